@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     )
     from noisescale.plan import Plan as Plan
     from noisescale.prediction import Calibration as Calibration
-    from noisescale.predictor import Prediction as Prediction
-    from noisescale.predictor import predict as predict
+    from noisescale.prediction.predict import Prediction as Prediction
+    from noisescale.prediction.predict import predict as predict
     from noisescale.scheduling.controller import BatchSizeController as BatchSizeController
     from noisescale.tradeoff.fit import TradeoffFit as TradeoffFit
     from noisescale.tradeoff.fit import fit_tradeoff as fit_tradeoff
@@ -77,7 +77,7 @@ _HOME = {
     "NoiseScaleMeter": "meter.meter",
     "NoiseScaleMonitor": "lightning.monitor.noise_scale_monitor",
     "Plan": "plan",
-    "Prediction": "predictor",
+    "Prediction": "prediction.predict",
     "RepeatedAugmentationSampler": "methods.repeated_augmentation",
     "Tradeoff": "tradeoff.tradeoff",
     "TradeoffFit": "tradeoff.fit",
@@ -89,7 +89,7 @@ _HOME = {
     "measuring": "collectors.own_pass",
     "metropolis_weights": "methods.decentlam.topology",
     "performance_profile": "lab.compare.profiles",
-    "predict": "predictor",
+    "predict": "prediction.predict",
     "steps_to_result": "lab.compare.steps_to_result",
 }
 

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import json
-import warnings
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from noisescale.cli.showing import show
 from noisescale.cli.values import flags_of
-from noisescale.printable import printable_json
 from noisescale.refusal import renamed
 
 EXAMPLE = "noisescale fit sweep.csv"
@@ -52,32 +50,16 @@ def fit_sweep(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Fit the law of steps against batch size to a sweep, in log space."""
-    from rich.console import Console
+    from noisescale.tradeoff.fit_sweep import fit
 
-    from noisescale.report.records import fit_as_dict
-    from noisescale.report.text import fit_report
-    from noisescale.tradeoff.fit import fit_tradeoff
-    from noisescale.tradeoff.sweep_files import read_sweeps
-
-    flags = flags_of(fit_sweep)
-    with renamed(flags):
-        curves = read_sweeps(
-            sweep, batch_size_column=batch_size_column, measured_column=steps_column, by=by
+    with renamed(flags_of(fit_sweep)):
+        found = fit(
+            sweep,
+            by=by,
+            batch_size_column=batch_size_column,
+            steps_column=steps_column,
+            optimal_batch_size=optimal_batch_size,
+            confidence=confidence,
+            unit=unit,
         )
-    columns = {"batch_sizes": batch_size_column or "batch_size", "steps": steps_column or "steps"}
-    with warnings.catch_warnings(), renamed(columns):
-        warnings.simplefilter("ignore")  # the tables have them
-        fits = {name: fit_tradeoff(*curve) for name, curve in curves.items()}
-    with renamed(flags):
-        if not as_json:
-            for name, fit in fits.items():
-                Console().print(fit_report(fit, name, unit, optimal_batch_size, confidence))
-            return
-        records = {
-            name: fit_as_dict(
-                fit, unit=unit, optimal_batch_size=optimal_batch_size, confidence=confidence
-            )
-            for name, fit in fits.items()
-        }
-    shown = records if by else records[""]
-    print(printable_json(json.dumps(shown, indent=2, ensure_ascii=False)))
+    show(found, as_json=as_json)

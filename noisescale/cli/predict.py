@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from noisescale.cli.calibrating import calibration_of
-from noisescale.cli.runs import show_runs
+from noisescale.cli.showing import check_html, show
 from noisescale.cli.values import flags_of, numbers
-from noisescale.extras import need
-from noisescale.printable import printable, printable_json
+from noisescale.printable import printable
 from noisescale.refusal import Refusal, renamed
 
 if TYPE_CHECKING:
-    from noisescale.predictor import Prediction
+    from noisescale.prediction.predict import Prediction
 
 
 EXAMPLE = "noisescale predict lightning_logs/version_0 --price-per-device-hour 2 --hour-worth 30"
@@ -170,11 +169,11 @@ def predict_run(
     """Predict the cost of a run's result at other batch sizes and on more devices."""
     from noisescale.history.reading import read_run
     from noisescale.history.run_files import runs_in
-    from noisescale.predictor import predict
+    from noisescale.prediction.predict import predict
+    from noisescale.prediction.runs import predict_runs
     from noisescale.step_time import fit_step_time, read_timings
 
-    if html is not None:
-        need("plotly", "`--html`")
+    check_html(html)
     flags = flags_of(predict_run)
     which: dict[str, Any] = {
         "optimizer": optimizer,
@@ -222,17 +221,6 @@ def predict_run(
                 f"{len(runs)} runs in {printable(run)}",
                 "Name one of these runs.",
             )
-        show_runs(run, runs, predicted, as_json=as_json)
+        show(predict_runs(run, runs, predicted), as_json=as_json)
         return
-    prediction = predicted(run)
-    if html is not None:
-        with renamed({"path": "--html"}):
-            prediction.to_html(html)
-    if as_json:
-        print(printable_json(prediction.to_json()))
-        return
-    from noisescale.report.text import print_report
-
-    print_report(prediction, details=details, more="add --details")
-    if html is not None:
-        print(f"Report: {printable(html)}")
+    show(predicted(run), details=details, as_json=as_json, html=html)

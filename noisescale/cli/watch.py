@@ -18,7 +18,7 @@ from noisescale.refusal import renamed
 
 if TYPE_CHECKING:
     from noisescale.history.following import FollowedRun
-    from noisescale.predictor import Prediction
+    from noisescale.prediction.predict import Prediction
 
 TICK = 1.0
 """Seconds between two updates of the screen. Files are read every `--every` seconds."""
@@ -70,7 +70,7 @@ def _watch(run: Path, every: float | None, optimizer: int, monitor: str | None) 
     from rich.live import Live
 
     from noisescale.history.following import FollowedRun
-    from noisescale.report.watching import watched
+    from noisescale.prediction.watching import watched
 
     followed = FollowedRun(run, optimizer=optimizer, monitor=monitor)
     found = _look(followed, None)
@@ -96,7 +96,7 @@ def _look(
     followed: FollowedRun, found: Prediction | ValueError | None
 ) -> Prediction | ValueError | None:
     """Read what was added. Return the present prediction, or the reason why there is none."""
-    from noisescale.predictor import predict
+    from noisescale.prediction.predict import predict
 
     if not followed.read():
         return found

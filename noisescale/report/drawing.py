@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape, unescape
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
-from noisescale.prediction.costing import PredictedRow
-from noisescale.prediction.prediction import PredictionRecord
-from noisescale.report.answers import plan
 from noisescale.report.colours import BAND, BLACK, FAINT, GREY, GRID, PAGE
-from noisescale.report.numbers import Duration, banded, count, plural
+from noisescale.report.document import Figure
+from noisescale.report.numbers import count
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "hexagon")
@@ -34,6 +35,9 @@ FAILED_MARKER = {
 """Of a training without a result."""
 
 Point = tuple[float | None, float | None]
+
+MOST_POINTS = 2000
+"""Of a longer history, the extremes of its parts are drawn."""
 
 PLOT_HEIGHT, _AXIS_ROOM = 360, 58
 """Pixels between the axes, and under them for tick labels and title."""
@@ -57,6 +61,24 @@ _AXIS = {
     "zeroline": False,
     "automargin": True,
 }
+
+
+_TOP = 30
+"""Pixels above the axes of a figure on a page, for plotly's buttons."""
+
+SETTINGS: Mapping[str, object] = MappingProxyType(
+    {
+        "responsive": True,
+        "displaylogo": False,
+        "showSendToCloud": False,
+        "plotlyServerURL": "",
+        "modeBarButtonsToRemove": ["lasso2d", "select2d"],
+    }
+)
+"""For `Plotly.newPlot`. By itself it offers to send the figure, with its data, to a server.
+
+The element that a figure is drawn in needs the height of its layout, which `responsive` follows.
+"""
 
 
 def figure(finding: str, caption: str, x: dict[str, Any], y: dict[str, Any]) -> go.Figure:
@@ -161,6 +183,22 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
     return low / span**0.15, high * span**0.08
 
 
+def extremes(
+    key: NDArray[np.float64], resolved: NDArray[np.bool_], most: int = MOST_POINTS
+) -> NDArray[np.intp]:
+    """Return the rows to draw: all, or of each part the least and the largest.
+
+    Of a part whose rows are mostly resolved, these are drawn; of another part the others.
+    """
+    if len(key) <= most:
+        return np.arange(len(key))
+    kept: set[int] = set()
+    for part in np.array_split(np.arange(len(key)), most // 2):
+        kind = part[resolved[part] == (resolved[part].mean() >= 0.5)]
+        kept |= {int(kind[np.argmin(key[kind])]), int(kind[np.argmax(key[kind])])}
+    return np.array(sorted(kept))
+
+
 def coordinates(points: Iterable[Point]) -> dict[str, list[float | None]]:
     """Return the points of a trace as plotly takes them."""
     points = list(points)
@@ -182,22 +220,24 @@ def draw_bounds(
     draw_area(drawn, name, [*low, *reversed(high)], **style)
 
 
-def hover(p: PredictionRecord, row: PredictedRow, unit: Duration) -> str:
-    """Write a whole row for the label under the pointer."""
-    lines = [
-        f"<b>batch size {count(row.batch_size)} on {plural(row.devices, 'device')}</b>",
-        f"device batch x accumulation x devices: {plan(row)}",
-        f"steps: {banded(row.steps)}",
-        f"{escape(p.unit)}: {banded(row.examples)}",
-    ]
-    if row.hours.known:
-        lines.append(f"{unit.name}: {banded(unit.of(row.hours))}")
-        lines.append(f"device-{unit.name}: {banded(unit.of(row.device_hours))}")
-    if row.cost.known:
-        lines.append(f"cost: {banded(row.cost)}")
-    if row.extrapolated:
-        lines.append(f"extrapolated: {', '.join(row.extrapolated)}")
-    return "<br>".join(lines)
+def place_figure(name: str, heading: str, drawn: go.Figure) -> Figure:
+    """Take the title out of a figure.
+
+    Args:
+        name: The id of its element.
+        heading: What the page writes above it.
+        drawn: The figure, as `figure` begins it. It is changed.
+    """
+    texts = drawn.layout.meta
+    layout = drawn.layout
+    above, layout.margin.t = layout.margin.t, _TOP
+    layout.height -= above - _TOP
+    layout.legend.y *= (layout.height + above - _TOP) / layout.height
+    layout.title = layout.meta = (
+        None  # Plotly looks for templates in names and titles if there is `meta`.
+    )
+    finding, caption = (unescape(texts[what]) for what in ("finding", "caption"))
+    return Figure(name, heading, finding, caption, drawn.to_plotly_json())
 
 
 def _tick(value: float) -> str:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page that needs nothing from anywhere else: answers, figures, tables, and how to read them."""
+"""A document as a page that needs nothing from anywhere else."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -18,52 +17,39 @@ from plotly.offline import get_plotlyjs
 from noisescale._version import __version__
 from noisescale.refusal import FileRefusal, FolderRefusal
 from noisescale.report.colours import DARK
-from noisescale.report.figures import SETTINGS, PlacedFigure
-from noisescale.report.tables import Cell, Line, Table
+from noisescale.report.document import Cell, Document, Figure, Line, Statement, Table
+from noisescale.report.drawing import SETTINGS
 
 MOST_OPEN = 40
 """Lines of a table above which it is folded up."""
 
 
-@dataclass(frozen=True)
-class Page:
-    """What a page says, from top to bottom. All of it is plain text."""
-
-    title: str
-    """Of the browser's window."""
-    heading: str
-    answers: Sequence[tuple[str, str]]
-    """Names and texts. A line whose name is indented belongs to the line above it."""
-    warnings: Sequence[str]
-    figures: Sequence[PlacedFigure]
-    tables: Sequence[Table]
-    assumptions: Sequence[str]
-    how_to_read: str
-
-
-def page_html(page: Page) -> str:
-    """Return the page as HTML, with every script and style in it."""
+def page_html(document: Document) -> str:
+    """Return a document as HTML, with every script and style in it."""
+    figures = document.figures()
     template = Template(_file("page.html"))
     return template.substitute(
-        title=escape(page.title),
-        heading=escape(page.heading),
-        answers=_answers(page.answers),
-        figures="\n".join(map(_figure, page.figures)),
-        tables="\n".join(map(_table, page.tables)),
-        warnings=_list("Warnings", page.warnings),
-        assumptions=_list("Assumptions", page.assumptions),
-        how_to_read=escape(page.how_to_read, quote=False),
+        title=escape(document.title),
+        heading=escape(document.headline),
+        status="" if document.status == "done" else '<p class="notes">Still under way.</p>',
+        answers="\n".join(["<dl>", *_statements(document.answers), "</dl>"]),
+        figures="\n".join(map(_figure, figures)),
+        tables="\n".join(map(_table, document.tables)),
+        warnings=_list("Warnings", document.doubts),
+        assumptions=_list("Assumptions", document.assumptions),
+        next=_list("Next", document.next),
+        how_to_read=_paragraph("How to read this", document.how_to_read),
         versions=escape(f"noisescale {__version__}, plotly {plotly.__version__}"),
         plotly=get_plotlyjs(),
         drawing=drawing_script(),
         settings=_script(dict(SETTINGS)),
         dark=_script(dict(DARK)),
-        data=_script({figure.id: figure.drawing for figure in page.figures}),
+        data=_script({figure.id: figure.drawing for figure in figures}),
     )
 
 
-def write_page(page: Page, path: Path) -> Path:
-    """Write a page, whole or not at all, and return its path.
+def write_page(document: Document, path: Path) -> Path:
+    """Write a document as a page, whole or not at all, and return its path.
 
     Raises:
         OSError: If the folder does not exist, or cannot be written to.
@@ -82,7 +68,7 @@ def write_page(page: Page, path: Path) -> Path:
         )
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        unfinished.write_text(page_html(page), encoding="utf-8")
+        unfinished.write_text(page_html(document), encoding="utf-8")
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -98,15 +84,13 @@ def _file(name: str) -> str:
     return files("noisescale.report").joinpath(name).read_text("utf-8")
 
 
-def _answers(lines: Iterable[tuple[str, str]]) -> str:
-    said = []
-    for name, text in lines:
-        kind = ' class="sub"' if name.startswith(" ") else ""
-        said.append(f"<dt{kind}>{escape(name.strip())}</dt><dd{kind}>{escape(text)}</dd>")
-    return "\n".join(["<dl>", *said, "</dl>"])
+def _statements(statements: Iterable[Statement], kind: str = "") -> Iterator[str]:
+    for one in statements:
+        yield f"<dt{kind}>{escape(one.label)}</dt><dd{kind}>{escape(one.sentence)}</dd>"
+        yield from _statements(one.parts, ' class="sub"')
 
 
-def _figure(figure: PlacedFigure) -> str:
+def _figure(figure: Figure) -> str:
     """A place for a figure, and its finding for readers who cannot see it."""
     finding = escape(figure.finding)
     return (
@@ -150,6 +134,10 @@ def _list(heading: str, sentences: Sequence[str]) -> str:
         return ""
     items = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
     return f'<h2>{heading}</h2>\n<ul class="{heading.lower()}">\n{items}\n</ul>'
+
+
+def _paragraph(heading: str, text: str) -> str:
+    return f"<h2>{heading}</h2>\n<p>{escape(text, quote=False)}</p>" if text else ""
 
 
 def _script(value: object) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prediction or a fit of a sweep in a terminal: answers, tables, warnings, assumptions."""
+"""A document in a terminal."""
 
 from __future__ import annotations
 
@@ -12,60 +12,38 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from noisescale.prediction.prediction import PredictionRecord
 from noisescale.printable import printable
 from noisescale.refusal import Refusal
+from noisescale.report.document import Cell, Document, Statement, Table
 from noisescale.report.numbers import plural
-from noisescale.report.sweep_tables import fit_headline, fit_table
-from noisescale.report.tables import Cell, Table, headline, tables
-from noisescale.tradeoff.fit import TradeoffFit
 
 
-def as_text(p: PredictionRecord, width: int = 100, *, details: bool = True) -> str:
-    """Return the report as plain text, `width` characters wide."""
-    return plain(report(p, details=details), width)
-
-
-def print_report(
-    p: PredictionRecord, console: Console | None = None, *, details: bool = True, more: str = ""
-) -> None:
-    """Print the report to a terminal.
+def text_of(document: Document, *, details: bool = False, more: str = "") -> Group:
+    """Return all parts of a document in reading order.
 
     Args:
-        p: The prediction.
-        console: The console to print to. Default: standard output.
-        details: Whether to print the tables and assumptions, too.
-        more: If details are left out, how to get them: "add --details".
+        document: What to show.
+        details: Whether to add the tables of details and the assumptions.
+        more: How to get these if they are left out: "add --details".
     """
-    console = console or Console()
-    console.print(report(p, details=details))
-    if more and not details:
-        left_out = plural(len(p.assumptions), "assumption")
-        console.print(Text(f"\nTables of batch sizes and devices, {left_out}: {more}", "dim"))
-
-
-def fit_as_text(
-    fit: TradeoffFit,
-    name: str = "",
-    width: int = 100,
-    *,
-    unit: str = "examples",
-    optimal_batch_size: float | None = None,
-    confidence: float = 0.95,
-) -> str:
-    """Return the report on a sweep as plain text, `width` characters wide.
-
-    Args:
-        fit: The fit from `fit_tradeoff`.
-        name: The name of the sweep, for example its file.
-        width: The width in characters, at least 40.
-        unit: The unit of batch sizes.
-        optimal_batch_size: B_opt of Zhang et al. 2024: up to this batch size scaling counts as
-            perfect. With it, the report has the batch size that costs 20 % more than perfect
-            scaling.
-        confidence: Coverage of the intervals.
-    """
-    return plain(fit_report(fit, name, unit, optimal_batch_size, confidence), width)
+    found: list[RenderableType] = [Text(printable(document.headline), "bold")]
+    if document.answers:
+        found += [Text(""), statements_of(document.answers)]
+    left_out = [table for table in document.tables if table.detail and not details]
+    found += [Section(table) for table in document.tables if details or not table.detail]
+    if document.doubts:
+        found += bullets("Warnings", document.doubts, "! ", "bold")
+    if details and document.assumptions:
+        found += bullets("Assumptions", document.assumptions, "- ")
+    if document.next:
+        found += bullets("Next", document.next, "- ")
+    if document.written:
+        found += [Text(""), *(Text(printable(line)) for line in document.written)]
+    if more and not details and (left_out or document.assumptions):
+        parts = [table.title for table in left_out]
+        parts += [plural(n, "assumption")] if (n := len(document.assumptions)) else []
+        found.append(Text(f"\nMore: {'; '.join(map(printable, parts))}: {more}", "dim"))
+    return Group(*found)
 
 
 def plain(content: RenderableType, width: int) -> str:
@@ -81,30 +59,20 @@ def plain(content: RenderableType, width: int) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
 
-def report(p: PredictionRecord, *, details: bool) -> Group:
-    """Return all parts in reading order: answers, tables, warnings, assumptions."""
-    found: list[RenderableType] = [pairs(headline(p))]
-    if details:
-        found += map(Section, tables(p))
-    found += _warnings(p.warnings)
-    if details:
-        found += listed("Assumptions", p.assumptions, "- ")
-    return Group(*found)
+def statements_of(statements: Iterable[Statement]) -> Grid:
+    """Return a line for each statement, in bold, and for its parts, indented."""
+    grid = Grid.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    _add(grid, statements, "")
+    return grid
 
 
-def fit_report(
-    fit: TradeoffFit, name: str, unit: str, optimal_batch_size: float | None, confidence: float
-) -> Group:
-    """Return all parts of the report on a sweep. For arguments see `fit_as_text`."""
-    return Group(
-        pairs(fit_headline(fit, unit, optimal_batch_size, confidence)),
-        Section(fit_table(fit, name, unit)),
-        *_warnings(fit.warnings),
-    )
-
-
-def _warnings(sentences: Sequence[str]) -> list[RenderableType]:
-    return listed("Warnings", sentences, "! ", "bold") if sentences else []
+def _add(grid: Grid, statements: Iterable[Statement], indent: str) -> None:
+    for one in statements:
+        style = "" if indent else "bold"
+        grid.add_row(Text(printable(indent + one.label)), Text(printable(one.sentence), style))
+        _add(grid, one.parts, indent + "  ")
 
 
 def pairs(lines: Iterable[tuple[str, str]]) -> Grid:
@@ -129,7 +97,7 @@ class Section:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the widest layout that fits."""
         yield Text("")
-        yield Text(self.table.title, style="bold")
+        yield Text(printable(self.table.title), style="bold")
         for gap, dash in ((2, "–"), (1, "–"), (2, "–\n"), (1, "–\n")):
             columns = self._columns(dash)
             if sum(map(_width, columns)) + gap * (len(columns) - 1) <= options.max_width:
@@ -142,23 +110,22 @@ class Section:
         for cells in zip(*(cells for _, *cells in columns), strict=True):
             grid.add_row(*cells)
         yield grid
-        yield from (Text(note, style="dim") for note in self.table.notes)
+        yield from (Text(printable(note), style="dim") for note in self.table.notes)
 
     def _columns(self, dash: str) -> list[list[Text]]:
         """Return headings and cells, in a list for each column."""
-        lines = [
-            [Text(heading.replace("-", "-\n").replace(" ", "\n")) for heading in
-             self.table.headings]
-        ]  # fmt: skip
+        headings = map(printable, self.table.headings)
+        lines = [[Text(heading.replace("-", "-\n").replace(" ", "\n")) for heading in headings]]
         for line in self.table.lines:
             style = "bold" if line.marks else ""
-            named = Text("\n".join([line.cells[0].text, *line.marks]), style=style)
-            lines.append([named, *(_cell(cell, style, dash) for cell in line.cells[1:])])
+            name = "\n".join(map(printable, [line.cells[0].text, *line.marks]))
+            cells = (_cell(cell, style, dash) for cell in line.cells[1:])
+            lines.append([Text(name, style=style), *cells])
         return [list(column) for column in zip(*lines, strict=True)]
 
 
-def listed(
-    title: str, sentences: Iterable[str], mark: str, style: str = ""
+def bullets(
+    title: str, sentences: Sequence[str], mark: str, style: str = ""
 ) -> list[RenderableType]:
     """Return sentences under a title, each with a mark before it."""
     grid = Grid.grid()
@@ -170,7 +137,7 @@ def listed(
 
 
 def _cell(cell: Cell, style: str, dash: str) -> Text:
-    text = Text(cell.text.replace("–", dash), style=style)
+    text = Text(printable(cell.text).replace("–", dash), style=style)
     if cell.bounds:
         text.append("\n" + cell.bounds.replace("–", dash), style="not bold dim")
     return text

@@ -18,17 +18,17 @@ from tensorboard import errors, plugin_util
 from werkzeug import wrappers
 
 from noisescale.checks import refuse
-from noisescale.predictor import Prediction, predict
+from noisescale.prediction.figures.noise_curve import ACROSS
+from noisescale.prediction.figures.noise_of_runs import noise_of_runs_figure
+from noisescale.prediction.predict import Prediction, predict
+from noisescale.prediction.runs import compare_predictions
 from noisescale.refusal import renamed, word_for
 from noisescale.report.colours import DARK, SERIES
-from noisescale.report.figures import SETTINGS, PlacedFigure, placed, placed_figures
-from noisescale.report.noise_curve import ACROSS
-from noisescale.report.noise_of_runs import noise_of_runs_figure
+from noisescale.report.document import Figure
+from noisescale.report.drawing import SETTINGS, place_figure
 from noisescale.report.numbers import plural
 from noisescale.report.page import drawing_script
 from noisescale.report.records import finite
-from noisescale.report.runs import compared
-from noisescale.report.tables import headline, tables
 from noisescale.tensorboard_plugin.logged_runs import MOST_POINTS, LoggedRuns, Measured
 from noisescale.tensorboard_plugin.query import number, numbers
 from noisescale.tensorboard_plugin.tab import Tab
@@ -99,12 +99,14 @@ class NoiseScalePlugin(Tab):
     def _prediction(self, request: wrappers.Request) -> dict[str, Any]:
         runs, measured = self._runs_for(request), Measured.of(request.args)
         p = _predicted(runs, measured, request.args)
-        return _drawn(placed_figures(p)) | {
+        said = p.document()
+        return _drawn(said.figures()) | {
             "name": measured.name,
-            "headline": headline(p),
-            "tables": [asdict(table) for table in tables(p)],
-            "warnings": [*p.warnings, *([] if runs.files_of(measured.run) else [SAMPLED])],
-            "assumptions": p.assumptions,
+            "headline": said.headline,
+            "answers": [asdict(one) for one in said.answers],
+            "tables": [asdict(table) for table in said.tables],
+            "warnings": [*said.doubts, *([] if runs.files_of(measured.run) else [SAMPLED])],
+            "assumptions": said.assumptions,
             "last_step": float(p.history["step"][-1]),
         }
 
@@ -136,10 +138,12 @@ class NoiseScalePlugin(Tab):
         figures = []
         if found:
             drawn = noise_of_runs_figure(found, across)
-            figures.append(placed("noise-scales", "The noise scale along the runs", drawn))
+            figures.append(place_figure("noise-scales", "The noise scale along the runs", drawn))
         failed = zip((name for name, p, _ in lines if p is None), reasons, strict=True)
         return _drawn(figures) | {
-            "table": asdict(compared(f"{plural(len(lines), 'run')} beside each other", lines)),
+            "table": asdict(
+                compare_predictions(f"{plural(len(lines), 'run')} beside each other", lines)
+            ),
             "warnings": [f"{name}: {reason}" for name, reason in failed],
         }
 
@@ -161,7 +165,7 @@ def _predicted(runs: LoggedRuns, measured: Measured, asked: Mapping[str, str]) -
         )
 
 
-def _drawn(figures: Sequence[PlacedFigure]) -> dict[str, Any]:
+def _drawn(figures: Sequence[Figure]) -> dict[str, Any]:
     """What the page needs to draw them."""
     return {
         "figures": [figure._asdict() for figure in figures],

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reported_runs import history
 
-from noisescale.predictor import predict
-from noisescale.report.answers import doubled, pareto
+from noisescale.prediction.predict import predict
+from noisescale.prediction.questions import doubled, pareto
 
 PLACES = st.tuples(*[st.sampled_from([1.0, 2.0, 3.0, 4.0, math.nan, math.inf])] * 2)
 

@@ -7,10 +7,6 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 from drawn import colours_in, trace
-from reported_runs import history
-
-from noisescale.predictor import Prediction, predict
-from noisescale.report.colours import DARK, SERIES
 from noisescale.report.figures import (
     FIGURES,
     front_figure,
@@ -18,7 +14,11 @@ from noisescale.report.figures import (
     placed,
     speed_up_figure,
 )
-from noisescale.report.noise_of_runs import noise_of_runs_figure
+from reported_runs import history
+
+from noisescale.prediction.figures.noise_of_runs import noise_of_runs_figure
+from noisescale.prediction.predict import Prediction, predict
+from noisescale.report.colours import DARK, SERIES
 
 UNTIMED = math.nan
 

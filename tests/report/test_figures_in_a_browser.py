@@ -5,13 +5,13 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from noisescale.report.figures import SETTINGS, noise_scale_figure, placed
 from plotly.offline import get_plotlyjs
 from reported_runs import history
 
-from noisescale.predictor import predict
+from noisescale.prediction.figures.noise_of_runs import noise_of_runs_figure
+from noisescale.prediction.predict import predict
 from noisescale.report.colours import DARK
-from noisescale.report.figures import SETTINGS, noise_scale_figure, placed
-from noisescale.report.noise_of_runs import noise_of_runs_figure
 from noisescale.report.page import drawing_script
 
 if TYPE_CHECKING:

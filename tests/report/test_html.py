@@ -11,7 +11,7 @@ from reported_runs import history
 
 from noisescale.bounded import Bounded
 from noisescale.prediction.calibration import Calibration
-from noisescale.predictor import Prediction, predict
+from noisescale.prediction.predict import Prediction, predict
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

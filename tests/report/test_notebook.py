@@ -2,11 +2,11 @@
 import re
 from html.parser import HTMLParser
 
+from noisescale.report.notebook import as_fragment
 from reported_runs import history
 
-from noisescale.predictor import predict
-from noisescale.report.notebook import as_fragment
-from noisescale.report.tables import headline
+from noisescale.prediction.predict import predict
+from noisescale.report.document import headline
 
 
 class Words(HTMLParser):

@@ -10,7 +10,7 @@ from reported_runs import history
 
 import noisescale
 from noisescale import History
-from noisescale.predictor import predict
+from noisescale.prediction.predict import predict
 from noisescale.report.records import fit_as_dict
 from noisescale.tradeoff.fit import fit_tradeoff
 

@@ -10,9 +10,9 @@ from rich.console import Console
 from noisescale import History
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.prediction.calibration import Calibration
-from noisescale.predictor import Prediction, predict
+from noisescale.prediction.predict import Prediction, predict
+from noisescale.report.document import headline
 from noisescale.report.numbers import bounds, number
-from noisescale.report.tables import headline
 from noisescale.report.text import as_text, fit_as_text, listed, print_report
 from noisescale.tradeoff.fit import fit_tradeoff
 

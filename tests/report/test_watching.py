@@ -10,8 +10,8 @@ import pytest
 from noisescale import History, predict
 from noisescale.history.following import FollowedRun
 from noisescale.prediction.prediction import PredictionRecord
+from noisescale.prediction.watching import watched
 from noisescale.report.text import plain
-from noisescale.report.watching import watched
 
 NOW = 1_000_000.0
 

@@ -24,7 +24,7 @@ from werkzeug.wrappers import Response
 
 from noisescale import predict
 from noisescale.history.reading import read_run
-from noisescale.report.tables import headline
+from noisescale.report.document import headline
 from noisescale.tensorboard_plugin.loader import NoiseScaleLoader
 from noisescale.tensorboard_plugin.logged_runs import LoggedRuns, Measured
 from noisescale.tensorboard_plugin.plugin import SAMPLED, NoiseScalePlugin

@@ -80,9 +80,9 @@ def print_result(branched: BranchedRun, history: History) -> None:
     """Print the critical batch size, the table of the branches and the warnings."""
     from rich.console import Console
 
-    from noisescale.report.text import Section, listed, pairs
+    from noisescale.report.text import Section, bullets, pairs
 
     out = Console(highlight=False)
     out.print(pairs(headline(branched, history)), Section(branches_table(branched)), sep="\n")
     if branched.doubts:
-        out.print(*listed("Warnings", branched.doubts, "! ", "bold"), sep="\n")
+        out.print(*bullets("Warnings", branched.doubts, "! ", "bold"), sep="\n")

@@ -16,9 +16,9 @@ from noisescale._version import __version__
 from noisescale.bounded import Bounded
 from noisescale.history.segments import Array
 from noisescale.prediction.branches import Branch, BranchedRun
+from noisescale.report.document import Cell, Line, Table
 from noisescale.report.numbers import banded, count, duration_for, number
 from noisescale.report.records import finite
-from noisescale.report.tables import Cell, Line, Table
 
 
 class Planned(NamedTuple):

@@ -13,7 +13,8 @@ from noisescale.lab.compare.learning_rates import learning_rates_figure
 from noisescale.lab.compare.profile_of_workloads import profile_figure
 from noisescale.lab.compare.steps_against_batch import steps_figure
 from noisescale.lab.compare.useful_batch_sizes import useful_batch_sizes_figure
-from noisescale.report.figures import PlacedFigure, placed
+from noisescale.report.document import Figure
+from noisescale.report.drawing import place_figure
 
 _EACH_WORKLOAD = (
     ("curves", "{metric} along the runs", curves_figure),
@@ -22,9 +23,13 @@ _EACH_WORKLOAD = (
 )
 
 
-def comparison_figures(c: Comparison) -> list[PlacedFigure]:
+def comparison_figures(c: Comparison) -> list[Figure]:
     """Return the figures that have something to show: of all workloads, then of each."""
-    return [placed(name, heading, drawn) for name, heading, drawn in _drawn(c) if drawn is not None]
+    return [
+        place_figure(name, heading, drawn)
+        for name, heading, drawn in _drawn(c)
+        if drawn is not None
+    ]
 
 
 def _drawn(c: Comparison) -> Iterator[tuple[str, str, go.Figure | None]]:

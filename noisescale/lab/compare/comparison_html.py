@@ -10,8 +10,9 @@ from noisescale.lab.compare.comparison_answers import headline_of
 from noisescale.lab.compare.comparison_figures import comparison_figures
 from noisescale.lab.compare.comparison_tables import comparison_tables
 from noisescale.lab.compare.comparison_words import few, named
+from noisescale.report.document import Document, Statement
 from noisescale.report.numbers import plural
-from noisescale.report.page import Page, page_html, write_page
+from noisescale.report.page import page_html, write_page
 
 _HOW_TO_READ = (
     "A run has reached the goal at its first measurement that is as good as the goal. The time of a"
@@ -44,15 +45,15 @@ def comparison_html(c: Comparison) -> str:
     return page_html(_page(c))
 
 
-def _page(c: Comparison) -> Page:
+def _page(c: Comparison) -> Document:
     heading = _heading(c)
     repeated = any(len(standing.outcomes) > 1 for standing in c.standings)
-    return Page(
+    return Document(
         title=f"{heading}: time to result",
-        heading=heading,
-        answers=headline_of(c),
-        warnings=c.warnings,
-        figures=comparison_figures(c),
+        headline=heading,
+        answers=[Statement(name.strip(), text) for name, text in headline_of(c)],
+        doubts=c.warnings,
+        figures=lambda: comparison_figures(c),
         tables=comparison_tables(c, every_trial=repeated or len(c.standings) == 1),
         assumptions=(),
         how_to_read=_HOW_TO_READ

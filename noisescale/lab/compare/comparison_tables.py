@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from noisescale.lab.compare.comparison import Comparison
 from noisescale.lab.compare.comparison_words import named, time_unit, whose
 from noisescale.lab.compare.outcomes import Outcome, Standing
 from noisescale.lab.compare.profiles import PerformanceProfile
 from noisescale.lab.compare.swept import Swept, SweptBatch
+from noisescale.report.document import Cell, Line, Table, cell_of
 from noisescale.report.numbers import Duration, count, number, plural
-from noisescale.report.tables import Cell, Line, Table, cell_of
 from noisescale.tradeoff.regimes import Regimes
 
 NOT_REACHED = "not reached"
@@ -23,7 +24,7 @@ def standings_tables(c: Comparison) -> list[Table]:
     """Return the tables that are always shown: the standings on each workload, and the scores."""
     found = [_standings(c, each) for each in c.workloads if len(c.outcomes_of(each)) > 1]
     if found:
-        found[-1].notes.extend(_notes(c))
+        found[-1] = replace(found[-1], notes=_notes(c))
     if c.scores is not None and c.profile is not None:
         found.append(_score_table(c, c.profile, c.scores))
     return found

@@ -9,7 +9,7 @@ from rich.text import Text
 from noisescale.lab.compare.comparison import Comparison
 from noisescale.lab.compare.comparison_answers import headline_of
 from noisescale.lab.compare.comparison_tables import comparison_tables, standings_tables
-from noisescale.report.text import Section, listed, pairs, plain
+from noisescale.report.text import Section, bullets, pairs, plain
 
 
 def comparison_report(c: Comparison, *, details: bool = False, more: str = "") -> Group:
@@ -23,7 +23,7 @@ def comparison_report(c: Comparison, *, details: bool = False, more: str = "") -
     found: list[RenderableType] = [pairs(headline_of(c))]
     found += map(Section, comparison_tables(c) if details else standings_tables(c))
     if c.warnings:
-        found += listed("Warnings", c.warnings, "! ", "bold")
+        found += bullets("Warnings", c.warnings, "! ", "bold")
     runs = sum(len(standing.outcomes) for standing in c.standings)
     if more and not details and runs > len(c.standings):
         batch_sizes = "batch sizes, and of " if c.sweeps else ""

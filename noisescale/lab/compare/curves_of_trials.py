@@ -17,8 +17,15 @@ from noisescale.lab.compare.measurements import Array
 from noisescale.lab.compare.outcomes import Outcome, Standing
 from noisescale.lab.compare.submissions import Look, looks, standings_on
 from noisescale.report.colours import BLACK
-from noisescale.report.drawing import LEVEL, figure, log_axis, shown_name, shown_text, with_legend
-from noisescale.report.noise_curve import extremes
+from noisescale.report.drawing import (
+    LEVEL,
+    extremes,
+    figure,
+    log_axis,
+    shown_name,
+    shown_text,
+    with_legend,
+)
 from noisescale.report.numbers import SECONDS, Duration, duration_for, number, plural
 
 MOST_CURVES = 60

@@ -26,7 +26,7 @@ from noisescale.report.drawing import (
     with_legend,
 )
 from noisescale.report.numbers import count, number, plural, two_digits
-from noisescale.report.regime_marks import (
+from noisescale.tradeoff.regime_marks import (
     NAME_HEIGHT,
     REGIMES,
     border_text,

@@ -14,7 +14,7 @@ from noisescale.lab.compare.swept import Swept
 from noisescale.report.colours import GREY
 from noisescale.report.drawing import LEVEL, coordinates, figure, log_axis, shown_name, with_legend
 from noisescale.report.numbers import number, plural
-from noisescale.report.regime_marks import border_text, draw_border, is_seen, is_within
+from noisescale.tradeoff.regime_marks import border_text, draw_border, is_seen, is_within
 
 _ROW = 46
 """Pixels of each submission: its name, and its point below the name."""

@@ -212,7 +212,7 @@ def _print_result(
     from noisescale.lab.sweep import sweep_shown
     from noisescale.lab.sweep.sweep_doubts import doubts_after
     from noisescale.lab.sweep.table import sweep_progress
-    from noisescale.report.text import Section, listed, pairs
+    from noisescale.report.text import Section, bullets, pairs
 
     out = Console(highlight=False)
     progress = sweep_progress(job, entries)
@@ -222,7 +222,7 @@ def _print_result(
     answers = [line for each in found.sweeps for line in sweep_answers(each)]
     out.print(pairs([("", ""), *answers]))
     if warnings:
-        out.print(*listed("Warnings", warnings, "! ", "bold"), sep="\n")
+        out.print(*bullets("Warnings", warnings, "! ", "bold"), sep="\n")
 
 
 def _job(

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from noisescale.printable import printable
+from noisescale.report.document import Cell, Line, Table
 from noisescale.report.numbers import count, hours, number, plural
-from noisescale.report.tables import Cell, Line, Table
 
 if TYPE_CHECKING:
     from noisescale.history.metrics import Goal

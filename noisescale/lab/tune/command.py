@@ -231,11 +231,11 @@ def _print_result(progress: TuneProgress, doubts: Sequence[str]) -> None:
 
     from noisescale.lab.tune import tune_shown
     from noisescale.lab.tune.tuned_tables import front_answers, front_tables
-    from noisescale.report.text import Section, listed, pairs
+    from noisescale.report.text import Section, bullets, pairs
 
     out = Console(highlight=False)
     out.print(tune_shown.progress_line(progress), markup=False)
     out.print(pairs(front_answers(progress.front)))
     out.print(*map(Section, front_tables(progress.front)), sep="\n")
     if doubts:
-        out.print(*listed("Warnings", doubts, "! ", "bold"), sep="\n")
+        out.print(*bullets("Warnings", doubts, "! ", "bold"), sep="\n")

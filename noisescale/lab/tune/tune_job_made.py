@@ -171,7 +171,7 @@ def _known(noise_scale: float | None, run: Path | None) -> Known:
         refuse("noise_scale", "be left out with `run`", f"{noise_scale:g}", "Give one of both.")
     from noisescale.history.reading import read_run
     from noisescale.prediction.costing import timings_of
-    from noisescale.predictor import predict
+    from noisescale.prediction.predict import predict
 
     history = read_run(run)
     found = predict(history)

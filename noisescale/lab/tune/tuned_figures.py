@@ -20,18 +20,19 @@ from noisescale.lab.tune.tuned_tables import (
     shown_value,
 )
 from noisescale.report.colours import BLUE, GREY, VERMILLION
+from noisescale.report.document import Figure
 from noisescale.report.drawing import (
     FAILED_MARKER,
     coordinates,
     draw_area,
     figure,
     log_axis,
+    place_figure,
     shown_name,
     size_axis,
     spread,
     with_legend,
 )
-from noisescale.report.figures import PlacedFigure, placed
 from noisescale.report.numbers import Duration, plural
 
 _WIDE = 20.0
@@ -44,13 +45,15 @@ _LINE = 25
 """Points of a law's line."""
 
 
-def tuned_figures(found: CostFront) -> list[PlacedFigure]:
+def tuned_figures(found: CostFront) -> list[Figure]:
     """Return the figures that have something to show."""
     if not found.front:
         return []
-    drawn = [placed("front", f"{found.metric} against cost", front_figure(found))]
+    drawn = [place_figure("front", f"{found.metric} against cost", front_figure(found))]
     drawn += [
-        placed(f"parameter-{k}", f"{each.name} along the front", parameter_figure(found, each))
+        place_figure(
+            f"parameter-{k}", f"{each.name} along the front", parameter_figure(found, each)
+        )
         for k, each in enumerate(found.searched)
     ]
     return drawn

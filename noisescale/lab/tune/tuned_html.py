@@ -9,8 +9,9 @@ from pathlib import Path
 from noisescale.lab.tune.cost_front import CostFront
 from noisescale.lab.tune.tuned_figures import tuned_figures
 from noisescale.lab.tune.tuned_tables import front_answers, front_tables, number_of
+from noisescale.report.document import Document, Statement
 from noisescale.report.numbers import plural
-from noisescale.report.page import Page, write_page
+from noisescale.report.page import write_page
 
 _HOW_TO_READ = (
     "Cost is the time of training on one device, times the devices, without the start of the"
@@ -31,12 +32,12 @@ def write_tuned_html(found: CostFront, path: Path, warnings: Sequence[str] = ())
     if found.best is not None:
         heading = f"Best {found.metric} of {plural(len(found.trials), 'training')}:"
         heading += f" {number_of(found.best.value)}"
-    page = Page(
+    page = Document(
         title=f"{heading}: cost and result",
-        heading=heading,
-        answers=front_answers(found),
-        warnings=warnings,
-        figures=tuned_figures(found),
+        headline=heading,
+        answers=[Statement(name.strip(), text) for name, text in front_answers(found)],
+        doubts=warnings,
+        figures=lambda: tuned_figures(found),
         tables=front_tables(found),
         assumptions=(),
         how_to_read=_HOW_TO_READ,

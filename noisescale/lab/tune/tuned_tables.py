@@ -8,8 +8,8 @@ import math
 from noisescale.bounded import Bounded
 from noisescale.lab.tune.cost_front import CostFront, Setting, Value
 from noisescale.lab.tune.scaling_laws import LEAST, PowerLaw
+from noisescale.report.document import Cell, Line, Table
 from noisescale.report.numbers import Duration, count, duration_for, number, plural
-from noisescale.report.tables import Cell, Line, Table
 
 OWN = "your own settings"
 

@@ -11,7 +11,7 @@ from noisescale.extras import how_to_install, is_installed
 from noisescale.guard import Guard
 from noisescale.history.metric_names import prefix_of
 from noisescale.lightning import trainer_access
-from noisescale.predictor import predict
+from noisescale.prediction.predict import predict
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -40,7 +40,9 @@ def report_run(
     """
     if not trainer.is_global_zero:
         return
-    from noisescale.report.text import print_report
+    from rich.console import Console
+
+    from noisescale.report.text import text_of
 
     folder = run_folder(trainer)
     for number, history in enumerate(histories):
@@ -49,7 +51,7 @@ def report_run(
         except ValueError as reason:
             trainer_access.rank_zero_warn(f"NoiseScaleMonitor has nothing to report: {reason}")
             continue
-        print_report(prediction, details=False)
+        Console().print(text_of(prediction.document()))
         if not is_installed("plotly"):
             continue
         prefix = prefix_of(number, monitor)

@@ -35,13 +35,13 @@ export function replaceIn(place, parts) {
   }
 }
 
-export function answers(lines) {
-  // A line whose name is indented belongs to the line above it.
-  const said = lines.flatMap(([name, text]) => {
-    const className = name.startsWith(" ") ? "sub" : "";
-    return [element("dt", {className}, name.trim()), element("dd", {className}, text)];
-  });
-  return element("dl", {}, ...said);
+export function answers(statements) {
+  const lines = (one, kind) => [
+    element("dt", {className: kind}, one.label),
+    element("dd", {className: kind}, one.sentence),
+    ...one.parts.flatMap((part) => lines(part, "sub")),
+  ];
+  return element("dl", {}, ...statements.flatMap((one) => lines(one, "")));
 }
 
 export function listed(title, sentences, className) {

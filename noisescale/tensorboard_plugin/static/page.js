@@ -187,7 +187,8 @@ export class Page {
     if (one.error) {
       parts.push(element("p", {className: "error"}, one.error));
     } else {
-      parts.push(answers(one.headline), ...listed("Warnings", one.warnings, "warnings"));
+      parts.push(element("p", {className: "headline"}, one.headline), answers(one.answers));
+      parts.push(...listed("Warnings", one.warnings, "warnings"));
       parts.push(...one.figures.map((figure) => this.place(figure, one, [{id: this.detail.value}])));
       parts.push(...one.tables.flatMap((each) => table(each)));
       parts.push(...listed("Assumptions", one.assumptions, "assumptions"));

@@ -23,7 +23,7 @@ from noisescale.lab.compare.profile_of_workloads import profile_figure
 from noisescale.lab.compare.steps_against_batch import steps_figure
 from noisescale.lab.compare.useful_batch_sizes import useful_batch_sizes_figure
 from noisescale.report.colours import DARK, SERIES, SHADES
-from noisescale.report.regime_marks import border_text, spans_of
+from noisescale.tradeoff.regime_marks import border_text, spans_of
 from noisescale.tradeoff.regimes import find_regimes
 
 GOAL = Goal.read("loss<=0.1")

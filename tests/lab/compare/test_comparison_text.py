@@ -14,7 +14,7 @@ from noisescale.lab.compare.comparison_answers import headline_of
 from noisescale.lab.compare.comparison_tables import comparison_tables
 from noisescale.lab.compare.comparison_text import comparison_as_text, comparison_report
 from noisescale.lab.compare.measurements import Measurements, Trial
-from noisescale.report.tables import Table
+from noisescale.report.document import Table
 from noisescale.report.text import plain
 
 GOAL = Goal.read("loss<=0.1")

@@ -8,10 +8,10 @@ from html import escape
 
 import plotly.graph_objects as go
 
+from noisescale.prediction.figures.noise_curve import NoiseCurve
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.colours import BANDS, SERIES
 from noisescale.report.drawing import DASHES, draw_area, figure, log_axis, shown_name, with_legend
-from noisescale.report.noise_curve import NoiseCurve
 from noisescale.report.numbers import number
 
 MOST_BANDS = 4

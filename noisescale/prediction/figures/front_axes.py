@@ -10,7 +10,7 @@ from html import escape
 from noisescale.bounded import Bounded
 from noisescale.prediction.costing import PredictedRow
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.report.answers import device_counts, priced, timed
+from noisescale.prediction.questions import device_counts, priced, timed
 from noisescale.report.numbers import Duration, duration_for, settled
 
 

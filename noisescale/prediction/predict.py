@@ -6,8 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 from os import PathLike
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from noisescale.checks import checked_positive
 from noisescale.extras import need
@@ -28,11 +27,15 @@ from noisescale.prediction.costing import (
     row_on_more_devices,
     timings_of,
 )
+from noisescale.prediction.document import document_of
 from noisescale.prediction.prediction import PredictionRecord
+from noisescale.prediction.records import as_dict
 from noisescale.prediction.second_run import SecondRun
 from noisescale.prediction.warnings_and_assumptions import assumptions_of, warnings_about
 from noisescale.printable import printable
 from noisescale.refusal import Refusal
+from noisescale.report.answer import Answer
+from noisescale.report.numbers import banded, count
 from noisescale.step_time import StepTimeModel, StepTiming, fit_step_time
 from noisescale.tradeoff.profile import STEPS_SCATTER
 
@@ -40,60 +43,17 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
-class Prediction(PredictionRecord):
-    """What `predict` found, and the ways to show it.
+class Prediction(PredictionRecord, Answer):
+    """What `predict` found, and the ways to show it."""
 
-    What draws is imported when it is first used.
-    """
-
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows: the answers, the warnings and the table of batch sizes."""
-        from noisescale.report.notebook import as_fragment
-
-        return as_fragment(self)
+    document = document_of
+    to_dict = as_dict
 
     def __repr__(self) -> str:
-        from noisescale.report.numbers import banded, count
-
         return (
             f"<Prediction: recommended batch size {count(self.recommended_batch_size)}, critical"
             f" batch size {banded(self.critical_batch_size)}, {len(self.rows)} rows>"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything but the history, in builtins; None is unknown or unbounded."""
-        from noisescale.report.records import as_dict
-
-        return as_dict(self)
-
-    def to_json(self) -> str:
-        """Return `to_dict` as JSON."""
-        from noisescale.report.records import as_json
-
-        return as_json(self)
-
-    def to_text(self, width: int = 100, *, details: bool = True) -> str:
-        """Return the answers and the tables as a terminal shows them, without colours.
-
-        Args:
-            width: Of the terminal, in characters, at least 40.
-            details: False leaves out the tables and the assumptions.
-        """
-        from noisescale.report.text import as_text
-
-        return as_text(self, width, details=details)
-
-    def to_html(self, path: str | PathLike[str]) -> Path:
-        """Write a self-contained page with figures and tables, and return its path.
-
-        Raises:
-            MissingExtraError: If plotly is not installed: `pip install "noisescale[report]"`.
-            OSError: If the page cannot be written.
-        """
-        need("plotly", "`Prediction.to_html`")
-        from noisescale.report.html import write_html
-
-        return write_html(self, Path(path))
 
     def figure(self) -> Figure:
         """Return the front of time against compute, a plotly figure.
@@ -102,7 +62,7 @@ class Prediction(PredictionRecord):
             MissingExtraError: If plotly is not installed: `pip install "noisescale[report]"`.
         """
         need("plotly", "`Prediction.figure`")
-        from noisescale.report.figures import front_figure
+        from noisescale.prediction.figures import front_figure
 
         return front_figure(self)
 

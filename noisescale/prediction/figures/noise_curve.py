@@ -13,10 +13,7 @@ from numpy.typing import NDArray
 
 from noisescale.history.segments import Array
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.report.drawing import Point
-
-MOST_POINTS = 2000
-"""Of a longer history, the extremes of its parts are drawn."""
+from noisescale.report.drawing import Point, extremes
 
 ACROSS = ("step", "examples")
 """Columns of a history that a run can be drawn over."""
@@ -119,20 +116,6 @@ class NoiseCurve:
         run = self.p.run
         done = run.steps[row] * (run.batch_size[row] if self.across == "examples" else 1.0)
         return float(self.p.history[self.across][row] - done)
-
-
-def extremes(key: Array, resolved: NDArray[np.bool_], most: int = MOST_POINTS) -> NDArray[np.intp]:
-    """Return the rows to draw: all, or of each part the least and the largest.
-
-    Of a part whose rows are mostly resolved, these are drawn; of another part the others.
-    """
-    if len(key) <= most:
-        return np.arange(len(key))
-    kept: set[int] = set()
-    for part in np.array_split(np.arange(len(key)), most // 2):
-        kind = part[resolved[part] == (resolved[part].mean() >= 0.5)]
-        kept |= {int(kind[np.argmin(key[kind])]), int(kind[np.argmax(key[kind])])}
-    return np.array(sorted(kept))
 
 
 def _positive(values: Array) -> Array:

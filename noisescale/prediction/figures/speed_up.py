@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from noisescale.prediction.figures.hover import hover
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.report.answers import (
+from noisescale.prediction.questions import (
     critical_or_least,
     doubled,
     own_batch_size,
@@ -24,12 +25,11 @@ from noisescale.report.colours import BLACK, BLUE, GREY, VERMILLION
 from noisescale.report.drawing import (
     draw_bounds,
     figure,
-    hover,
     log_axis,
     with_legend,
 )
 from noisescale.report.numbers import banded, count, duration_for, inverse, number, plural
-from noisescale.report.regime_marks import NOT_RESOLVED, REGIMES, draw_spans, spans_between
+from noisescale.tradeoff.regime_marks import NOT_RESOLVED, REGIMES, draw_spans, spans_between
 
 PERFECT, MAXIMAL = 0.2, 5.0
 """Regimes meet at these multiples of B_crit: examples, or steps, 20 % above their least."""

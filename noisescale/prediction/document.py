@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prediction as one page that needs nothing from anywhere else."""
+"""What a prediction says, as a document."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.report.figures import placed_figures
+from noisescale.prediction.statements import advice_of, certainty_of, cost_of_measuring
+from noisescale.prediction.tables import tables_of
+from noisescale.report.document import Document, Figure
 from noisescale.report.numbers import count, plural
-from noisescale.report.page import Page, page_html, write_page
-from noisescale.report.tables import headline, tables
 
 _HOW_TO_READ = (
     "Steps, hours and costs are those to reach the result of this run. The range under a value has"
@@ -21,31 +21,24 @@ _HOW_TO_READ = (
 )
 
 
-def write_html(p: PredictionRecord, path: Path) -> Path:
-    """Write the page, whole or not at all, and return its path.
-
-    Raises:
-        OSError: If the folder does not exist, or cannot be written to.
-    """
-    return write_page(_page(p), path)
-
-
-def as_html(p: PredictionRecord) -> str:
-    """Return the page: answers, figures, tables, what is doubtful, what is assumed."""
-    return page_html(_page(p))
-
-
-def _page(p: PredictionRecord) -> Page:
+def document_of(p: PredictionRecord) -> Document:
+    """Return what a prediction says: answers, figures, tables, what is doubtful and assumed."""
     answer = f"Batch size {count(p.recommended_batch_size)}{'' if p.resolved else ' or more'}"
     if p.recommended.devices != p.own_devices:
         answer += f" on {plural(p.recommended.devices, 'device')}"
-    return Page(
+
+    def figures() -> Sequence[Figure]:
+        from noisescale.prediction.figures import figures_of
+
+        return figures_of(p)
+
+    return Document(
         title=f"{answer}: what other batch sizes cost",
-        heading=f"{answer} is recommended for this run",
-        answers=headline(p),
-        warnings=p.warnings,
-        figures=placed_figures(p),
-        tables=tables(p),
+        headline=f"{answer} is recommended for this run",
+        answers=[*advice_of(p), certainty_of(p), *cost_of_measuring(p)],
+        tables=tables_of(p),
+        figures=figures,
+        doubts=p.warnings,
         assumptions=p.assumptions,
         how_to_read=_HOW_TO_READ.format(unit=p.unit),
     )

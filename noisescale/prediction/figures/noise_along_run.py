@@ -9,11 +9,11 @@ from html import escape
 import numpy as np
 import plotly.graph_objects as go
 
+from noisescale.prediction.figures.noise_curve import NoiseCurve
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.report.answers import critical_or_least
+from noisescale.prediction.questions import critical_or_least
 from noisescale.report.colours import BLACK, BLUE, GREY, NOTHING, VERMILLION
-from noisescale.report.drawing import DOTTED, draw_area, figure, log_axis, with_legend
-from noisescale.report.noise_curve import NoiseCurve, extremes
+from noisescale.report.drawing import DOTTED, draw_area, extremes, figure, log_axis, with_legend
 from noisescale.report.numbers import banded, count, number
 
 

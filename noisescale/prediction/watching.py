@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from rich.console import Group
@@ -14,14 +15,12 @@ from noisescale.bounded import Bounded
 from noisescale.history.following import FollowedRun
 from noisescale.history.history import History
 from noisescale.prediction.prediction import PredictionRecord
+from noisescale.prediction.statements import advice_of, certainty_of
 from noisescale.printable import printable
+from noisescale.report.document import Statement
 from noisescale.report.numbers import bounds, count, number, plural
 from noisescale.report.sparkline import UNKNOWN, sparkline
-from noisescale.report.tables import headline
-from noisescale.report.text import pairs
-
-CRITICAL = "Critical batch size"
-"""The line of the headline that is shown first."""
+from noisescale.report.text import statements_of
 
 WIDTH = 32
 """The width of the noise scale's course, in characters."""
@@ -50,12 +49,12 @@ def watched(
         return Group(_title(run), Text(_waiting(run)).append(note and f" {note}", style="dim"))
     said = [*_state(history)]
     if isinstance(found, PredictionRecord):
-        advice = [(name, what) for name, what in headline(found) if _is_advice(name)]
-        said += [("", ""), *sorted(advice, key=lambda line: line[0] != CRITICAL)]
+        certain = replace(certainty_of(found), parts=())
+        said += [Statement("", ""), certain, *advice_of(found)]
     elif found is not None:
-        said += [("", ""), ("Prediction", f"not possible yet: {printable(found)}")]
+        said += [Statement("", ""), Statement("Prediction", f"not possible yet: {found}")]
     age = _age(run, history, now)
-    return Group(_title(run), pairs(said), age.append(note and f" {note}", style="dim"))
+    return Group(_title(run), statements_of(said), age.append(note and f" {note}", style="dim"))
 
 
 def _title(run: FollowedRun) -> Text:
@@ -78,26 +77,27 @@ def _waiting(run: FollowedRun) -> str:
     )
 
 
-def _state(history: History) -> Iterator[tuple[str, str]]:
+def _state(history: History) -> Iterator[Statement]:
     """Yield the values of the last row."""
     last = {name: float(values[-1]) for name, values in history.items()}
     unit = history.unit
-    yield "Step", f"{count(last['step'])} ({count(last['examples'])} {unit})"
+    yield Statement("Step", f"{count(last['step'])} ({count(last['examples'])} {unit})")
     size = f"{count(last['batch_size'])} {unit}"
     if math.isfinite(last["devices"]):
         size += f" on {plural(last['devices'], 'device')}"
     if last["accumulation"] > 1:
         size += f", {plural(last['accumulation'], 'micro-batch', 'micro-batches')} each"
-    yield "Batch size", size
-    yield "Noise scale", _noise_scale(last, unit, history.confidence)
-    if (course := _course(history)) is not None:
-        yield "  so far", course
+    yield Statement("Batch size", size)
+    course = _course(history)
+    parts = [] if course is None else [Statement("so far", course)]
+    yield Statement("Noise scale", _noise_scale(last, unit, history.confidence), parts=parts)
     if math.isfinite(seconds := last["seconds_per_step"]):
-        yield "Step time", f"{number(seconds)} s" if seconds >= 1 else f"{number(1e3 * seconds)} ms"
+        said = f"{number(seconds)} s" if seconds >= 1 else f"{number(1e3 * seconds)} ms"
+        yield Statement("Step time", said)
     if math.isfinite(cost := last["measuring_cost"]):
         share = 100 * cost / (last["step"] + cost)
         of = f"{count(last['measured_steps'])} of {count(last['step'])} steps"
-        yield "Measuring took", f"about {share:.1f} % of the time ({of})"
+        yield Statement("Measuring took", f"about {share:.1f} % of the time ({of})")
 
 
 def _noise_scale(last: dict[str, float], unit: str, confidence: float) -> str:
@@ -120,11 +120,6 @@ def _course(history: History) -> str | None:
     lowest, highest = number(float(np.nanmin(values))), number(float(np.nanmax(values)))
     note = f" ({UNKNOWN} not resolved)" if UNKNOWN in drawn else ""
     return f"{drawn}  {lowest} to {highest}{note}"
-
-
-def _is_advice(name: str) -> bool:
-    """Whether a line of the headline is advice, not a detail and not about measuring."""
-    return not name.startswith(" ") and name != "Measuring took"
 
 
 def _age(run: FollowedRun, history: History, now: float) -> Text:

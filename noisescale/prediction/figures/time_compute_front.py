@@ -11,8 +11,10 @@ import numpy as np
 import plotly.graph_objects as go
 
 from noisescale.prediction.costing import PredictedRow
+from noisescale.prediction.figures.front_axes import Axes, axes_of
+from noisescale.prediction.figures.hover import hover
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.report.answers import (
+from noisescale.prediction.questions import (
     batch_on_devices,
     critical_row,
     device_counts,
@@ -30,12 +32,10 @@ from noisescale.report.drawing import (
     coordinates,
     draw_bounds,
     figure,
-    hover,
     log_axis,
     spread,
     with_legend,
 )
-from noisescale.report.front_axes import Axes, axes_of
 from noisescale.report.numbers import banded, count, number, plural
 
 

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of a prediction, in the order in which they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import plotly.graph_objects as go
+
+from noisescale.prediction.figures.noise_along_run import noise_scale_figure
+from noisescale.prediction.figures.speed_up import speed_up_figure
+from noisescale.prediction.figures.time_compute_front import front_figure
+from noisescale.prediction.prediction import PredictionRecord
+from noisescale.report.document import Figure
+from noisescale.report.drawing import place_figure
+
+__all__ = ["FIGURES", "front_figure", "noise_scale_figure", "speed_up_figure"]
+
+FIGURES: Mapping[str, tuple[str, Callable[[PredictionRecord], go.Figure]]] = MappingProxyType(
+    {
+        "noise-scale": ("The noise scale along the run", noise_scale_figure),
+        "front": ("Time against compute", front_figure),
+        "speed-up": ("What more devices buy", speed_up_figure),
+    }
+)
+"""From an id for anchors to a heading and what draws it."""
+
+
+def figures_of(p: PredictionRecord) -> list[Figure]:
+    """Return all figures of a prediction."""
+    return [place_figure(name, heading, draw(p)) for name, (heading, draw) in FIGURES.items()]

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The label of a row under the pointer."""
+
+from __future__ import annotations
+
+from html import escape
+
+from noisescale.prediction.costing import PredictedRow
+from noisescale.prediction.prediction import PredictionRecord
+from noisescale.prediction.questions import plan
+from noisescale.report.numbers import Duration, banded, count, plural
+
+
+def hover(p: PredictionRecord, row: PredictedRow, unit: Duration) -> str:
+    """Write a whole row for the label under the pointer."""
+    lines = [
+        f"<b>batch size {count(row.batch_size)} on {plural(row.devices, 'device')}</b>",
+        f"device batch x accumulation x devices: {plan(row)}",
+        f"steps: {banded(row.steps)}",
+        f"{escape(p.unit)}: {banded(row.examples)}",
+    ]
+    if row.hours.known:
+        lines.append(f"{unit.name}: {banded(unit.of(row.hours))}")
+        lines.append(f"device-{unit.name}: {banded(unit.of(row.device_hours))}")
+    if row.cost.known:
+        lines.append(f"cost: {banded(row.cost)}")
+    if row.extrapolated:
+        lines.append(f"extrapolated: {', '.join(row.extrapolated)}")
+    return "<br>".join(lines)

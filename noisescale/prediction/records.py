@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A prediction in builtin types."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from noisescale._version import __version__
+from noisescale.prediction.prediction import PredictionRecord
+from noisescale.prediction.questions import doubled, measuring, timed
+from noisescale.report.records import fields_of, finite
+
+ROW = (
+    *("batch_size", "devices", "device_batch_size", "accumulation", "steps", "examples", "hours"),
+    *("device_hours", "cost", "cost_with_waiting", "extrapolated"),
+)
+HARDWARE = ("max_device_batch_size", "devices_per_node", "price_per_device_hour", "hour_worth")
+SECOND_RUN = ("batch_sizes", "steps", "result", "scatter")
+"""The keys of a row, of the devices and of a second run."""
+
+
+def as_dict(p: PredictionRecord) -> dict[str, Any]:
+    """Return everything but the history, in builtin types.
+
+    | key | meaning |
+    |---|---|
+    | `version`, `unit`, `confidence` | of noisescale; of batch sizes; coverage of the bounds |
+    | `resolved` | whether the critical batch size has a value, not only a lower bound |
+    | `critical_batch_size` | B_crit = E_min/S_min, with errors of theory and measurement |
+    | `critical_batch_size_by_noise_scale` | B_crit by the noise scale, with its own error only |
+    | `recommended` | one of `rows`: the best on the run's devices, or the cheapest |
+    | `on_more_devices` | one of `rows`: the most devices that pay off; None if none do |
+    | `twice_the_devices` | batch size, devices; time and compute as ratios to the run's own |
+    | `rows` | batch size, devices, device batch, accumulation; steps, examples, hours ... |
+    | `tradeoff` | S_min, E_min, gamma |
+    | `calibration` | kappa of B_crit = kappa·B_simple, its source, and whether it is theory |
+    | `second_run` | batch sizes and steps of both runs, their result and scatter; may be None |
+    | `run` | steps, examples, batch size, devices, hours; the number of measured steps, and the \
+      share of the time that measuring took |
+    | `step_time` | whether hours are known; most examples on a device; devices in a node |
+    | `warnings`, `assumptions` | whole sentences |
+
+    A quantity with bounds is `{"value", "low", "high"}`. Unknown values are None: the value if only
+    bounds are known, the upper bound if there is none, and a batch size that changed along the run.
+    """
+    twice = doubled(p)
+    record: dict[str, Any] = finite(
+        {
+            "version": __version__,
+            **fields_of(p, "unit", "confidence", "resolved", "critical_batch_size"),
+            **fields_of(p, "critical_batch_size_by_noise_scale"),
+            "recommended": fields_of(p.recommended, *ROW),
+            "on_more_devices": fields_of(p.on_more_devices, *ROW) if p.on_more_devices else None,
+            "twice_the_devices": {
+                "batch_size": twice.row.batch_size,
+                "devices": twice.row.devices,
+                "time": twice.time,
+                "compute": twice.compute,
+            },
+            "rows": [fields_of(row, *ROW) for row in p.rows],
+            "tradeoff": fields_of(p.law.middle, "min_steps", "min_examples")
+            | fields_of(p.law, "gamma"),
+            "calibration": fields_of(p.calibration, "kappa", "source")
+            | {"theory": p.calibration.is_theory},
+            "second_run": fields_of(p.second_run, *SECOND_RUN) if p.second_run else None,
+            "run": _run(p),
+            "step_time": {"known": timed(p)} | fields_of(p.hardware, *HARDWARE),
+            **fields_of(p, "warnings", "assumptions"),
+        }
+    )
+    return record
+
+
+def _run(p: PredictionRecord) -> dict[str, Any]:
+    seconds = p.history.get("seconds_per_step", np.full_like(p.run.steps, math.nan))
+    timed_steps = np.isfinite(seconds)
+    hours = math.nan
+    if timed_steps.any():  # Segments that were not timed take as long as the others.
+        mean = (p.run.steps * seconds)[timed_steps].sum() / p.run.steps[timed_steps].sum()
+        hours = mean * p.run.steps.sum() / 3600
+    measured_steps, share = measuring(p) or (math.nan, math.nan)
+    optimizer = getattr(p.history, "optimizer", None)
+    return {
+        "optimizer": None if optimizer is None else optimizer.name.lower(),
+        "parameters": getattr(p.history, "parameters", math.nan),
+        "steps": float(p.run.steps.sum()),
+        "examples": float((p.run.steps * p.run.batch_size).sum()),
+        "batch_size": p.own_batch_size,
+        "devices": p.own_devices,
+        "hours": float(hours),
+        "measured_steps": measured_steps,
+        "measuring_share": share,
+    }

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an answer says: a document, which a terminal, a page and a notebook show alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from noisescale.bounded import Bounded
+from noisescale.report.numbers import number, rough, settled
+
+Status = Literal["under way", "done"]
+Verdict = Literal["yes", "probably", "unknown"]
+Basis = Literal["measured", "timed", "assumed"]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One line of an answer: what it is about, and a sentence."""
+
+    label: str
+    sentence: str
+    bounds: Bounded | None = None
+    """The number that the sentence is about, with its bounds."""
+    verdict: Verdict | None = None
+    """How sure the sentence is. None if it gives no advice."""
+    basis: Basis | None = None
+    """What the sentence rests on."""
+    parts: Sequence[Statement] = ()
+    """Lines that belong to this one and stand below it."""
+
+
+class Cell(NamedTuple):
+    """A value and its bounds."""
+
+    text: str
+    bounds: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of a table: its cells, and marks such as "this run"."""
+
+    cells: Sequence[Cell]
+    marks: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, headings and lines. The first cell of a line is its name."""
+
+    title: str
+    headings: Sequence[str]
+    lines: Sequence[Line]
+    notes: Sequence[str] = ()
+    detail: bool = False
+    """Whether a terminal leaves the table out unless it is asked for details."""
+
+
+class Figure(NamedTuple):
+    """A figure as a page shows it: the page writes the title, which then wraps at any width."""
+
+    id: str
+    heading: str
+    finding: str
+    """What the figure shows, in a sentence. Plain text."""
+    caption: str
+    """How to read the figure. Plain text."""
+    drawing: dict[str, Any]
+    """`data` and `layout` for plotly."""
+
+    @property
+    def height(self) -> float:
+        """The pixels that the drawing takes at a usual width."""
+        return float(self.drawing["layout"]["height"])
+
+
+@dataclass(frozen=True)
+class Document:
+    """What an answer says, from top to bottom. All of it is plain text."""
+
+    title: str
+    """The title of the browser's window."""
+    headline: str
+    """The answer in one or two sentences."""
+    answers: Sequence[Statement]
+    tables: Sequence[Table] = ()
+    figures: Callable[[], Sequence[Figure]] = field(default=tuple)
+    """Draw the figures. Only a page needs them, and plotly with them."""
+    doubts: Sequence[str] = ()
+    """Reasons not to trust the answer, in whole sentences."""
+    assumptions: Sequence[str] = ()
+    how_to_read: str = ""
+    status: Status = "done"
+    written: Sequence[str] = ()
+    """Files that were written, each with what it is: "Report: a.html"."""
+    next: Sequence[str] = ()
+    """What to do next: sentences that end with a command."""
+
+
+def cell_of(found: Bounded | str) -> Cell:
+    """Return a value with its bounds as a cell of a table."""
+    if isinstance(found, str):
+        return Cell(found)
+    band = settled(found)
+    if not band.known:
+        return Cell("")
+    low, high = rough(band.low), rough(band.high)
+    around = f">= {low}" if math.isinf(band.high) else f"{low}–{high}"
+    if not math.isfinite(band.value):
+        return Cell(around)
+    return Cell(number(band.value), "" if low == high else around)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A document as the output of a notebook's cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from noisescale.report.document import Cell, Document, Line, Statement, Table
+
+_LEFT = 'style="text-align: left; white-space: normal"'
+"""Notebooks align cells to the right."""
+
+
+def fragment_of(document: Document) -> str:
+    """Return HTML without styles of its own, so that it suits light and dark notebooks.
+
+    It has the headline, the answers, the doubts and the tables that are no details; the first
+    table in any case.
+    """
+    answers = "".join(_statements(document.answers))
+    shown = [table for k, table in enumerate(document.tables) if not (k and table.detail)]
+    doubts = "".join(f"<p><b>Warning:</b> {escape(doubt)}</p>" for doubt in document.doubts)
+    after = "".join(f"<p>{escape(said)}</p>" for said in (*document.next, *document.written))
+    return (
+        f"<p><b>{escape(document.headline)}</b></p>"
+        f"<table><tbody>{answers}</tbody></table>{doubts}{''.join(map(_table, shown))}{after}"
+    )
+
+
+def _statements(statements: Iterable[Statement], indent: str = "") -> Iterable[str]:
+    for one in statements:
+        yield (
+            f"<tr><th {_LEFT}>{indent}{escape(one.label)}</th>"
+            f"<td {_LEFT}>{escape(one.sentence)}</td></tr>"
+        )
+        yield from _statements(one.parts, indent + "&emsp;")
+
+
+def _table(table: Table) -> str:
+    headings = "".join(f"<th>{escape(heading)}</th>" for heading in table.headings)
+    rows = "".join(map(_row, table.lines))
+    notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in table.notes)
+    return (
+        f"<table><caption>{escape(table.title)}</caption>"
+        f"<thead><tr>{headings}</tr></thead><tbody>{rows}</tbody></table>{notes}"
+    )
+
+
+def _row(line: Line) -> str:
+    first, *others = line.cells
+    marks = f"<br><small>{escape(', '.join(line.marks))}</small>" if line.marks else ""
+    return f"<tr><th>{escape(first.text)}{marks}</th>{''.join(map(_cell, others))}</tr>"
+
+
+def _cell(cell: Cell) -> str:
+    bounds = f"<br><small>{escape(cell.bounds)}</small>" if cell.bounds else ""
+    return f"<td>{escape(cell.text)}{bounds}</td>"

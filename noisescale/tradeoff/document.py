@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the fits to a sweep say: a document, and the same in builtin types."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from noisescale._version import __version__
+from noisescale.bounded import Bounded
+from noisescale.report.document import Cell, Document, Line, Statement, Table
+from noisescale.report.numbers import bounds, count, number, plural
+from noisescale.report.records import fields_of, finite
+from noisescale.tradeoff.fit import TradeoffFit
+from noisescale.tradeoff.sweep_fits import SweepFits
+
+OVERHEAD = 0.2
+"""The share of examples above perfect scaling at which Zhang et al. put their batch size."""
+
+SWEEP = ("batch_size", "measured_steps", "fitted_steps", "log_residual")
+"""The keys of a run of a sweep."""
+
+_HOW_TO_READ = (
+    "The law is steps = S_min (1 + (B_crit/B)^α)^(1/α). At the critical batch size steps are about"
+    " twice the fewest. It holds if the learning rate was tuned at each batch size."
+)
+
+
+def document_of(found: SweepFits) -> Document:
+    """Return what the fits say: B_crit, S_min and E_min of each curve, and its residuals."""
+    named = len(found.curves) > 1 or "" not in found.curves
+    answers: list[Statement] = []
+    for name in found.curves:
+        lines = list(_statements(found, name))
+        answers += [Statement(name, lines[0].sentence, parts=lines[1:])] if named else lines
+    doubts = [
+        f"{name}: {text}" if name else text
+        for name, fit in found.curves.items()
+        for text in fit.warnings
+    ]
+    headline = f"Critical batch sizes of {plural(len(found.curves), 'curve')}"
+    if len(found.curves) == 1:
+        headline = f"Critical batch size: {_critical(found, *found.curves)}"
+    return Document(
+        title=f"{headline} - noisescale",
+        headline=headline,
+        answers=answers,
+        tables=[_table(fit, name, found.unit) for name, fit in found.curves.items()],
+        doubts=doubts,
+        how_to_read=_HOW_TO_READ,
+    )
+
+
+def _critical(found: SweepFits, name: str) -> str:
+    band = found.regimes[name].critical_batch_size
+    return f"{number(band.value)} {found.unit} ({_interval(found, band)})"
+
+
+def _interval(found: SweepFits, band: Bounded) -> str:
+    return f"{100 * found.confidence:g} % interval {bounds(band)}"
+
+
+def _statements(found: SweepFits, name: str) -> Iterator[Statement]:
+    """Yield the results of a curve: B_crit, S_min, E_min, and how sharply the law bends."""
+    fit, regimes, unit = found.curves[name], found.regimes[name], found.unit
+
+    def stated(label: str, band: Bounded, of: str = "", after: str = "") -> Statement:
+        said = f"{number(band.value)}{of} ({_interval(found, band)}){after}"
+        return Statement(label, said, band, basis="measured")
+
+    yield stated("Critical batch size", regimes.critical_batch_size, f" {unit}")
+    yield stated("Fewest steps", regimes.min_steps, " steps")
+    yield stated(f"Fewest {unit}", regimes.min_examples, f" {unit}")
+    yield stated("Exponent of the law", regimes.sharpness, after="; theory has 1")
+    if (start := found.optimal_batch_size) is not None:
+        size = number(fit.overhead_batch_size(OVERHEAD, start))
+        over = f"relative to perfect scaling from {count(start)}, Zhang et al. 2024"
+        yield Statement(f"With {100 * OVERHEAD:g} % overhead", f"{size} {unit} ({over})")
+
+
+def _table(fit: TradeoffFit, name: str, unit: str) -> Table:
+    """Return a table of the measured and the fitted steps of each run of a sweep."""
+    sweep = sorted(zip(fit.batch_sizes, fit.measured_steps, fit.log_residuals, strict=True))
+    lines = []
+    for size, steps, residual in sweep:
+        off = f"{100 * math.expm1(residual):+.1f} %"
+        texts = (count(size), number(steps), number(fit.steps(size)), off)
+        lines.append(Line([Cell(text) for text in texts]))
+    return Table(
+        title=f"Steps to the goal{f', {name}' if name else ''}",
+        headings=["batch size", "measured", "fitted", "residual"],
+        lines=lines,
+        notes=[f"batch size: {unit} in each step, over all devices."],
+    )
+
+
+def as_dict(found: SweepFits) -> dict[str, Any]:
+    """Return the fits in builtin types, by the names of the curves; a single one by itself.
+
+    | key | meaning |
+    |---|---|
+    | `version`, `unit`, `confidence` | of noisescale; of batch sizes; coverage of the bounds |
+    | `min_steps`, `min_examples`, `critical_batch_size` | S_min, E_min and their ratio |
+    | `sharpness` | the exponent α of the law |
+    | `overhead_batch_size` | the batch size with 20 % overhead; None if B_opt was not given |
+    | `rms_log_residual` | root mean square of the residuals of log steps |
+    | `sweep` | batch size, measured and fitted steps, log residual of each run |
+    | `warnings` | whole sentences |
+
+    A quantity with bounds is `{"value", "low", "high"}`. None is unknown or unbounded.
+    """
+    curves = {name: _curve(found, name) for name in found.curves}
+    return curves[""] if [*curves] == [""] else curves
+
+
+def _curve(found: SweepFits, name: str) -> dict[str, Any]:
+    fit, start = found.curves[name], found.optimal_batch_size
+    fitted_steps = map(fit.steps, fit.batch_sizes)
+    sweep = zip(fit.batch_sizes, fit.measured_steps, fitted_steps, fit.log_residuals, strict=True)
+    names = "min_steps", "min_examples", "critical_batch_size", "sharpness"
+    record: dict[str, Any] = finite(
+        {
+            "version": __version__,
+            "unit": found.unit,
+            "confidence": found.confidence,
+            **fields_of(found.regimes[name], *names),
+            "overhead_batch_size": None
+            if start is None
+            else fit.overhead_batch_size(OVERHEAD, start),
+            "rms_log_residual": fit.rms_log_residual,
+            "sweep": [dict(zip(SWEEP, run, strict=True)) for run in sweep],
+            "warnings": fit.warnings,
+        }
+    )
+    return record
