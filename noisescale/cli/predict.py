@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from noisescale.cli.calibrating import calibration_of
 from noisescale.cli.showing import check_html, show
 from noisescale.cli.values import flags_of, numbers
 from noisescale.printable import printable
@@ -171,7 +170,6 @@ def predict_run(
     from noisescale.history.run_files import runs_in
     from noisescale.prediction.predict import predict
     from noisescale.prediction.runs import predict_runs
-    from noisescale.step_time import fit_step_time, read_timings
 
     check_html(html)
     flags = flags_of(predict_run)
@@ -181,30 +179,29 @@ def predict_run(
         "allow_truncated": allow_truncated,
     }
 
-    def predicted(run: Path) -> Prediction:
+    def predict_one(run: Path) -> Prediction:
         with renamed(flags):
             history = read_run(run, **which)
             other = None
             if second_run is not None:
                 with renamed({"run": "--second-run"}):
                     other = read_run(second_run, **which)
-        kappa = calibration_of(
-            *(history, calibration, sweep, branches, branch_step),
-            branch_examples=branch_examples,
-            loss_scatter=loss_scatter,
-        )
-        step_time = None if step_times is None else fit_step_time(read_timings(step_times))
-        others = {"kappa": "--calibration", "step_time": "--step-times", "history": "run"}
-        others |= {"calibration": "--calibration`, `--sweep` or `--branches"} if kappa else {}
-        with renamed(flags | others):
+        by_file = [flag for flag, file in (("--sweep", sweep), ("--branches", branches)) if file]
+        names = {"history": "run", "kappa": (by_file or ["--calibration"])[0]}
+        with renamed(flags | names):
             return predict(
                 history,
                 numbers("batch-sizes", batch_sizes),
                 numbers("devices", devices),
                 price_per_device_hour,
                 hour_worth=hour_worth,
-                calibration=kappa,
-                step_time=step_time,
+                calibration=calibration,
+                sweep=sweep,
+                branches=branches,
+                branch_step=branch_step,
+                branch_examples=branch_examples,
+                loss_scatter=loss_scatter,
+                step_times=step_times,
                 max_device_batch_size=max_device_batch_size,
                 devices_per_node=devices_per_node,
                 unit=unit,
@@ -221,6 +218,6 @@ def predict_run(
                 f"{len(runs)} runs in {printable(run)}",
                 "Name one of these runs.",
             )
-        show(predict_runs(run, runs, predicted), as_json=as_json)
+        show(predict_runs(run, runs, predict_one), as_json=as_json)
         return
-    show(predicted(run), details=details, as_json=as_json, html=html)
+    show(predict_one(run), details=details, as_json=as_json, html=html)

@@ -37,9 +37,10 @@ def show(
         return
     from rich.console import Console
 
-    from noisescale.report.text import text_of
+    from noisescale.report.text import print_document, text_of
 
     document = answer.document()
     if html is not None:
         document = replace(document, written=[*document.written, f"Report: {html}"])
-    Console(highlight=False).print(text_of(document, details=details, more="add --details"))
+    said = text_of(document, details=details, more="add --details")
+    print_document(Console(highlight=False), said)

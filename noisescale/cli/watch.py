@@ -70,13 +70,13 @@ def _watch(run: Path, every: float | None, optimizer: int, monitor: str | None) 
     from rich.live import Live
 
     from noisescale.history.following import FollowedRun
-    from noisescale.prediction.watching import watched
+    from noisescale.prediction.watching import state_of
 
     followed = FollowedRun(run, optimizer=optimizer, monitor=monitor)
     found = _look(followed, None)
     console = Console(highlight=False)
     if every is None:
-        console.print(watched(followed, found, time.time()))
+        console.print(state_of(followed, found, time.time()))
         return
     # `Live` hides the cursor until it ends, so the signal has to end `Live` first.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
@@ -84,12 +84,12 @@ def _watch(run: Path, every: float | None, optimizer: int, monitor: str | None) 
         looked = time.monotonic()
         try:
             while True:
-                live.update(watched(followed, found, time.time(), HOW_TO_END), refresh=True)
+                live.update(state_of(followed, found, time.time(), HOW_TO_END), refresh=True)
                 time.sleep(min(TICK, every))
                 if time.monotonic() - looked >= every:
                     found, looked = _look(followed, found), time.monotonic()
         finally:
-            live.update(watched(followed, found, time.time()), refresh=True)
+            live.update(state_of(followed, found, time.time()), refresh=True)
 
 
 def _look(

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from os import PathLike
+from typing import Protocol
 
 import numpy as np
 
@@ -27,16 +28,24 @@ MOST_BATCH_SIZES = 256
 MOST_DEVICES, MOST_NUMBERS_OF_DEVICES = 1_000_000, 64
 
 
-Run = Mapping[str, Array] | str | PathLike[str]
+class HasHistory(Protocol):
+    """A monitor, or a meter that logs."""
+
+    @property
+    def history(self) -> History:
+        """The noise scale along the run."""
+
+
+Run = HasHistory | Mapping[str, Array] | str | PathLike[str]
 
 
 def history_of(run: Run) -> Mapping[str, Array]:
-    """Return the history of a run, read from its folder if it is one."""
+    """Return the history of a run: of a monitor, or read from its folder."""
     if isinstance(run, (str, PathLike)):
         from noisescale.history.reading import read_run
 
         return read_run(run)
-    return run
+    return run if isinstance(run, Mapping) else run.history
 
 
 def refuse_without_second_run(**given: object) -> None:
@@ -140,7 +149,7 @@ def own_batch_size(history: Mapping[str, Array], run: Segments) -> float | None:
 
 
 def batch_sizes_from(
-    given: Iterable[float] | None,
+    given: Iterable[float] | float | None,
     run: Segments,
     law: RunLaw,
     own: float | None,
@@ -151,7 +160,7 @@ def batch_sizes_from(
     No default batch size lies outside `far`: beyond it the law may not hold.
     """
     if given is not None:
-        given = _few("batch_sizes", given, MOST_BATCH_SIZES)
+        given = _values_of("batch_sizes", given, MOST_BATCH_SIZES)
         sizes = sorted({positive_or("batch_sizes", size, math.nan) for size in given})
         if not sizes:
             raise Refusal("batch_sizes", "not be empty", "[]", "Leave it out for a ladder.")
@@ -169,11 +178,11 @@ def batch_sizes_from(
     return sorted((near or {around[0]}) | ({own} if own else set()))
 
 
-def devices_from(given: Iterable[float] | None, own: int) -> list[int]:
+def devices_from(given: Iterable[float] | float | None, own: int) -> list[int]:
     """Return numbers of devices; by default the run's own, doubled three times."""
     if given is None:
         return [own, 2 * own, 4 * own, 8 * own]
-    counts = sorted(set(_few("devices", given, MOST_NUMBERS_OF_DEVICES)))
+    counts = sorted(set(_values_of("devices", given, MOST_NUMBERS_OF_DEVICES)))
     if not counts or any(not 1 <= count <= MOST_DEVICES or count % 1 for count in counts):
         raise Refusal(
             "devices",
@@ -211,9 +220,9 @@ def positive_or(name: str, value: float | None, otherwise: float) -> float:
     return positive
 
 
-def _few(name: str, given: Iterable[float], most: int) -> list[float]:
+def _values_of(name: str, given: Iterable[float] | float, most: int) -> list[float]:
     """The values, if there are not too many: an endless iterable is not gone through."""
-    values = list(islice(given, most + 1))
+    values = list(islice(given, most + 1)) if isinstance(given, Iterable) else [given]
     if len(values) > most:
         raise Refusal(
             name,
@@ -240,5 +249,5 @@ def check_money(price: float | None, worth: float | None, *, timed: bool) -> Non
             "price_per_device_hour",
             "come with seconds a step",
             f"{price!r} for a run that has none",
-            "Give `step_time`, measured by `noisescale profile`.",
+            "Give `step_times`, measured by `noisescale profile`.",
         )

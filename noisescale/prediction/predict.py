@@ -16,6 +16,7 @@ from noisescale.history.optimizers import has_decayed
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
 from noisescale.prediction import arguments
+from noisescale.prediction.calibrating import Branches, Sweep, calibration_from
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import (
     FAR,
@@ -32,11 +33,10 @@ from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.records import as_dict
 from noisescale.prediction.second_run import SecondRun
 from noisescale.prediction.warnings_and_assumptions import assumptions_of, warnings_about
-from noisescale.printable import printable
-from noisescale.refusal import Refusal
+from noisescale.refusal import Refusal, renamed
 from noisescale.report.answer import Answer
 from noisescale.report.numbers import banded, count
-from noisescale.step_time import StepTimeModel, StepTiming, fit_step_time
+from noisescale.step_time import StepTimeModel, StepTiming, fit_step_time, read_timings
 from noisescale.tradeoff.profile import STEPS_SCATTER
 
 if TYPE_CHECKING:
@@ -67,19 +67,25 @@ class Prediction(PredictionRecord, Answer):
         return front_figure(self)
 
 
+@renamed({"history": "run"})
 def predict(
-    history_or_run_folder: Mapping[str, Array] | str | PathLike[str],
-    batch_sizes: Iterable[float] | None = None,
-    devices: Iterable[float] | None = None,
+    run: arguments.Run,
+    batch_sizes: Iterable[float] | float | None = None,
+    devices: Iterable[float] | float | None = None,
     price_per_device_hour: float | None = None,
     *,
     hour_worth: float | None = None,
     calibration: Calibration | float | None = None,
-    step_time: StepTimeModel | None = None,
+    sweep: Sweep | None = None,
+    branches: Branches | None = None,
+    branch_step: float | None = None,
+    branch_examples: float | None = None,
+    loss_scatter: float | None = None,
+    step_times: StepTimeModel | str | PathLike[str] | None = None,
     max_device_batch_size: float | None = None,
     devices_per_node: int | None = None,
     unit: str | None = None,
-    second_run: Mapping[str, Array] | str | PathLike[str] | None = None,
+    second_run: arguments.Run | None = None,
     goal: str | None = None,
     steps_scatter: float | None = None,
 ) -> Prediction:
@@ -94,8 +100,8 @@ def predict(
     ends of the interval of b. Hours come from the seconds of a step, measured or assumed.
 
     Args:
-        history_or_run_folder: `monitor.history`, or the folder of a run with `NoiseScaleMonitor`
-            that TensorBoard or a CSVLogger logged.
+        run: A `NoiseScaleMonitor` or its `history`, or the folder of a run with a monitor that
+            TensorBoard or a CSVLogger logged.
         batch_sizes: Global, in `unit`, at most 256 of them. Default: powers of two around the
             run's own and the critical one.
         devices: Numbers of devices, whole, at most 64 of them. Default: the run's, and 2, 4 and 8
@@ -107,8 +113,16 @@ def predict(
         calibration: kappa of B_crit = kappa·B_simple, from 1e-6 to 1e6, or a `Calibration`.
             Default: 1, the uncalibrated theory, with bounds from the errors that the theory had
             for optimizers of the run's kind.
-        step_time: A model from `fit_step_time`, see `noisescale profile`. Default: from the run's
-            own step times, with wide bounds where other configurations have to be assumed.
+        sweep: A sweep of the same model, instead of a calibration: what `fit` returned, or a file
+            for it.
+        branches: Branches of the run, instead of a calibration: what `branch` returned, or its
+            file, or a CSV file with the columns batch_size and loss.
+        branch_step: For a CSV file of branches: the step of the run at which branches start.
+        branch_examples: For a CSV file of branches: the examples of each branch.
+        loss_scatter: For a CSV file of branches: the scatter of losses. Default: the scatter of
+            repeated branches, or 0.01.
+        step_times: The file of `noisescale profile`, or a model from `fit_step_time`. Default: the
+            run's own step times, with wide bounds where other configurations have to be assumed.
         max_device_batch_size: The most examples on a device at once; larger batches are
             accumulated. Default: the largest number that was timed.
         devices_per_node: Devices in a node. Default: all devices are in one node.
@@ -146,30 +160,37 @@ def predict(
     """
     if second_run is None:
         arguments.refuse_without_second_run(goal=goal, steps_scatter=steps_scatter)
-    elif calibration is not None:
+    elif other_way := _first_given(calibration=calibration, sweep=sweep, branches=branches):
         raise Refusal(
-            ("second_run", "calibration"), "not be combined", "both", "Give the one that you trust."
+            ("second_run", other_way), "not be combined", "both", "Give the one that you trust."
         )
-    history = arguments.history_of(history_or_run_folder)
+    if isinstance(step_times, (str, PathLike)):
+        step_times = _read_step_times(step_times)
+    history = arguments.history_of(run)
     other, second = None, None
     if second_run is not None:
         other = arguments.history_of(second_run)
         history, other, second = _compared(history, other, goal, steps_scatter)
-    unit = printable(unit or getattr(history, "unit", "examples"))
-    run = arguments.checked_run(history)
+    calibration = calibration_from(
+        *(history, calibration, sweep, branches),
+        branch_step=branch_step,
+        branch_examples=branch_examples,
+        loss_scatter=loss_scatter,
+    )
+    unit = str(unit or getattr(history, "unit", "examples"))
+    segments = arguments.checked_run(history)
     own_devices = devices_of(history) or 1
-    law, calibration = _law_of(history, run, second, calibration)
+    law, calibration = _law_of(history, segments, second, calibration)
     per_node = arguments.devices_per_node_from(devices_per_node)
     timings = [t for h in (history, other) if h is not None for t in timings_of(h, per_node)]
-    if step_time is None and timings:
-        step_time = _step_time_of(tuple(timings))
+    step_time = step_times or (_step_time_of(tuple(timings)) if timings else None)
     arguments.check_money(price_per_device_hour, hour_worth, timed=step_time is not None)
-    own = arguments.own_batch_size(history, run)
-    trained_at = [*run.batch_size, *(second.batch_sizes if second else ())]
+    own = arguments.own_batch_size(history, segments)
+    trained_at = [*segments.batch_size, *(second.batch_sizes if second else ())]
     far = min(trained_at) / FAR, max(trained_at) * FAR
-    sizes = arguments.batch_sizes_from(batch_sizes, run, law, own, far)
+    sizes = arguments.batch_sizes_from(batch_sizes, segments, law, own, far)
     counts = arguments.devices_from(devices, own_devices)
-    most = step_time.max_device_batch_size if step_time else largest_device_batch(history, run)
+    most = step_time.max_device_batch_size if step_time else largest_device_batch(history, segments)
     hardware = Hardware(
         step_time=step_time,
         max_device_batch_size=arguments.positive_or(
@@ -205,13 +226,15 @@ def predict(
         law=law,
         calibration=calibration,
         second_run=second,
-        run=run,
+        run=segments,
         history=history,
         hardware=hardware,
         unit=unit,
         confidence=_confidence_of(history),
-        warnings=warnings_about(history, run, law, rows, recommended, calibration, second, unit),
-        assumptions=assumptions_of(history, run, calibration, hardware, second, unit),
+        warnings=warnings_about(
+            history, segments, law, rows, recommended, calibration, second, unit
+        ),
+        assumptions=assumptions_of(history, segments, calibration, hardware, second, unit),
     )
 
 
@@ -256,6 +279,15 @@ def _law_of(
 
 def _confidence_of(history: Mapping[str, Array]) -> float:
     return getattr(history, "confidence", 0.95)
+
+
+def _first_given(**given: object) -> str | None:
+    return next((name for name, value in given.items() if value is not None), None)
+
+
+def _read_step_times(file: str | PathLike[str]) -> StepTimeModel:
+    with renamed({"step_time": "step_times"}):
+        return fit_step_time(read_timings(file))
 
 
 @functools.lru_cache(maxsize=64)

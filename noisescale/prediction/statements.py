@@ -115,7 +115,7 @@ def cost_of_measuring(p: PredictionRecord) -> Iterator[Statement]:
 def _basis(p: PredictionRecord, row: PredictedRow) -> Basis:
     if not timed(p):
         return "measured"
-    return "assumed" if p.hardware.step_time_assumed(row) else "timed"
+    return "assumed" if "step time" in row.extrapolated else "timed"
 
 
 def _best_here(p: PredictionRecord) -> PredictedRow | None:

@@ -32,7 +32,7 @@ GAPS = 4.0
 """For this many of the usual gaps between two rows there is no remark, either."""
 
 
-def watched(
+def state_of(
     run: FollowedRun, found: PredictionRecord | ValueError | None, now: float, note: str = ""
 ) -> Group:
     """Return the state of a run and the present advice.

@@ -36,14 +36,19 @@ def text_of(document: Document, *, details: bool = False, more: str = "") -> Gro
     if details and document.assumptions:
         found += bullets("Assumptions", document.assumptions, "- ")
     if document.next:
-        found += bullets("Next", document.next, "- ")
+        found += [Text(""), *map(_whole, document.next)]
     if document.written:
-        found += [Text(""), *(Text(printable(line)) for line in document.written)]
+        found += [Text(""), *map(_whole, document.written)]
     if more and not details and (left_out or document.assumptions):
         parts = [table.title for table in left_out]
         parts += [plural(n, "assumption")] if (n := len(document.assumptions)) else []
         found.append(Text(f"\nMore: {'; '.join(map(printable, parts))}: {more}", "dim"))
     return Group(*found)
+
+
+def print_document(console: Console, content: RenderableType) -> None:
+    """Print to a terminal. A path or a command that is longer than a line stays whole."""
+    console.print(content, crop=False)
 
 
 def plain(content: RenderableType, width: int) -> str:
@@ -55,7 +60,7 @@ def plain(content: RenderableType, width: int) -> str:
     console = Console(
         file=file, width=width, color_system=None, legacy_windows=False, force_jupyter=False
     )
-    console.print(content)
+    print_document(console, content)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
 
@@ -134,6 +139,10 @@ def bullets(
     for sentence in sentences:
         grid.add_row(Text(mark, style=style), Text(printable(sentence)))
     return [Text(""), Text(title, style="bold"), Padding(grid, (0, 0, 0, 1))]
+
+
+def _whole(line: str) -> Text:
+    return Text(printable(line), no_wrap=True, overflow="ignore")
 
 
 def _cell(cell: Cell, style: str, dash: str) -> Text:

@@ -125,8 +125,8 @@ def test_a_sweep_and_branches_calibrate(logged: Path, tmp_path: Path) -> None:
         ),
         (
             ["--branch-step", "500"],
-            "`--branch-step` must be used with `--branches`, got only 500. Also give the CSV file"
-            " with the losses of the branches.",
+            "`--branch-step` must be used with a CSV file of losses in `--branches`, got no file."
+            " Leave `--branch-step` out.",
         ),
         (
             ["--loss-scatter", "0.1"],

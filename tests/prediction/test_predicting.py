@@ -335,7 +335,7 @@ def test_noise_within_the_measuring_error_gives_an_upper_bound() -> None:
 def test_gradients_without_noise_have_no_critical_batch_size() -> None:
     """tr(Σ) then comes out on either side of 0; here below it by more than its error."""
     message = (
-        "`history` must have a noise scale above 0, got no noise beyond the measuring error in"
+        "`run` must have a noise scale above 0, got no noise beyond the measuring error in"
         " 1,000 steps. Train at a smaller batch size, where the noise is larger, or check that the"
         " batches differ."
     )
@@ -488,18 +488,18 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> N
     [
         (
             {"noise_scale": math.nan, "low": 0, "high": math.inf},
-            "`history` must have a noise scale, or a lower bound of it, got neither in 1,000 steps."
+            "`run` must have a noise scale, or a lower bound of it, got neither in 1,000 steps."
             " Train longer, or at a larger batch size, until the monitor has one.",
         ),
         (
             {"examples": math.nan},
-            "`history` must have `examples` that rise with the steps, got nan examples a step up to"
+            "`run` must have `examples` that rise with the steps, got nan examples a step up to"
             " step 20. Give `batch_size_fn` to the monitor if its count is wrong.",
         ),
         (
             {"seconds_per_step": math.nan},
             "`price_per_device_hour` must come with seconds a step, got 2 for a run that has none."
-            " Give `step_time`, measured by `noisescale profile`.",
+            " Give `step_times`, measured by `noisescale profile`.",
         ),
     ],
 )

@@ -5,13 +5,14 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from noisescale.report.figures import SETTINGS, noise_scale_figure, placed
 from plotly.offline import get_plotlyjs
 from reported_runs import history
 
+from noisescale.prediction.figures import noise_scale_figure
 from noisescale.prediction.figures.noise_of_runs import noise_of_runs_figure
 from noisescale.prediction.predict import predict
 from noisescale.report.colours import DARK
+from noisescale.report.drawing import SETTINGS, place_figure
 from noisescale.report.page import drawing_script
 
 if TYPE_CHECKING:
@@ -43,12 +44,12 @@ def draw(page: "Page", drawing: Drawing, revision: str = "", *, dark: bool = Fal
 def of_runs(*names: str) -> Drawing:
     p = predict(history())
     runs = [(name, p, k) for k, name in enumerate(names)]
-    return placed("runs", "Runs", noise_of_runs_figure(runs)).drawing
+    return place_figure("runs", "Runs", noise_of_runs_figure(runs)).drawing
 
 
 def of_one(noise_scale: float) -> Drawing:
     p = predict(history(noise_scale=noise_scale))
-    return placed("noise-scale", "The noise scale", noise_scale_figure(p)).drawing
+    return place_figure("noise-scale", "The noise scale", noise_scale_figure(p)).drawing
 
 
 def hide(page: "Page", name: str) -> None:

@@ -5,6 +5,7 @@ import gzip
 import json
 import math
 import tomllib
+from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from werkzeug.wrappers import Response
 
 from noisescale import predict
 from noisescale.history.reading import read_run
-from noisescale.report.document import headline
+from noisescale.report.records import finite
 from noisescale.tensorboard_plugin.loader import NoiseScaleLoader
 from noisescale.tensorboard_plugin.logged_runs import LoggedRuns, Measured
 from noisescale.tensorboard_plugin.plugin import SAMPLED, NoiseScalePlugin
@@ -94,7 +95,7 @@ def test_a_run_is_answered_with_what_the_package_predicts(
     answer = json.loads(get(plugin, "/prediction", run="one", price=2, worth=30).data)
 
     expected = predict(read_run(logs / "one"), price_per_device_hour=2, hour_worth=30)
-    lines = dict(answer["headline"])
+    lines = {one["label"]: one["sentence"] for one in answer["answers"]}
     assert f"{expected.recommended_batch_size:.0f} examples" in lines["Cheapest with waiting"]
     assert "192 examples (95 % interval 154 to 250)" in lines["Critical batch size"]
     assert [figure["id"] for figure in answer["figures"]] == ["noise-scale", "front", "speed-up"]
@@ -107,8 +108,8 @@ def test_a_run_is_answered_with_what_the_package_predicts(
 
 def test_controls_change_the_answer(plugin: NoiseScalePlugin) -> None:
     def critical(**query: Any) -> str:
-        lines = dict(json.loads(get(plugin, "/prediction", **query).data)["headline"])
-        return str(lines["Critical batch size"])
+        answers = json.loads(get(plugin, "/prediction", **query).data)["answers"]
+        return next(str(x["sentence"]) for x in answers if x["label"] == "Critical batch size")
 
     assert critical(run="one", kappa=2).startswith("384 examples")
     assert critical(run="gan/version_0", optimizer=1).startswith("20.0 examples")
@@ -382,5 +383,6 @@ def test_a_resumed_run_reads_in_the_tab_as_in_predict_and_as_one_that_was_not(
     assert provided[0]["step"].tolist() == [step for _, step, _ in never]
     for name in provided[1]:
         np.testing.assert_array_equal(provided[0][name], provided[1][name])
-    assert answers[0]["headline"] == answers[1]["headline"]
-    assert [list(line) for line in headline(predict(provided[0]))] == answers[0]["headline"]
+    assert answers[0]["answers"] == answers[1]["answers"]
+    said = [asdict(one) for one in predict(provided[0]).document().answers]
+    assert json.loads(json.dumps(finite(said))) == answers[0]["answers"]

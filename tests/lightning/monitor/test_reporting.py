@@ -184,7 +184,7 @@ def test_in_the_folder_of_a_run_a_second_fit_brings_the_report_up_to_date(tmp_pa
 
 
 def test_a_fit_that_measured_nothing_says_so(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="NoiseScaleMonitor has nothing to report: `history` must"):
+    with pytest.warns(UserWarning, match="NoiseScaleMonitor has nothing to report: `run` must"):
         fit_in_this_process(tmp_path, max_steps=0)
 
     assert not (tmp_path / "noise_scale.html").exists()

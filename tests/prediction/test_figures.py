@@ -7,18 +7,13 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 from drawn import colours_in, trace
-from noisescale.report.figures import (
-    FIGURES,
-    front_figure,
-    noise_scale_figure,
-    placed,
-    speed_up_figure,
-)
 from reported_runs import history
 
+from noisescale.prediction.figures import FIGURES, front_figure, noise_scale_figure, speed_up_figure
 from noisescale.prediction.figures.noise_of_runs import noise_of_runs_figure
 from noisescale.prediction.predict import Prediction, predict
 from noisescale.report.colours import DARK, SERIES
+from noisescale.report.drawing import place_figure
 
 UNTIMED = math.nan
 
@@ -278,7 +273,7 @@ def test_a_page_writes_the_title_itself() -> None:
     drawn = front_figure(predict(history()))
     height, legend = drawn.layout.height, drawn.layout.legend.y * drawn.layout.height
 
-    figure = placed("front", "Time against compute", drawn)
+    figure = place_figure("front", "Time against compute", drawn)
 
     layout = figure.drawing["layout"]
     assert figure.finding.startswith("Batch size 64 on 2 devices")

@@ -10,7 +10,7 @@ import pytest
 from noisescale import History, predict
 from noisescale.history.following import FollowedRun
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.watching import watched
+from noisescale.prediction.watching import state_of
 from noisescale.report.text import plain
 
 NOW = 1_000_000.0
@@ -39,7 +39,7 @@ def history(
 
 
 def said(run: FollowedRun, found: PredictionRecord | ValueError | None, note: str = "") -> str:
-    return plain(watched(run, found, NOW, note), 100)
+    return plain(state_of(run, found, NOW, note), 100)
 
 
 def test_the_last_row_its_course_and_the_advice_are_shown(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-import dataclasses
 import json
 import math
 from typing import Any
@@ -11,8 +10,6 @@ from reported_runs import history
 import noisescale
 from noisescale import History
 from noisescale.prediction.predict import predict
-from noisescale.report.records import fit_as_dict
-from noisescale.tradeoff.fit import fit_tradeoff
 
 
 def strictly(text: str) -> Any:
@@ -92,34 +89,3 @@ def test_steps_of_the_run_itself_are_known_even_where_its_noise_scale_is_not() -
 
     own = next(row for row in record["rows"] if row["batch_size"] == 64)
     assert own["steps"]["value"] == pytest.approx(2000)
-
-
-def test_a_fit_as_a_record_has_bands_around_its_values() -> None:
-    fit = fit_tradeoff([16, 32, 64, 128, 256], [720, 405, 242, 168, 131])
-
-    record = strictly(json.dumps(fit_as_dict(fit), allow_nan=False))
-
-    found = fit.regimes()
-    for name in ("min_steps", "min_examples", "critical_batch_size", "sharpness"):
-        assert record[name] == dataclasses.asdict(getattr(found, name))
-        assert record[name]["value"] == pytest.approx(getattr(fit, name))
-    assert record["sweep"][2]["fitted_steps"] == pytest.approx(
-        242 / math.exp(record["sweep"][2]["log_residual"])
-    )
-
-
-def test_a_fit_as_a_record_has_the_unit_and_the_overhead_that_were_asked_for() -> None:
-    fit = fit_tradeoff([16, 32, 64, 128, 256], [720, 405, 242, 168, 131])
-
-    plain, asked = fit_as_dict(fit), fit_as_dict(fit, unit="sequences", optimal_batch_size=16)
-
-    assert (plain["unit"], plain["overhead_batch_size"]) == ("examples", None)
-    assert asked["unit"] == "sequences"
-    assert asked["overhead_batch_size"] == fit.overhead_batch_size(0.2, 16)
-
-
-def test_a_fit_of_two_points_is_open_where_they_leave_it_open() -> None:
-    record = fit_as_dict(fit_tradeoff([16, 32], [720, 405]))
-
-    assert record["critical_batch_size"]["high"] is None
-    assert record["min_steps"]["low"] == 0

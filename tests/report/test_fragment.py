@@ -2,11 +2,9 @@
 import re
 from html.parser import HTMLParser
 
-from noisescale.report.notebook import as_fragment
 from reported_runs import history
 
 from noisescale.prediction.predict import predict
-from noisescale.report.document import headline
 
 
 class Words(HTMLParser):
@@ -36,8 +34,10 @@ def test_a_notebook_shows_the_answers_the_warnings_and_the_batch_sizes() -> None
 
     text = " ".join(Words(p._repr_html_()).text.split())
 
-    for name, said in headline(p):
-        assert f"{name.strip()} {said}" in text
+    assert text.startswith(p.document().headline)
+    for one in p.document().answers:
+        assert f"{one.label} {one.sentence}" in text
+        assert all(f"{part.label} {part.sentence}" in text for part in one.parts)
     assert p.warnings
     assert all(warning in text for warning in p.warnings)
     assert "On the run's own 2 devices batch size steps" in text
@@ -46,16 +46,8 @@ def test_a_notebook_shows_the_answers_the_warnings_and_the_batch_sizes() -> None
 
 
 def test_the_fragment_loads_nothing_and_escapes_names() -> None:
-    fragment = as_fragment(predict(history(), unit="<script>x</script>"))
+    fragment = predict(history(), unit="<script>x</script>")._repr_html_()
 
     assert "<script" not in fragment
     assert "&lt;script&gt;" in fragment
     assert not re.search(r"http|src=|url\(|color", fragment)
-
-
-def test_in_a_line_a_prediction_says_what_it_recommends() -> None:
-    said = repr(predict(history(), [64, 128], [2]))
-
-    assert said == (
-        "<Prediction: recommended batch size 64, critical batch size 100 (80.0 to 125), 2 rows>"
-    )

@@ -5,8 +5,8 @@ import pytest
 from logged_runs import log_run
 
 from noisescale import Calibration, History, predict
-from noisescale.cli.calibrating import calibration_of
 from noisescale.history.reading import read_run
+from noisescale.prediction.calibrating import calibration_from
 
 
 def test_branches_are_compared_with_the_noise_scale_of_their_own_step(tmp_path: Path) -> None:
@@ -17,8 +17,8 @@ def test_branches_are_compared_with_the_noise_scale_of_their_own_step(tmp_path: 
     for step in (10, 20, 30):
         history.append(step=step, examples=8 * step, noise_scale=step, low=step / 2, high=2 * step)
 
-    found = calibration_of(history, None, None, branches, 20)
-    over_more = calibration_of(history, None, None, branches, 10, branch_examples=160)
+    found = calibration_from(history, None, None, branches, branch_step=20)
+    over_more = calibration_from(history, None, None, branches, branch_step=10, branch_examples=160)
 
     assert isinstance(found, Calibration)
     assert found.kappa.value == pytest.approx(256 / 20, rel=1e-3)
@@ -29,7 +29,7 @@ def test_branches_are_compared_with_the_noise_scale_of_their_own_step(tmp_path: 
     assert over_more.kappa.value == pytest.approx(256 / span, rel=1e-3)
 
 
-def test_doubts_of_a_sweep_are_told_by_the_prediction_alone(tmp_path: Path) -> None:
+def test_doubts_of_a_sweep_are_in_the_prediction_alone(tmp_path: Path) -> None:
     """Warnings are errors in these tests."""
     log_run(tmp_path)
     sweep = tmp_path / "sweep.csv"
@@ -37,7 +37,7 @@ def test_doubts_of_a_sweep_are_told_by_the_prediction_alone(tmp_path: Path) -> N
     sweep.write_text("batch_size,steps\n" + "\n".join(f"{b},{s}" for b, s in rows))
     history = read_run(tmp_path)
 
-    found = calibration_of(history, None, sweep, None, None)
+    found = calibration_from(history, None, sweep, None)
 
     assert (
         predict(history, calibration=found)

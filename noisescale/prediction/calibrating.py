@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calibration that `predict` is asked for: a number, a sweep, or branches of the run."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from noisescale.bounded import Bounded
+from noisescale.csv_lines import csv_lines
+from noisescale.history.history import as_history
+from noisescale.history.run_law import critical_batch_size_over
+from noisescale.history.segments import Array, noise_scale_at
+from noisescale.prediction.branches import BranchedRun
+from noisescale.prediction.calibration import Calibration
+from noisescale.refusal import Refusal, renamed
+from noisescale.tradeoff.fit import TradeoffFit, fit_tradeoff
+from noisescale.tradeoff.sweep_files import read_sweeps
+from noisescale.tradeoff.sweep_fits import SweepFits
+
+Sweep = TradeoffFit | SweepFits | str | PathLike[str]
+T = TypeVar("T")
+Branches = BranchedRun | str | PathLike[str]
+
+
+def calibration_from(
+    history: Mapping[str, Array],
+    calibration: Calibration | float | None,
+    sweep: Sweep | None,
+    branches: Branches | None,
+    *,
+    branch_step: float | None = None,
+    branch_examples: float | None = None,
+    loss_scatter: float | None = None,
+) -> Calibration | float | None:
+    """Return the calibration that these arguments of `predict` give; None if they give none.
+
+    Raises:
+        ValueError: If arguments do not go together, or a file does not fit the run.
+        OSError: If a file cannot be read.
+    """
+    if sum(given is not None for given in (calibration, sweep, branches)) > 1:
+        raise Refusal(
+            ("calibration", "sweep", "branches"),
+            "not be combined",
+            "several of them",
+            "Give only the one that you trust most.",
+        )
+    of_losses = {
+        "branch_step": branch_step,
+        "branch_examples": branch_examples,
+        "loss_scatter": loss_scatter,
+    }
+    losses = _csv_file(branches)
+    given = [name for name, value in of_losses.items() if value is not None]
+    if given and losses is None:
+        raise Refusal(
+            given[0],
+            "be used with a CSV file of losses in `branches`",
+            "no file" if branches is None else str(branches),
+            f"Leave `{given[0]}` out.",
+        )
+    if sweep is not None:
+        return _by_sweep(history, sweep)
+    if branches is None:
+        return calibration
+    if losses is None:
+        run = branches if isinstance(branches, BranchedRun) else BranchedRun.from_file(branches)
+        return Calibration.from_branched_run(history, run)
+    if branch_step is None:
+        raise Refusal(
+            "branches",
+            "be used with `branch_step` if it is a CSV file",
+            "no step",
+            "Give the step of the run at which the branches started.",
+        )
+    return _by_losses(history, losses, branch_step, branch_examples, loss_scatter)
+
+
+def _csv_file(branches: Branches | None) -> Path | None:
+    """Return the path of a file of losses; None for branches of `noisescale branch`."""
+    if branches is None or isinstance(branches, BranchedRun):
+        return None
+    return None if Path(branches).suffix == ".json" else Path(branches)
+
+
+def _by_sweep(history: Mapping[str, Array], sweep: Sweep) -> Calibration:
+    if isinstance(sweep, TradeoffFit):
+        fit = sweep
+    elif isinstance(sweep, SweepFits):
+        fit = _only(sweep.curves)
+    else:
+        curve = _only(read_sweeps(sweep))
+        with warnings.catch_warnings(), renamed({"batch_sizes": "batch_size"}):
+            warnings.simplefilter("ignore")  # they are among those of the prediction
+            fit = fit_tradeoff(*curve)
+    with renamed({"kappa": "sweep"}):
+        return Calibration.from_sweep(history, fit)
+
+
+def _only(curves: Mapping[str, T]) -> T:
+    if len(curves) != 1:
+        raise Refusal("sweep", "have one curve", f"{len(curves)} curves", "Give one of them.")
+    (curve,) = curves.values()
+    return curve
+
+
+def _by_losses(
+    history: Mapping[str, Array],
+    branches: Path,
+    step: float,
+    examples: float | None,
+    scatter: float | None,
+) -> Calibration:
+    (_, columns), *_ = list(csv_lines(branches)) or [(0, [])]
+    by = "order" if "order" in columns else None
+    curves = read_sweeps(branches, measured="loss", by=by)
+    sizes = [size for curve in curves.values() for size in curve.batch_sizes]
+    losses = [loss for curve in curves.values() for loss in curve.measured]
+    orders = [name for name, curve in curves.items() for _ in curve.measured]
+    with renamed({"step": "branch_step", "noise_scale": "branch_step"}):
+        noise_scale = _noise_scale_over(history, step, examples)
+    names = {"batch_sizes": "batch_size", "losses": "loss", "kappa": "branches"}
+    with renamed(names | {"scatter": "loss_scatter"}):
+        return Calibration.from_branches(
+            noise_scale, sizes, losses, scatter=scatter, orders=orders if by else None
+        )
+
+
+def _noise_scale_over(history: Mapping[str, Array], step: float, examples: float | None) -> Bounded:
+    """Return B_crit by the noise scale over examples from a step on, or at the step alone."""
+    at_step = noise_scale_at(history, step)
+    if examples is None:
+        return at_step
+    seen = np.interp(step, history["step"], history["examples"])
+    if seen + examples > 1.01 * history["examples"][-1]:
+        raise Refusal(
+            "branch_examples",
+            "not go beyond the end of the run",
+            f"{examples:,.0f}: branches start at example {seen:,.0f}, and the run has"
+            f" {history['examples'][-1]:,.0f} examples",
+            "Give a smaller number, or leave it out.",
+        )
+    end = np.interp(seen + examples, history["examples"], history["step"])
+    return critical_batch_size_over(as_history(history), step, float(end))
