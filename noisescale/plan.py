@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from noisescale.checks import checked_count, checked_positive
+from noisescale.checks import require_count, require_positive
 from noisescale.refusal import Refusal
 
 TOLERANCE = 1.1
@@ -48,10 +48,10 @@ class Plan:
     def __post_init__(self) -> None:
         """Check the numbers."""
         examples = "Give the examples of one micro-batch, on one device."
-        checked_positive("device_batch_size", self.device_batch_size, examples)
-        checked_count("accumulation", self.accumulation, "Give the micro-batches of a step.")
-        checked_count("devices", self.devices, "Give the ranks that train together.")
-        checked_count("nodes", self.nodes, "Give the nodes that the devices are on.")
+        require_positive("device_batch_size", self.device_batch_size, examples)
+        require_count("accumulation", self.accumulation, "Give the micro-batches of a step.")
+        require_count("devices", self.devices, "Give the ranks that train together.")
+        require_count("nodes", self.nodes, "Give the nodes that the devices are on.")
         if self.nodes > self.devices:
             raise Refusal(
                 "nodes",
@@ -140,7 +140,7 @@ def plan_for(
         7 = 1 x 7 micro-batches x 1 device
     """
     bounds = bounds or Bounds()
-    wanted = bounds.clipped(checked_positive("wanted", wanted, "Give the examples of a step."))
+    wanted = bounds.clipped(require_positive("wanted", wanted, "Give the examples of a step."))
     plan = _nearest_plan(
         wanted, devices, nodes, device_batch_size, max_device_batch_size, examples_per_row, bounds
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from noisescale.printable import printable
-from noisescale.refusal import Refusal, renamed
+from noisescale.refusal import Refusal, rename_arguments
 
 if TYPE_CHECKING:
     from noisescale.bounded import Bounded
@@ -82,7 +82,7 @@ def _by_sweep(history: History, sweep: Path) -> Calibration:
 
     (curve,) = read_sweeps(sweep).values()
     names = {"batch_sizes": "batch_size", "history": "run", "kappa": "--sweep"}
-    with warnings.catch_warnings(), renamed(names):
+    with warnings.catch_warnings(), rename_arguments(names):
         warnings.simplefilter("ignore")  # they are among those of the prediction
         return Calibration.from_sweep(history, fit_tradeoff(*curve))
 
@@ -91,7 +91,7 @@ def _by_branched_run(history: History, branches: Path) -> Calibration:
     from noisescale.prediction import Calibration
     from noisescale.prediction.branches import BranchedRun
 
-    with renamed({"history": "run"}):
+    with rename_arguments({"history": "run"}):
         return Calibration.from_branched_run(history, BranchedRun.from_file(branches))
 
 
@@ -108,10 +108,12 @@ def _by_losses(
     sizes = [size for curve in curves.values() for size in curve.batch_sizes]
     losses = [loss for curve in curves.values() for loss in curve.measured]
     orders = [name for name, curve in curves.items() for _ in curve.measured]
-    with renamed({"step": "--branch-step", "history": "run", "noise_scale": "--branch-step"}):
+    with rename_arguments(
+        {"step": "--branch-step", "history": "run", "noise_scale": "--branch-step"}
+    ):
         noise_scale = _noise_scale_over(history, step, examples)
     names = {"batch_sizes": "batch_size", "losses": "loss", "kappa": "--branches"}
-    with renamed(names | {"scatter": "--loss-scatter"}):
+    with rename_arguments(names | {"scatter": "--loss-scatter"}):
         return Calibration.from_branches(
             noise_scale, sizes, losses, scatter=scatter, orders=orders if by else None
         )

@@ -12,7 +12,7 @@ from noisescale.cli.calibrating import calibration_of
 from noisescale.cli.showing import check_html, show
 from noisescale.cli.values import flags_of, numbers
 from noisescale.printable import printable
-from noisescale.refusal import Refusal, renamed
+from noisescale.refusal import Refusal, rename_arguments
 
 if TYPE_CHECKING:
     from noisescale.prediction.predict import Prediction
@@ -182,11 +182,11 @@ def predict_run(
     }
 
     def predicted(run: Path) -> Prediction:
-        with renamed(flags):
+        with rename_arguments(flags):
             history = read_run(run, **which)
             other = None
             if second_run is not None:
-                with renamed({"run": "--second-run"}):
+                with rename_arguments({"run": "--second-run"}):
                     other = read_run(second_run, **which)
         kappa = calibration_of(
             *(history, calibration, sweep, branches, branch_step),
@@ -196,7 +196,7 @@ def predict_run(
         step_time = None if step_times is None else fit_step_time(read_timings(step_times))
         others = {"kappa": "--calibration", "step_time": "--step-times", "history": "run"}
         others |= {"calibration": "--calibration`, `--sweep` or `--branches"} if kappa else {}
-        with renamed(flags | others):
+        with rename_arguments(flags | others):
             return predict(
                 history,
                 numbers("batch-sizes", batch_sizes),

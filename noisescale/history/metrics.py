@@ -72,7 +72,7 @@ class Goal:
         """Whether a value is beyond the goal. The goal's side must be known."""
         return value < self.value if self.side == "<" else value > self.value
 
-    def reached_by(self, values: Array) -> NDArray[np.bool_]:
+    def is_reached_by(self, values: Array) -> NDArray[np.bool_]:
         """Return which values reach the goal, each on its own. The goal's side must be known.
 
         Values that are not finite do not. Loggers store numbers with 24 bits: a value that is the
@@ -84,7 +84,7 @@ class Goal:
             np.isfinite(values) & ((ahead > 0) & ~equal if self.strict else (ahead > 0) | equal)
         )
 
-    def reached_at(self, steps: Array, values: Array) -> float | None:
+    def first_step(self, steps: Array, values: Array) -> float | None:
         """Return the step at which a metric reached the goal for good; None if it never did.
 
         Single values are noisy. Isotonic regression averages the values that would let the metric

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
-from noisescale.checks import checked_choice, checked_positive, is_real, is_whole, refuse
+from noisescale.checks import is_real, is_whole, refuse, require_choice, require_positive
 from noisescale.collectors.halves.row_pass import random_numbers_kept
 from noisescale.collectors.own_pass import own_pass
 from noisescale.meter.choosing import unwrapped
@@ -93,13 +93,13 @@ class ConcurrentAdversary:
     ) -> None:
         model = unwrapped(model)
         self._model = model.module if isinstance(model, DistributedDataParallel) else model
-        self.radius = checked_positive("radius", radius, "Pass 8/255 for images in [0, 1], say.")
-        self.step_size = checked_positive("step_size", step_size, "Pass `radius` for FGSM's step.")
+        self.radius = require_positive("radius", radius, "Pass 8/255 for images in [0, 1], say.")
+        self.step_size = require_positive("step_size", step_size, "Pass `radius` for FGSM's step.")
         if not is_whole(staleness) or staleness < 0:
             needed = "be a whole number of steps, 0 or more"
             refuse("staleness", needed, repr(staleness), "Leave it at 1.")
         self.staleness = int(staleness)
-        self._norm = checked_choice("norm", norm, ("linf", "l2"), 'Leave it at "linf".')
+        self._norm = require_choice("norm", norm, ("linf", "l2"), 'Leave it at "linf".')
         self._bounds = _checked_bounds(bounds)
         self._stale: deque[dict[str, Tensor]] = deque(maxlen=max(self.staleness, 1))
         self._streams: dict[torch.device, Any] = {}

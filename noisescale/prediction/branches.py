@@ -74,7 +74,7 @@ class Branch:
         if self.diverged:
             return None
         course = np.array(self.steps), np.array(self.losses)
-        return Goal(_LOSS, loss).reached_at(*course)
+        return Goal(_LOSS, loss).first_step(*course)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import TYPE_CHECKING
 
-from noisescale.checks import checked_positive
+from noisescale.checks import require_positive
 from noisescale.extras import need
 from noisescale.history.history import as_history
 from noisescale.history.metrics import Goal
@@ -224,7 +224,7 @@ def _compared(
     """Return two runs up to their goal, and what they say about the critical batch size."""
     scatter, result = STEPS_SCATTER, "the ends of both runs"
     if steps_scatter is not None:
-        scatter = checked_positive("steps_scatter", steps_scatter, "Pass 0.15 for 15 %.")
+        scatter = require_positive("steps_scatter", steps_scatter, "Pass 0.15 for 15 %.")
     if goal is not None:
         reached = Goal.read(goal)
         result = str(reached)

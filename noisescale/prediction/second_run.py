@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from noisescale.bounded import Bounded
-from noisescale.checks import check_confidence, checked_positive
+from noisescale.checks import check_confidence, require_positive
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
 from noisescale.refusal import Refusal
@@ -147,7 +147,7 @@ def _critical_batch_size(runs: Sequence[Segments], scatter: float, confidence: f
     is known: all are possible.
     """
     check_confidence(confidence)
-    checked_positive("scatter", scatter, "Pass 0.15 for 15 %.")
+    require_positive("scatter", scatter, "Pass 0.15 for 15 %.")
 
     def misfits(log_critical: float, bends: Array) -> Array:
         progress = [

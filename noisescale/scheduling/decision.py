@@ -70,9 +70,9 @@ class ControllerState(NamedTuple):
     """The saved state of the batch size along a run.
 
     Examples:
-        >>> from noisescale.state import restored, to_builtins
+        >>> from noisescale.state import restore, to_builtins
         >>> state = ControllerState(Plan(8, 4), base_batch_size=32.0, wanted=32.0)
-        >>> restored(now=state, saved=to_builtins(state)) == state
+        >>> restore(now=state, saved=to_builtins(state)) == state
         True
     """
 

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from noisescale.bounded import Bounded
-from noisescale.checks import check_confidence, checked_positive
+from noisescale.checks import check_confidence, require_positive
 from noisescale.refusal import Refusal
 from noisescale.tradeoff.profile import profile_of
 from noisescale.tradeoff.run_sums import Array
@@ -97,7 +97,7 @@ def fit_branch_losses(
     if scatter is None:
         scatter, freedom = _scatter(batch, loss, orders)
     else:
-        checked_positive("scatter", scatter, "Pass 0.01, in units of the loss.")
+        require_positive("scatter", scatter, "Pass 0.01, in units of the loss.")
     quantile = float(stdtrit(min(freedom, 1e9), 0.5 + confidence / 2))
 
     def misfit(log_critical: float) -> float:

@@ -14,7 +14,7 @@ from scipy.optimize import least_squares
 from scipy.special import stdtrit
 
 from noisescale.bounded import Bounded
-from noisescale.checks import check_confidence, checked_positive
+from noisescale.checks import check_confidence, require_positive
 from noisescale.refusal import Refusal
 from noisescale.tradeoff.profile import (
     BENDS,
@@ -71,7 +71,7 @@ class Regimes:
         A bend with an exponent above 3.8 has no diminishing returns: both other regimes overlap
         around B_crit, where they meet here.
         """
-        size = checked_positive("batch_size", batch_size, "Give a global batch size, in examples.")
+        size = require_positive("batch_size", batch_size, "Give a global batch size, in examples.")
         perfect, maximal = size <= self.perfect_up_to.low, size >= self.maximal_from.high
         if perfect and maximal:
             perfect = size <= self.critical_batch_size.value
@@ -85,7 +85,7 @@ class Regimes:
 
     def steps(self, batch_size: float) -> float:
         """Return the steps of the curve that fits best, S_min·(1 + (B_crit/B)^α)^(1/α)."""
-        size = checked_positive("batch_size", batch_size, "Give a global batch size, in examples.")
+        size = require_positive("batch_size", batch_size, "Give a global batch size, in examples.")
         least, most = sorted((self.min_steps.value, self.min_examples.value / size))
         if not least:
             return most
@@ -156,7 +156,7 @@ def find_regimes(
     if scatter is None:
         scatter, freedom = sweep.scatter()
     else:
-        checked_positive("scatter", scatter, "Pass 0.1 for 10 %, or leave it out.")
+        require_positive("scatter", scatter, "Pass 0.1 for 10 %, or leave it out.")
         freedom = 10**9  # the normal distribution
     sweep = sweep._replace(price=scatter**2)
     quantile = float(stdtrit(freedom, 0.5 + confidence / 2))

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from noisescale.checks import checked_positive
+from noisescale.checks import require_positive
 from noisescale.refusal import Refusal
 from noisescale.tradeoff.run_sums import Parts, next_measured
 
@@ -69,7 +69,7 @@ class Tradeoff:
     def __post_init__(self) -> None:
         for name in ("min_steps", "min_examples", "sharpness"):
             remedy = "Take it from `Tradeoff.from_run` or from `fit_tradeoff`."
-            checked_positive(name, getattr(self, name), remedy)
+            require_positive(name, getattr(self, name), remedy)
         if not 0 < self.gamma <= 1:
             raise Refusal(
                 "gamma",

@@ -196,7 +196,7 @@ class _Look(Callback):
         elif step >= self._last:
             # Below the goal on the average, too, not by a single low value.
             course = np.array(self.steps), np.array(self.losses)
-            trainer.should_stop = Goal("loss", self._goal).reached_at(*course) is not None
+            trainer.should_stop = Goal("loss", self._goal).first_step(*course) is not None
             self._last = math.inf
 
 

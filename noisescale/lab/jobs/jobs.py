@@ -98,7 +98,7 @@ class Job(Protocol):
     def as_dict(self) -> dict[str, Any]:
         """Return the job as JSON can hold it."""
 
-    def wanted(self, entries: Mapping[str, Entry]) -> list[Task]:
+    def next_tasks(self, entries: Mapping[str, Entry]) -> list[Task]:
         """Return the tasks that can be trained now and have no result. None left: the job is done.
 
         The answer of a sweep depends on the results alone, not on their order. So one worker and
@@ -109,8 +109,8 @@ class Job(Protocol):
             entries: All tasks of the ledger, by their keys.
         """
 
-    def finished(self, entries: Mapping[str, Entry]) -> bool:
-        """Return whether nothing is left to train. It costs less than `wanted`."""
+    def is_finished(self, entries: Mapping[str, Entry]) -> bool:
+        """Return whether nothing is left to train. It costs less than `next_tasks`."""
 
     def limit_of(self, spec: Record, entries: Mapping[str, Entry]) -> float:
         """Return the steps after which a training cannot win any more; infinite for no limit."""

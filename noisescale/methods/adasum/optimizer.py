@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from noisescale.checks import checked_count, refuse
+from noisescale.checks import refuse, require_count
 from noisescale.methods.across_ranks.alike import (
     check_alike,
     check_same_number,
@@ -75,7 +75,7 @@ class AdasumOptimizer(WrappedOptimizer):
         mean_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(optimizer)
-        self.local_steps = checked_count("local_steps", local_steps, "Pass 1 to combine each step.")
+        self.local_steps = require_count("local_steps", local_steps, "Pass 1 to combine each step.")
         self.group, self.mean_group = group, mean_group
         self.statistics: AdasumStatistics | None = None
         """Of the last reduction: of the parameters in `trained`, on the device."""

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from noisescale.checks import checked_count, refuse
+from noisescale.checks import refuse, require_count
 from noisescale.lightning import trainer_access
 from noisescale.lightning.trainer_access import SettingRefusal
 from noisescale.methods.across_ranks.own_steps import OwnSteps, copy_weights_
@@ -68,8 +68,8 @@ class AdasumReduction(OwnSteps[AdasumOptimizer]):
     def __init__(
         self, local_steps: int = 1, ranks_per_node: int = 1, *, log_layers: bool = True
     ) -> None:
-        self.local_steps = checked_count("local_steps", local_steps, "Pass 1 to combine each step.")
-        self.ranks_per_node = checked_count("ranks_per_node", ranks_per_node, "Pass 1 for none.")
+        self.local_steps = require_count("local_steps", local_steps, "Pass 1 to combine each step.")
+        self.ranks_per_node = require_count("ranks_per_node", ranks_per_node, "Pass 1 for none.")
         self.log_layers = log_layers
         self.same_weights_in_each_step = local_steps == 1
         super().__init__()

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from noisescale.checks import checked_choice, refuse
+from noisescale.checks import refuse, require_choice
 from noisescale.refusal import TypeRefusal
 
 Matrix: TypeAlias = npt.NDArray[np.float64]
@@ -76,7 +76,7 @@ def topology_of(topology: Any, ranks: int) -> Topology:
         matrix = checked_mixing(topology, ranks)
         return Topology("matrix", (matrix,), (matrix,))
     remedy = "Or pass a doubly stochastic matrix, such as `metropolis_weights(adjacency)`."
-    checked_choice("topology", topology, NAMES, remedy)
+    require_choice("topology", topology, NAMES, remedy)
     hops = [1 << k for k in range((ranks - 1).bit_length())]
     if topology == "one-peer":
         share = 0.5 / max(len(hops) - 1, 1)

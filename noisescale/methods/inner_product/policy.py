@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from noisescale.checks import checked_positive
+from noisescale.checks import require_positive
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.methods.inner_product.along_gradient import NoiseAlongGradient
 from noisescale.plan import Plan
@@ -70,8 +70,8 @@ class InnerProductTest(Policy):
     by_reduced_values = True
 
     def __init__(self, theta: float = 0.9, nu: float | None = None, **gate: Any) -> None:
-        self._theta = checked_positive("theta", theta, "Leave it at 0.9.")
-        self._nu = nu if nu is None else checked_positive("nu", nu, "Leave it out, or give 5.67.")
+        self._theta = require_positive("theta", theta, "Leave it at 0.9.")
+        self._nu = nu if nu is None else require_positive("nu", nu, "Leave it out, or give 5.67.")
         self._gate = Gate(RatioRule(), **gate)
         across = "" if nu is None else "and across "
         self._gate.seen = f"noise along {across}the gradient"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from noisescale.checks import checked_choice, refuse
+from noisescale.checks import refuse, require_choice
 from noisescale.lab.tune.carbs.trials import cost_of, is_success, one_direction
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def pareto_front(
         direction, trials = of_study, study.get_trials(deepcopy=False)
     else:
         remedy = "Pass the direction in which the trials were optimized."
-        checked_choice("direction", direction, ["minimize", "maximize"], remedy)
+        require_choice("direction", direction, ["minimize", "maximize"], remedy)
         trials = list(study)
     sign = 1 if direction == "maximize" else -1
     done: list[Any] = [trial for trial in trials if is_success(trial)]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
-from noisescale.checks import checked_count, checked_positive, refuse
+from noisescale.checks import refuse, require_count, require_positive
 from noisescale.refusal import TypeRefusal
 
 Array = NDArray[np.float64]
@@ -46,8 +46,8 @@ class Space:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        checked_positive("scale", self.scale, "Pass the size of a large step.")
-        checked_count("rounding_factor", self.rounding_factor, "Pass 8 for multiples of 8.")
+        require_positive("scale", self.scale, "Pass the size of a large step.")
+        require_count("rounding_factor", self.rounding_factor, "Pass 8 for multiples of 8.")
         if self.is_integer and not self.rounds:
             refuse(
                 "is_integer",
