@@ -31,17 +31,17 @@ def refuse_setting(
 
 
 def is_real(value: object) -> TypeGuard[float]:
-    """Whether it is a number of Python's or numpy's."""
+    """Return whether a value is a number of Python's or numpy's."""
     return isinstance(value, (float, int, Real))  # Python's first, which is ten times as fast
 
 
 def is_whole(value: object) -> bool:
-    """Whether it is an integer of Python's or numpy's, not a bool."""
+    """Return whether a value is an integer of Python's or numpy's, not a bool."""
     return isinstance(value, (int, Integral)) and not isinstance(value, bool)
 
 
 def is_positive(value: object) -> TypeGuard[float]:
-    """Whether it is a positive, finite number."""
+    """Return whether a value is a positive, finite number."""
     return is_real(value) and 0 < value < math.inf
 
 

@@ -61,12 +61,12 @@ class Refusal(ValueError):
         """
         known = re.compile(rf"`({'|'.join(map(re.escape, names))})(=\w+)?`")
 
-        def shown(text: str) -> str:
+        def show(text: str) -> str:
             return known.sub(lambda found: f"`{names[found[1]]}`", text)
 
         return type(self)(
-            tuple(shown(f"`{name}`").strip("`") for name in self.arguments),
-            *map(shown, (self.requirement, self.got, self.remedy)),
+            tuple(show(f"`{name}`").strip("`") for name in self.arguments),
+            *map(show, (self.requirement, self.got, self.remedy)),
             word=self.word,
         )
 

@@ -98,7 +98,9 @@ def history_in(log: Log, path: Path, monitor: str, optimizer: int) -> History:
         Refusal: If it logged nothing, or no whole row.
     """
     prefix = prefix_of(optimizer, monitor)
-    found = history_of(log.rows(prefix), printable(path), (monitor, optimizer), log.others(prefix))
+    found = history_of(
+        log.rows(prefix), printable(path), (monitor, optimizer), log.other_names(prefix)
+    )
     found.source = path
     return found
 
@@ -215,7 +217,7 @@ def rows_that_count(columns: Mapping[str, Array]) -> NDArray[np.bool_]:
 
 
 def _is_metric(name: str) -> bool:
-    """Whether a tag or column is a metric for which a goal makes sense."""
+    """Return whether a tag or column is a metric for which a goal makes sense."""
     kinds = ("custom_scalars__config__", "text_summary", "step", "epoch")
     return not name_in(name, ROOT) and not name.endswith(kinds)
 
@@ -325,7 +327,7 @@ def history_of(
     columns["high"] = np.where(np.isnan(high), math.inf, high)
     return History.from_columns(
         columns,
-        optimizer=OptimizerKind.logged_as(optimizers),
+        optimizer=OptimizerKind.from_log(optimizers),
         parameters=float(parameters[-1]) if len(parameters) else math.nan,
     )
 

@@ -31,7 +31,7 @@ def sweep_parameters(texts: Iterable[str]) -> tuple[Parameter, ...]:
     Raises:
         ValueError: If a text has another form, a name is unknown, or one is given twice.
     """
-    found = _once([_read(text, SWEPT) for text in texts])
+    found = _require_once([_read(text, SWEPT) for text in texts])
     for each in found:
         if SWEPT.get(each.name) != each.kind:
             refuse(
@@ -55,7 +55,7 @@ def search_parameters(searched: Sequence[str], space: Path | None = None) -> tup
         batch_size pow2 16 to 1024
         dropout linear 0 to 0.5
     """
-    found = _once([*(_read_space(space) if space else ()), *map(_read, searched)])
+    found = _require_once([*(_read_space(space) if space else ()), *map(_read, searched)])
     if not found:
         refuse("search", "name a parameter to search", "none", _EXAMPLE)
     if {"epochs", "steps"} <= {each.name for each in found}:
@@ -63,7 +63,7 @@ def search_parameters(searched: Sequence[str], space: Path | None = None) -> tup
     return tuple(found)
 
 
-def _once(found: Sequence[Parameter]) -> Sequence[Parameter]:
+def _require_once(found: Sequence[Parameter]) -> Sequence[Parameter]:
     names = [each.name for each in found]
     if double := [name for name in names if names.count(name) > 1]:
         refuse("search", "name each parameter once", printable(double[0]), "Leave one out.")

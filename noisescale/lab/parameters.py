@@ -149,7 +149,7 @@ class Parameter:
         return int(found) if self.whole else min(max(_short(found), self.low), self.high)
 
     def has(self, value: Any) -> bool:
-        """Whether a value is among its own."""
+        """Return whether a value is one of the parameter's values."""
         if not self.is_number:
             return value in self.choices
         return is_real(value) and self.low <= value <= self.high

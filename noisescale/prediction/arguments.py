@@ -70,8 +70,8 @@ def run_to_goal(name: str, history: Mapping[str, Array], goal: Goal) -> History:
 
     steps, values = read_metric(source, goal.metric)
     falls = values[-1] < values[0]
-    sided = goal.from_where(values)
-    if sided.past(values[0]) or (not goal.side and falls != (sided.side == "<")):
+    sided = goal.with_side(values)
+    if sided.is_past(values[0]) or (not goal.side and falls != (sided.side == "<")):
         raise Refusal(
             name,
             f"reach {goal} after its first value",

@@ -29,7 +29,7 @@ class RunSoFar(NamedTuple):
     While the noise scale is not resolved, the last resolved value is used, or its current lower
     bound if that is larger. The steps before the first resolved value use that value. The same
     holds if averages of few steps show no noise at all. In a finished run the next value is used
-    instead (`next_measured`), which is not known yet here.
+    instead (`fill_gaps`), which is not known yet here.
 
     Examples:
         >>> b = NoiseScale(20.0, 15.0, 30.0, grad_sq_norm=1.0, noise_trace=20.0, steps=9)

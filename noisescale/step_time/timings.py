@@ -117,6 +117,6 @@ def read_timings(path: str | PathLike[str]) -> list[StepTiming]:
 
 
 def _number(text: str) -> float:
-    """An integer where it is one, so that files stay as they were written."""
+    """Return the number; an integer if it is one, so that files stay as they were written."""
     value = float(text)
     return int(value) if value.is_integer() else value

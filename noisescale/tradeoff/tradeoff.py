@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from noisescale.checks import require_positive
 from noisescale.refusal import Refusal
-from noisescale.tradeoff.run_sums import Parts, next_measured
+from noisescale.tradeoff.run_sums import Parts, fill_gaps
 
 Floats = Sequence[float] | NDArray[np.float64]
 Amount = TypeVar("Amount", float, NDArray[np.float64])
@@ -221,7 +221,7 @@ class Tradeoff:
                 f"{b.size} without one",
                 "Train longer, or at a larger batch size, until the monitor resolves it.",
             )
-        b = next_measured(b, measured)
+        b = fill_gaps(b, measured)
         for name, values, least in (
             ("noise_scale", b, 0.0),
             ("batch_size", batch, np.nextafter(0, 1)),

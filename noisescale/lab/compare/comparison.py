@@ -242,7 +242,7 @@ def _sided(trials: Sequence[Trial], goals: Goal | Mapping[str, Goal]) -> dict[st
             and len(values := trial.measurements.values[np.isfinite(trial.measurements.values)])
         ]
         start = np.array([np.median(starts)]) if starts else np.array([math.inf])
-        sided[workload] = goal.from_where(start)
+        sided[workload] = goal.with_side(start)
     return sided
 
 

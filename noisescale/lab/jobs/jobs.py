@@ -46,14 +46,14 @@ class Task:
 
 
 class State(Enum):
-    """Of a task."""
+    """The state of a task."""
 
     WAITING = "waiting"
     RUNNING = "running"
     DONE = "done"
     GIVEN_UP = "given up"
     FAILED = "failed"
-    """Its last attempt failed, and another one is to be added."""
+    """The last attempt failed, and another one is to be added."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Entry:
     key: str
     state: State
     trial_id: int
-    """Of the attempt."""
+    """The number of the attempt's trial in the storage."""
     attempt: int
-    """From 1."""
+    """The number of the attempt, from 1."""
     spec: Record
     worker: Record
     """Host, process and name of the worker."""

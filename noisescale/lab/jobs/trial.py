@@ -45,7 +45,7 @@ def train_trial(folder: Path) -> None:
 
 
 def main() -> None:
-    """Train. An error about an option, value or file is one line and code 2, as for commands."""
+    """Train the task. An error of an option or a file is one line and code 2, as in commands."""
     try:
         train_trial(Path(sys.argv[1]))
     except (ValueError, OSError, MissingExtraError) as error:

@@ -100,10 +100,10 @@ class WorkersToStart:
     workers: int
     launcher: str
     options: dict[str, Any]
-    """Of the launcher."""
+    """The options of the launcher."""
     lease: float
     accelerator: str
-    """Of the trainings."""
+    """The accelerator of the trainings."""
 
 
 def workers_to_start(

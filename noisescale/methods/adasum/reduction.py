@@ -92,7 +92,7 @@ class AdasumReduction(OwnSteps[AdasumOptimizer]):
     def _prepare(self, trainer: pl.Trainer) -> None:
         self._groups = self._groups_of(trainer)
 
-    def _wrapped(self, optimizer: Optimizer) -> AdasumOptimizer:
+    def _wrap(self, optimizer: Optimizer) -> AdasumOptimizer:
         group, mean_group = self._groups
         return AdasumOptimizer(optimizer, group, self.local_steps, mean_group=mean_group)
 
@@ -126,13 +126,13 @@ class AdasumReduction(OwnSteps[AdasumOptimizer]):
     def _own_weights(self) -> list[list[Tensor]]:
         # Between two reductions each rank has weights of its own.
         return [
-            [p.detach() for p in each.trained] if each.steps_done else []
+            [p.detach() for p in each.trained_parameters] if each.steps_done else []
             for each in self._optimizers
         ]
 
     def _load_own_weights(self, weights: list[list[Tensor]]) -> None:
         for optimizer, some in zip(self._optimizers, weights, strict=False):
-            copy_weights_(optimizer.trained, some)
+            copy_weights_(optimizer.trained_parameters, some)
 
     def _log(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         metrics: dict[str, float] = {}
@@ -148,7 +148,7 @@ class AdasumReduction(OwnSteps[AdasumOptimizer]):
 def _layers_of(module: torch.nn.Module, optimizer: AdasumOptimizer) -> list[str]:
     """Return the layer of each trained parameter: its name without the last part."""
     names = {id(p): name.rpartition(".")[0] or name for name, p in module.named_parameters()}
-    return [names.get(id(p), "other") for p in optimizer.trained]
+    return [names.get(id(p), "other") for p in optimizer.trained_parameters]
 
 
 def _metrics(prefix: str, optimizer: AdasumOptimizer, layers: list[str]) -> dict[str, float]:

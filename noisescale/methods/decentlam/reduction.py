@@ -119,7 +119,7 @@ class DecentLaMReduction(OwnSteps[DecentLaM]):
                 refuse("configure_optimizers", needed, got, remedy)
             seen |= set(own)
 
-    def _wrapped(self, optimizer: Optimizer) -> DecentLaM:
+    def _wrap(self, optimizer: Optimizer) -> DecentLaM:
         return DecentLaM(optimizer, self.topology)
 
     def _advice(self) -> str:

@@ -80,13 +80,13 @@ class InnerProductTest(Policy):
         """Return the wanted batch size with a reason; the plan's own batch size to stay."""
         unknown = NoiseScale.unknown(noise_scale.confidence)
         along = progress.extra.get(NoiseAlongGradient.name, unknown)
-        wanted = self._gate(self._needed(noise_scale, along), plan, progress)
+        wanted = self._gate(self._required_batch_size(noise_scale, along), plan, progress)
         if wanted < plan.batch_size:
             return Wanted(plan.batch_size, f"{wanted.reason}, and the tests hold")
         return wanted
 
-    def _needed(self, whole: NoiseScale, along: NoiseScale) -> NoiseScale:
-        """The batch size that the tests need, with the interval that follows from both."""
+    def _required_batch_size(self, whole: NoiseScale, along: NoiseScale) -> NoiseScale:
+        """Return the batch size that the tests need, with the interval that follows from both."""
         low, value, high = (x / self._theta**2 for x in (along.low, along.value, along.high))
         if self._nu is not None:
             across = self._nu**2

@@ -29,7 +29,7 @@ class _Block(NamedTuple):
     gradient: Tensor
     second_moment: Tensor
     step: Tensor
-    """Those behind v, a scalar."""
+    """The number of steps behind v, a scalar."""
     settings: Mapping[str, Any]
 
     @property
@@ -93,10 +93,10 @@ class AdamPreconditioner(ExtraEntry):
             step = torch.as_tensor(state["step"])
             blocks += [_Block(g, v, step, settings) for g, v in cut]
         counted = ((block, block.kind, block.gradient.numel()) for block in blocks)
-        return [norm for some in together(counted) for norm in norms_of(_scaled(some))]
+        return [norm for some in together(counted) for norm in norms_of(_scale(some))]
 
 
-def _scaled(blocks: Sequence[_Block]) -> Sequence[Tensor]:
+def _scale(blocks: Sequence[_Block]) -> Sequence[Tensor]:
     """Return g/(√(v/(1 - βᵗ)) + ε) of blocks of one kind, in four kernels.
 
     In one more for each parameter if only the device knows t.

@@ -28,7 +28,7 @@ SUGGESTED = "carbs:suggested"
 """System attribute of a trial: parameters that were suggested but not yet asked for."""
 
 CURVE_POINTS = 5
-"""Of a curve, evenly in log cost. Neighbours say the same twice."""
+"""The points that are taken from a curve, evenly in log cost. Neighbours say the same twice."""
 
 Key = tuple[float, ...]
 """A point, rounded: equal for the same parameters."""
@@ -42,7 +42,7 @@ class Observations:
     """
 
     points: Array
-    """Of successes, and of points on curves."""
+    """The points of successes, and points on curves."""
     costs: Array
     outputs: Array
     """Larger is better."""

@@ -28,7 +28,7 @@ from noisescale.lab.tune.carbs.acquisition import steps_from
 from noisescale.lab.tune.carbs.dimensions import Dimension, dimensions_of
 from noisescale.lab.tune.carbs.observations import SUGGESTED, observe
 from noisescale.lab.tune.carbs.search import Suggestion, suggest
-from noisescale.lab.tune.carbs.spaces import Array, Space, checked_spaces
+from noisescale.lab.tune.carbs.spaces import Array, Space, require_spaces
 from noisescale.lab.tune.carbs.trials import is_success, one_direction
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class CarbsSampler(BaseSampler):
             require_positive("max_cost", max_cost, "Leave it out for no limit.")
         self._seed = secrets.randbits(63) if seed is None else int(seed)
         self._centers = dict(centers or {})
-        self._spaces = checked_spaces(spaces)
+        self._spaces = require_spaces(spaces)
         self._max_cost, self._cost, self._cost_prior = max_cost, cost, cost_prior
         self._length, self._resample_every = length, resample_every
         self._startup = require_count("n_startup_trials", n_startup_trials, "Pass 4.")
