@@ -81,7 +81,7 @@ def test_what_is_resolved_nowhere_stays_so() -> None:
     assert (law.steps(16).low, law.steps(16).high) == pytest.approx((more, 300 * 64 / 16))
     own = law.steps(64)  # what the run took, whatever its noise scale
     assert (own.value, own.low, own.high) == pytest.approx((300, 300, 300))
-    assert law.known == law.low
+    assert law.best_known == law.low
 
 
 def test_a_run_without_noise_has_no_tradeoff() -> None:
