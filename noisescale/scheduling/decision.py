@@ -304,6 +304,11 @@ def _noise_scale_of_the_run(
     The ratio can be huge by chance while |G|² is lost in the noise. Below the first batch size that
     errs on the safe side. Above it the ratio is capped by the critical batch size so far, or before
     that is known by the lower bound of the noise scale. The cap is also used if there is no ratio.
+
+    It is one noise scale for the run, not the noise scale of the moment. The latter rises along a
+    run, and the gain with it, until the run is unstable. In the first steps of a run the average is
+    two or three times too low, as |G|² is largest there. No constant corrects this: a constant that
+    suits a model whose learning rate is at the edge slows another model by half.
     """
     if average is None:
         return 0.0
