@@ -250,7 +250,7 @@ def _full_micro_batches(
 
 
 def _largest_divisor(number: int, most: int) -> int:
-    """Return the largest divisor that is not above `most`, from those up to the square root."""
+    """Return the largest divisor that is not above `most`, by trying factors up to the root."""
     root = math.isqrt(number)
     if most > root:  # then its partner is the smallest divisor from number / most on
         for partner in range(-(-number // most), root + 1):

@@ -51,7 +51,7 @@ def to_builtins(value: Any) -> Any:
 def restore(now: Any, saved: Any) -> Any:
     """Return a saved value as what is in its place now.
 
-    In a dict of states those that were not saved stay as they are.
+    In a dict of states, states that were not saved stay as they are.
     """
     if isinstance(now, State):
         now.load_state_dict(saved)

@@ -20,7 +20,7 @@ HEAD, TAIL = 12, 4
 """Bytes before a record, its length and the checksum of the length; bytes of its own checksum."""
 
 SHORT = 1024
-"""Records of up to so many bytes are always checked. Longer ones are pictures or texts."""
+"""Records of up to this number of bytes are always checked. Longer ones are pictures or texts."""
 
 HYPERPARAMETERS = "_hparams_/"
 """The beginning of the tags of TensorBoard's page of hyperparameters."""

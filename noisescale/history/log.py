@@ -76,7 +76,7 @@ class Log:
         return [name for name, place in self.places.items() if place in known]
 
     def other_names(self, prefix: str) -> list[str]:
-        """Return the names without a prefix, also those of pictures and texts."""
+        """Return the names without a prefix, including the names of pictures and texts."""
         return [name for name in self.places if name_in(name, prefix) is None]
 
     def add(

@@ -153,7 +153,7 @@ def metrics_of(path: Path) -> list[str]:
 
 
 def refuse_metric(path: Path, name: str, names: Iterable[str]) -> NoReturn:
-    """Raise the error of a metric that is not among the names of those that were logged."""
+    """Raise the error of a metric that was not logged."""
     others = ", ".join(sorted(n for n in names if _is_metric(n))[:20])
     raise Refusal(
         "goal",

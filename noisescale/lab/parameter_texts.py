@@ -71,7 +71,7 @@ def _require_once(found: Sequence[Parameter]) -> Sequence[Parameter]:
 
 
 def _read(text: str, kinds: Mapping[str, str] = MappingProxyType({})) -> Parameter:
-    """Return a parameter. Those in `kinds` have this kind, unless the text has another one."""
+    """Return a parameter. A name in `kinds` has this kind, unless the text has another kind."""
     name, sign, values = text.partition("=")
     name = {"lr": LEARNING_RATE}.get(name.strip(), name.strip())
     if not (sign and name.isidentifier()):

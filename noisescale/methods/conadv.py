@@ -169,7 +169,7 @@ class ConcurrentAdversary:
         loss_of: Callable[[Any, Any], Tensor],
         inputs_of: Callable[[Any], Tensor] = lambda batch: batch[0],
     ) -> AdversarialBatches:
-        """Return batches with their adversarial inputs, those of the next one made ahead.
+        """Return batches with their adversarial inputs. The next batch's inputs are made ahead.
 
         See `AdversarialBatches`, which a loop and a Trainer of Lightning go through.
 

@@ -109,7 +109,7 @@ def fit_step_time(timings: Sequence[StepTiming]) -> FittedStepTime:
     for size in scatter:
         assumed = np.where(rng.random(len(NAMES)) < 0.5, low, high)
         start = fit[1:].copy()
-        start[NAMES.index("overlap")] = rng.uniform(1, 10)  # it may be told but weakly
+        start[NAMES.index("overlap")] = rng.uniform(1, 10)  # timings may determine it but weakly
         noisy = logs + size * rng.standard_normal(len(timings))
         refits.append(_fit(plans, noisy, told, hinted, assumed, start)[0])
     factor = np.exp(scatter * rng.standard_normal(REFITS))

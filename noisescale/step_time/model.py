@@ -54,7 +54,7 @@ class FittedStepTime:
     def parameters(self) -> dict[str, float]:
         """The constants in seconds (p: none), by their names in the formula of `fit_step_time`.
 
-        `a` and `c` are those within a node, `a_across` and `c_across` those across nodes.
+        `a` and `c` hold within a node, `a_across` and `c_across` across nodes.
         """
         unit, fixed, *times, overlap, update = self.fit.tolist()
         between = zip(("a", "a_across", "c", "c_across"), times, strict=True)

@@ -78,7 +78,7 @@ def relative_seconds(parameters: Any, plans: Plans) -> Any:
 
     Args:
         parameters: In the order of `NAMES`, each a number or an array.
-        plans: Numbers or arrays that go with those.
+        plans: Numbers, or arrays that go with the parameters.
     """
     fixed, sync, sync_across, growth, growth_across, overlap, update = parameters
     size, accumulation, devices, across = plans
@@ -93,7 +93,7 @@ def relative_seconds(parameters: Any, plans: Plans) -> Any:
 
 
 def identifiable_parameters(plans: Plans) -> tuple[list[int], list[int]]:
-    """Return the parameters that the timings determine, and those that they only hint at.
+    """Return the parameters that the timings determine, and the parameters that they only hint at.
 
     A parameter is determined if changing it moves the timings in a way that no change of the
     parameters before it can: its derivative is then not a combination of theirs. A time that moves

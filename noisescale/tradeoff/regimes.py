@@ -229,7 +229,7 @@ class _Sweep(NamedTuple):
     def fit(self, critical: Array) -> tuple[Array, Array]:
         """Return the best log S_min at each log B_crit and each of `BENDS`, and the squares left.
 
-        The last axis of `critical` is that of `BENDS`, or has a length of 1.
+        The last axis of `critical` is the axis of `BENDS`, or has a length of 1.
         """
         left = self.log_steps - log_law(critical[..., None] - self.log_sizes, BENDS[:, None])
         level = left @ self.runs / self.runs.sum()
@@ -273,7 +273,7 @@ class _Sweep(NamedTuple):
         return np.append(np.sqrt(self.runs) * left, math.sqrt(self.price) * log_alpha / SPREAD)
 
     def bounds(self, more: float) -> dict[str, Bounded]:
-        """Return the best curve's values, between those of curves with `more` squares at most."""
+        """Return the best curve's values, with bounds from curves of at most `more` squares."""
         grid, ((level, critical, log_alpha), least) = self.grid, self.best()
         limit, alpha = least + more, math.exp(log_alpha)
         line = {grid[0]: 0.0, grid[-1]: math.inf}.get(critical)

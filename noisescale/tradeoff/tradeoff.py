@@ -82,7 +82,7 @@ class Tradeoff:
     def critical_batch_size(self) -> float:
         """B_crit = E_min/S_min, in examples, the definition of McCandlish et al. 2018.
 
-        There a run takes 2^(1/α) times the fewest steps, and so many times the fewest examples.
+        There a run takes 2^(1/α) times the fewest steps, and 2^(1/α) times the fewest examples.
         """
         return self.min_examples / self.min_steps
 

@@ -143,7 +143,7 @@ def train_by_workers(
 
 
 def _until_they_end(started: Workers, *, patiently: bool) -> None:
-    """Let workers see that the job is done, and stop those that do not."""
+    """Let workers see that the job is done, and stop the workers that do not."""
     until = time.monotonic() + (10.0 if patiently else 0.0)
     while started.running() and time.monotonic() < until:
         time.sleep(0.2)

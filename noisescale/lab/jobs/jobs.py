@@ -17,7 +17,7 @@ FAILED = "failed"
 
 @dataclass(frozen=True)
 class Training:
-    """How each training of a job is run. All values are those of the command line."""
+    """How each training of a job is run. All values come from the command line."""
 
     target: str
     data: str | None = None

@@ -338,7 +338,7 @@ def _entry(key: str, every: list[FrozenTrial], trials: list[FrozenTrial]) -> Ent
     Args:
         key: Of the task.
         every: All attempts.
-        trials: Those that count: without the forgotten ones.
+        trials: The attempts that count, without the forgotten attempts.
     """
     from optuna.trial import TrialState
 

@@ -67,7 +67,7 @@ def check_same_number(name: str, number: int, groups: Groups) -> None:
     """Raise a ValueError on all ranks if a number differs between ranks.
 
     Args:
-        name: What users call it. Of a group, the number is that of its ranks.
+        name: What users call it. The number of a group is the number of its ranks.
         number: This rank's.
         groups: See above.
     """

@@ -107,7 +107,7 @@ class OwnSteps(AveragingOff, Generic[_Wrapped]):
         self._former = state_dict
 
     def _prepare(self, trainer: pl.Trainer) -> None:
-        """Be told of the Trainer before optimizers are wrapped."""
+        """Look at the Trainer before optimizers are wrapped."""
 
     def _wrap(self, optimizer: Optimizer) -> _Wrapped:
         raise NotImplementedError
@@ -141,7 +141,7 @@ class OwnSteps(AveragingOff, Generic[_Wrapped]):
         }
 
     def _publish(self, trainer: pl.Trainer, metrics: Mapping[str, float], what: str) -> None:
-        """Log what is finite of the metrics, as those of the current step."""
+        """Log the finite metrics as metrics of the current step."""
         known = {name: value for name, value in metrics.items() if math.isfinite(value)}
         if not known:
             return

@@ -31,7 +31,7 @@ class RankStates:
     Args:
         trainer: Its strategy is set up.
         state_of: Returns what this rank alone has.
-        guard: Where a file that cannot be written is told: the checkpoint is whole without it.
+        guard: Warns of a file that cannot be written. The checkpoint is whole without it.
         before_saving: Called on all ranks with each checkpoint before it is written.
     """
 

@@ -242,7 +242,7 @@ class _Tree:
         self._square = of_a**2 * dots.aa + 2 * of_a * of_b * dots.ab + of_b**2 * dots.bb
 
     def _leaves(self, first: int, ranks: int) -> int:
-        """Return the ranks in the vector of `ranks` ranks of the tree, with those folded in."""
+        """Return the ranks in the vector of `ranks` ranks of the tree, with the ranks folded in."""
         return ranks + min(max(self._beyond - first, 0), ranks)
 
     def _sum_in_node(self, partial: Tensor) -> Dots:

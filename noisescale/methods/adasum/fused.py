@@ -21,7 +21,7 @@ class Fused:
 
     Args:
         tensors: Dense real tensors of one dtype on one device.
-        parts: The buffer can be cut into so many parts of as many rows.
+        parts: The buffer can be cut into this number of parts of as many rows.
         in_place: Whether a single tensor of whole rows may be its own buffer.
     """
 

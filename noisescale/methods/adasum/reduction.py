@@ -49,7 +49,7 @@ class AdasumReduction(OwnSteps[AdasumOptimizer]):
     Args:
         local_steps: Steps of each rank before ranks are combined. Above 1 the noise scale cannot be
             measured, as ranks then have different weights.
-        ranks_per_node: Ranks whose mean is taken before: those of one node, for example.
+        ranks_per_node: The number of ranks whose mean is taken before, such as the ranks of a node.
         log_layers: Whether to log the orthogonality of each layer.
 
     Raises:
@@ -106,7 +106,7 @@ class AdasumReduction(OwnSteps[AdasumOptimizer]):
     def _groups_of(
         self, trainer: pl.Trainer
     ) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-        """Return the ranks that are combined, and those whose mean is taken before."""
+        """Return the ranks that are combined, and the ranks whose mean is taken before."""
         size, ranks = self.ranks_per_node, trainer.world_size
         if size == 1 or ranks == 1:
             return None, None
@@ -152,7 +152,7 @@ def _layers_of(module: torch.nn.Module, optimizer: AdasumOptimizer) -> list[str]
 
 
 def _metrics(prefix: str, optimizer: AdasumOptimizer, layers: list[str]) -> dict[str, float]:
-    """Return means over parameters, and over those of each layer."""
+    """Return means over all parameters, and over the parameters of each layer."""
     assert optimizer.statistics is not None
     coefficient, cosine, orthogonality = torch.stack(optimizer.statistics).tolist()
     found = {

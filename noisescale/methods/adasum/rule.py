@@ -49,7 +49,7 @@ def coefficients(dots: Dots, ranks_in_a: int, ranks_in_b: int) -> tuple[Tensor, 
 def core_and_rest(ranks: int) -> tuple[int, int]:
     """Return the largest power of two that is not above `ranks`, and how many ranks are beyond it.
 
-    Rank i of those beyond is combined with rank i first. The tree is over the others.
+    Rank i beyond the power of two is combined with rank i first. The tree is over the others.
 
     Examples:
         >>> core_and_rest(8), core_and_rest(7)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Momentum SGD in which each rank averages its weights with those of neighbours."""
+"""Momentum SGD in which each rank averages its weights with its neighbours' weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STATE = "decentlam"
 
 
 class DecentLaM(OwnWeights):
-    """Momentum SGD in which each rank averages its weights with those of neighbours alone.
+    """Momentum SGD in which each rank averages its weights with its neighbours' weights alone.
 
     No rank waits for all others, and no gradient is averaged. Rank i with weights x_i, learning
     rate γ and momentum β steps, with the shares w_ij of a mixing matrix W,

@@ -74,7 +74,7 @@ class AlongGradient(State):
 
         Args:
             along: The moments of g·v. They must be finite, and may be negative.
-            whole: Those of g.
+            whole: The moments of g.
             weight: The global batch size of the step.
             step: Optimizer steps of the run up to this one. Default: one more than the last.
         """

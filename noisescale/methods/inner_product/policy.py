@@ -37,8 +37,8 @@ class InnerProductTest(Policy):
 
     The tests in the paper take a step's own gradient for G, which is biased: with all of its noise
     in both, its variance along itself is too large or, where its norm is mostly noise, the ratio is
-    far too small. Here the direction is that of the optimizer's momentum, whose noise is of earlier
-    steps, and moments are averaged without bias, see `NoiseAlongGradient`.
+    far too small. Here gradients are taken along the optimizer's momentum, whose noise is of
+    earlier steps, and moments are averaged without bias, see `NoiseAlongGradient`.
 
         scheduler = BatchSizeScheduler(InnerProductTest(nu=WIDEST))
 

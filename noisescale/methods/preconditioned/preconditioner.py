@@ -16,7 +16,7 @@ from noisescale.collectors.gradient_norms import ExtraEntry
 from noisescale.collectors.squared_norms import Norm, as_real, norms_of
 from noisescale.refusal import Refusal
 
-# A gradient is scaled in blocks of so many elements: no copy of a large one is ever whole.
+# A gradient is scaled in blocks of this number of elements: no large gradient is copied whole.
 _BLOCK = 2**20
 
 # Blocks on other devices than the CPU are larger (see `together`), and those of small gradients are

@@ -135,7 +135,7 @@ def observe(
 
 
 def params_of(trial: FrozenTrial) -> dict[str, Any]:
-    """Return the parameters of a trial, and those that it has not yet asked for."""
+    """Return the parameters of a trial, including parameters that it has not yet asked for."""
     if trial.state.is_finished() or SUGGESTED not in trial.system_attrs:
         return trial.params
     return {**json.loads(trial.system_attrs[SUGGESTED]), **trial.params}

@@ -67,10 +67,10 @@ class CarbsSampler(BaseSampler):
         length: Name of the parameter that says how long a run is. Needed where trials have the user
             attribute "curve", a list of [cost, value] or [cost, value, length] on the way: each
             point counts as a shorter run.
-        resample_every: Every so many suggestions a member of the Pareto set is repeated; 0 for
-            never.
-        n_startup_trials: Until so many trials have succeeded, suggestions are drawn around the
-            centre.
+        resample_every: After this number of suggestions a member of the Pareto set is repeated; 0
+            for never.
+        n_startup_trials: Until this number of trials has succeeded, suggestions are drawn around
+            the centre.
 
     Raises:
         ValueError: If an argument is out of its range.

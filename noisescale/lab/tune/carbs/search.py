@@ -96,7 +96,7 @@ def suggest(
 def _to_resample(
     seen: Observations, keys: Sequence[Key], max_cost: float | None
 ) -> Suggestion | None:
-    """Return the cheapest member of the (plain) Pareto set among those with the fewest samples."""
+    """Return the cheapest of the members of the (plain) Pareto set with the fewest samples."""
     whole = {key for key, complete in zip(keys, seen.whole, strict=True) if complete}
     running: list[Hashable] = [key_of(point) for point in seen.running]
     members = [

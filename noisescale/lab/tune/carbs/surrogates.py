@@ -111,7 +111,7 @@ class Front:
     outputs: Array
 
     def at(self, log_costs: Array | float) -> Array:
-        """Return the outputs at logs of costs; beyond the ends of the set those of its ends."""
+        """Return the outputs at logs of costs; beyond an end of the set, the output of this end."""
         return np.asarray(np.interp(log_costs, self.log_costs, self.outputs))
 
     def falling_to(self, worst: float, within: float) -> Front:
