@@ -49,7 +49,7 @@ def main() -> None:
             loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
             loss.backward()
             optimizer.step()
-        with optimizer.averaged() as mean, torch.no_grad():
+        with optimizer.use_mean() as mean, torch.no_grad():
             images, labels = (torch.stack(column) for column in zip(*held_out, strict=True))
             right = model(images.to(device)).argmax(1) == labels.to(device)
         if dist.get_rank() == 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A number with what it may at least and at most be."""
+"""A number with its lower and its upper bound."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Bounded:
 
     @property
     def known(self) -> bool:
-        """Whether there is anything to say: a finite bound at least."""
+        """Whether anything is known: at least one finite bound."""
         return not math.isnan(self.low)
 
 
 UNKNOWN = Bounded(math.nan, math.nan, math.nan)
-"""Of what was not measured at all."""
+"""The bounds of a number that was not measured at all."""

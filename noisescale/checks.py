@@ -31,17 +31,17 @@ def refuse_setting(
 
 
 def is_real(value: object) -> TypeGuard[float]:
-    """Whether it is a number of Python's or numpy's."""
+    """Return whether a value is a number of Python's or numpy's."""
     return isinstance(value, (float, int, Real))  # Python's first, which is ten times as fast
 
 
 def is_whole(value: object) -> bool:
-    """Whether it is an integer of Python's or numpy's, not a bool."""
+    """Return whether a value is an integer of Python's or numpy's, not a bool."""
     return isinstance(value, (int, Integral)) and not isinstance(value, bool)
 
 
 def is_positive(value: object) -> TypeGuard[float]:
-    """Whether it is a positive, finite number."""
+    """Return whether a value is a positive, finite number."""
     return is_real(value) and 0 < value < math.inf
 
 
@@ -51,7 +51,7 @@ def check_confidence(value: object) -> None:
         refuse("confidence", "lie between 0 and 1", repr(value), "Pass 0.95 for 95 %.")
 
 
-def checked_bounds(
+def require_bounds(
     min_batch_size: float | None, max_batch_size: float | None
 ) -> tuple[float | None, float | None]:
     """Return both bounds, or raise a ValueError or TypeError that names the wrong one."""
@@ -62,28 +62,28 @@ def checked_bounds(
             remedy = "Give the global batch size, over all devices."
             needed = "be a number of examples or None"
             refuse(name, needed, repr(value), remedy, error=TypeRefusal)
-        checked_positive(name, value, "Leave it at None for none.")
+        require_positive(name, value, "Leave it at None for none.")
     if (min_batch_size or 0.0) > (max_batch_size or math.inf):
         both = f"{min_batch_size!r} > {max_batch_size!r}"
         refuse("min_batch_size", "not exceed `max_batch_size`", both, "Exchange them.")
     return min_batch_size, max_batch_size
 
 
-def checked_count(name: str, value: Any, remedy: str) -> int:
+def require_count(name: str, value: Any, remedy: str) -> int:
     """Return `value` if it is a positive whole number, else raise a ValueError."""
     if not is_whole(value) or value < 1:
         refuse(name, "be a positive whole number", repr(value), remedy)
     return int(value)
 
 
-def checked_positive(name: str, value: Any, remedy: str) -> float:
+def require_positive(name: str, value: Any, remedy: str) -> float:
     """Return `value` if it is a positive, finite number, else raise a ValueError."""
     if not is_positive(value):
         refuse(name, "be positive and finite", repr(value), remedy)
     return float(value)
 
 
-def checked_choice(
+def require_choice(
     name: str, value: Any, choices: Iterable[str], remedy: str, *, or_else: str = ""
 ) -> Any:
     """Return `value` if it is one of the choices, else raise a ValueError that lists them."""
@@ -94,7 +94,7 @@ def checked_choice(
     return value
 
 
-def checked_state(of: str, state: Any, names: Iterable[str]) -> dict[str, Any]:
+def require_state(of: str, state: Any, names: Iterable[str]) -> dict[str, Any]:
     """Return the state of `of` if it is complete, else raise a ValueError.
 
     The batch size is a part of training, so a missing value must not be guessed.

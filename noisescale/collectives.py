@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives beside those of the training: on which device, and what waits for them."""
+"""Collectives beside the collectives of the training: on which device, and what waits for them."""
 
 from __future__ import annotations
 

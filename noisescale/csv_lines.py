@@ -29,7 +29,7 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
         )
     # Spreadsheets may begin a file with the mark that "-sig" is for.
     with path.open(newline="", encoding="utf-8-sig") as file:
-        yield from checked_lines(path, file)
+        yield from valid_lines(path, file)
 
 
 def write_csv(path: Path, lines: Iterable[Sequence[Any]]) -> None:
@@ -41,7 +41,7 @@ def write_csv(path: Path, lines: Iterable[Sequence[Any]]) -> None:
     written.replace(path)
 
 
-def checked_lines(
+def valid_lines(
     path: Path, text: Iterable[str], width: int = 0, before: int = 0
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the number and the cells of lines. `before` lines of `width` cells came before.
@@ -77,7 +77,7 @@ def checked_lines(
 
 
 def _refuse_other_separators(path: Path, names: Sequence[str]) -> None:
-    """Spreadsheets of some countries write semicolons, and commas within numbers."""
+    """Refuse semicolons, which spreadsheets of some countries write, and tabs."""
     found = [sign for sign in ";\t" if len(names) == 1 and sign in names[0]]
     if found:
         separator = {";": "semicolons", "\t": "tabs"}[found[0]]
@@ -90,7 +90,7 @@ def _refuse_other_separators(path: Path, names: Sequence[str]) -> None:
 
 
 def _refuse_repeated_names(path: Path, names: Sequence[str]) -> None:
-    """Spreadsheets leave columns without a name: those may repeat."""
+    """Refuse a name that two columns have. Empty names of a spreadsheet may repeat."""
     for name in dict.fromkeys(names):
         places = [str(number) for number, other in enumerate(names, 1) if other == name]
         if name and len(places) > 1:

@@ -15,7 +15,7 @@ _EXTRAS = {
     "submitit": "slurm",
     "tensorboard": "tensorboard",
 }
-"""From a package to the extra of this one that installs it."""
+"""The extra of this package that installs each other package."""
 
 
 class MissingExtraError(ImportError):
@@ -23,7 +23,7 @@ class MissingExtraError(ImportError):
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported. It is not imported to find out."""
+    """Return whether a package can be imported. It is not imported to find out."""
     return find_spec(package) is not None
 
 

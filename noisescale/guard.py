@@ -60,14 +60,14 @@ class Guard:
             self.tell(lost, error)
 
     def tell(self, lost: str, error: Exception) -> None:
-        """Warn of an error that was caught elsewhere."""
+        """Warn about an error that was caught elsewhere."""
         _log.debug("%s", lost, exc_info=error)
         if lost in self._warned:
             return
         self._warned.add(lost)
         on_rank = f" on rank {rank}" if (rank := _rank()) else ""
         warnings.warn(
-            f"{lost}{on_rank}: {type(error).__name__}: {error}{_where(error)}. Training goes on.",
+            f"{lost}{on_rank}: {type(error).__name__}: {error}{_line_of(error)}. Training goes on.",
             stacklevel=2,
         )
 
@@ -103,7 +103,7 @@ def beside_training(hook: _Hook) -> _Hook:
     """Decorate a callback's hook: only a `EndsTraining` leaves it. The callback has a `_guard`."""
 
     @wraps(hook)
-    def guarded(callback: Any, *args: Any, **kwargs: Any) -> None:
+    def run_guarded(callback: Any, *args: Any, **kwargs: Any) -> None:
         # Called several times a step, when each further call takes long: so no context manager.
         try:
             hook(callback, *args, **kwargs)
@@ -112,7 +112,7 @@ def beside_training(hook: _Hook) -> _Hook:
                 raise
             callback._guard.tell(f"{type(callback).__name__} failed in `{hook.__name__}`", error)
 
-    return cast(_Hook, guarded)
+    return cast(_Hook, run_guarded)
 
 
 class HookErrors:
@@ -147,7 +147,7 @@ def keeps_errors(
     """Decorate a method that torch calls in a pass: it keeps its errors, see `HookErrors`."""
 
     @wraps(method)
-    def called(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+    def call(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _R | None:
         try:
             return method(self, *args, **kwargs)
         except _StopRecomputationError:
@@ -156,13 +156,13 @@ def keeps_errors(
             self._error = error
             return None
 
-    return called
+    return call
 
 
 def _rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def _where(error: Exception) -> str:
+def _line_of(error: Exception) -> str:
     frames: list[Any] = traceback.extract_tb(error.__traceback__)
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

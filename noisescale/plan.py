@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a wanted global batch size to device batch x accumulation x devices."""
+"""Make a wanted global batch size from device batch x accumulation x devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from noisescale.checks import checked_count, checked_positive
+from noisescale.checks import require_count, require_positive
 from noisescale.refusal import Refusal
 
 TOLERANCE = 1.1
@@ -48,10 +48,10 @@ class Plan:
     def __post_init__(self) -> None:
         """Check the numbers."""
         examples = "Give the examples of one micro-batch, on one device."
-        checked_positive("device_batch_size", self.device_batch_size, examples)
-        checked_count("accumulation", self.accumulation, "Give the micro-batches of a step.")
-        checked_count("devices", self.devices, "Give the ranks that train together.")
-        checked_count("nodes", self.nodes, "Give the nodes that the devices are on.")
+        require_positive("device_batch_size", self.device_batch_size, examples)
+        require_count("accumulation", self.accumulation, "Give the micro-batches of a step.")
+        require_count("devices", self.devices, "Give the ranks that train together.")
+        require_count("nodes", self.nodes, "Give the nodes that the devices are on.")
         if self.nodes > self.devices:
             raise Refusal(
                 "nodes",
@@ -86,7 +86,7 @@ class Bounds(NamedTuple):
     max_batch_size: float = math.inf
     min_accumulation: int = 1
 
-    def clipped(self, batch_size: float) -> float:
+    def clip(self, batch_size: float) -> float:
         """Return the batch size within the bounds that is nearest to the wanted one."""
         return min(max(batch_size, self.min_batch_size), self.max_batch_size)
 
@@ -140,7 +140,7 @@ def plan_for(
         7 = 1 x 7 micro-batches x 1 device
     """
     bounds = bounds or Bounds()
-    wanted = bounds.clipped(checked_positive("wanted", wanted, "Give the examples of a step."))
+    wanted = bounds.clip(require_positive("wanted", wanted, "Give the examples of a step."))
     plan = _nearest_plan(
         wanted, devices, nodes, device_batch_size, max_device_batch_size, examples_per_row, bounds
     )
@@ -201,13 +201,13 @@ def _nearest_plan(
 
 
 def _nearest_multiple(wanted: float, unit: float, least: int, bounds: Bounds) -> int | None:
-    """How many units are nearest to `wanted`, by ratio, within the bounds."""
+    """Return the number of units that is nearest to `wanted`, by ratio, within the bounds."""
     below = max(math.floor(wanted / unit + _ROUNDING), least)
     return _nearest((below, below + 1), wanted, unit, bounds)
 
 
 def _nearest(counts: Iterable[int], wanted: float, unit: float, bounds: Bounds) -> int | None:
-    """The count of units that is nearest to `wanted`, by ratio, of those within the bounds."""
+    """Return the count of units within the bounds that is nearest to `wanted`, by ratio."""
     candidates = [
         count
         for count in counts
@@ -220,7 +220,7 @@ def _nearest(counts: Iterable[int], wanted: float, unit: float, bounds: Bounds) 
 def _full_micro_batches(
     wanted: float, unit: float, most_rows: int, bounds: Bounds
 ) -> tuple[int, int] | None:
-    """Rows and number of the micro-batches of the nearest plan with no more than its rows need.
+    """Return rows and number of micro-batches of the nearest plan with no more than its rows need.
 
     With k micro-batches a device has up to k·most_rows rows, in multiples of k; with one fewer it
     has up to (k - 1)·most_rows. So the neighbours of a number of rows that needs k are the
@@ -228,13 +228,13 @@ def _full_micro_batches(
     """
     least = bounds.min_accumulation
 
-    def needed(rows: int) -> int:
+    def micro_batches_of(rows: int) -> int:
         return max(-(-rows // most_rows), least)
 
     nearest = _nearest_multiple(wanted, unit, least, bounds)
     if nearest is None:
         return None
-    count = needed(nearest)
+    count = micro_batches_of(nearest)
     at_a_bound = ((nearest - 1) * unit < bounds.min_batch_size and bounds.min_batch_size > 0) or (
         (nearest + 1) * unit > bounds.max_batch_size
     )
@@ -246,11 +246,11 @@ def _full_micro_batches(
     if rows is None:
         device_rows = _largest_divisor(nearest, min(most_rows, nearest // least))
         return device_rows, nearest // device_rows
-    return rows // needed(rows), needed(rows)
+    return rows // micro_batches_of(rows), micro_batches_of(rows)
 
 
 def _largest_divisor(number: int, most: int) -> int:
-    """The largest divisor that is not above `most`, found among those up to the square root."""
+    """Return the largest divisor that is not above `most`, by trying factors up to the root."""
     root = math.isqrt(number)
     if most > root:  # then its partner is the smallest divisor from number / most on
         for partner in range(-(-number // most), root + 1):

@@ -20,7 +20,7 @@ def printable(text: object) -> str:
         >>> print(printable("loss\x1b[31m\r\u202e, größer"))
         loss\x1b[31m\r\u202e, größer
     """
-    return _replaced(str(text), lambda c: c.encode("unicode_escape").decode("ascii"))
+    return _escape(str(text), lambda c: c.encode("unicode_escape").decode("ascii"))
 
 
 def printable_json(text: str) -> str:
@@ -30,7 +30,7 @@ def printable_json(text: str) -> str:
         >>> print(printable_json(json.dumps({"größer\x9b": 1}, ensure_ascii=False)))
         {"größer\u009b": 1}
     """
-    return _replaced(text, lambda c: c if c == "\n" else json.dumps(c)[1:-1])
+    return _escape(text, lambda c: c if c == "\n" else json.dumps(c)[1:-1])
 
 
 def arguments(call: Callable[..., Any], **given: Any) -> str:
@@ -45,5 +45,5 @@ def arguments(call: Callable[..., Any], **given: Any) -> str:
     return ", ".join(f"{p.name}={given[p.name]!r}" for p in shown if given[p.name] != p.default)
 
 
-def _replaced(text: str, escape: Callable[[str], str]) -> str:
+def _escape(text: str, escape: Callable[[str], str]) -> str:
     return "".join(c if c.isprintable() else escape(c) for c in text)

@@ -49,24 +49,24 @@ class Refusal(ValueError):
         names = ("requirement", "got", "remedy", "word")
         return {"argument": self.arguments, **{name: getattr(self, name) for name in names}}
 
-    def renamed(self, names: Mapping[str, str]) -> Refusal:
+    def with_names(self, names: Mapping[str, str]) -> Refusal:
         """Return the same error for a reader who knows the arguments by other names.
 
         Names in backticks are replaced in all fields, "`name=value`" as a whole.
 
         Examples:
             >>> refused = Refusal("goal", "come with `second_run`", "one alone", "Give both.")
-            >>> print(refused.renamed({"goal": "--goal", "second_run": "--second-run"}))
+            >>> print(refused.with_names({"goal": "--goal", "second_run": "--second-run"}))
             `--goal` must come with `--second-run`, got one alone. Give both.
         """
         known = re.compile(rf"`({'|'.join(map(re.escape, names))})(=\w+)?`")
 
-        def shown(text: str) -> str:
+        def show(text: str) -> str:
             return known.sub(lambda found: f"`{names[found[1]]}`", text)
 
         return type(self)(
-            tuple(shown(f"`{name}`").strip("`") for name in self.arguments),
-            *map(shown, (self.requirement, self.got, self.remedy)),
+            tuple(show(f"`{name}`").strip("`") for name in self.arguments),
+            *map(show, (self.requirement, self.got, self.remedy)),
             word=self.word,
         )
 
@@ -102,7 +102,7 @@ def word_for(error: BaseException) -> str:
 
 
 @contextmanager
-def renamed(names: Mapping[str, str]) -> Iterator[None]:
+def rename_arguments(names: Mapping[str, str]) -> Iterator[None]:
     """Have refusals of a block name the arguments as the reader knows them: flags, fields, columns.
 
     Args:
@@ -111,4 +111,4 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except Refusal as refused:
-        raise refused.renamed(names) from refused
+        raise refused.with_names(names) from refused

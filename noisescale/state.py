@@ -34,7 +34,7 @@ class State:
     def load_state_dict(self, state: Any) -> None:
         """Continue from a `state_dict`. A value that is missing is a KeyError."""
         for name in self._saved:
-            setattr(self, name, restored(getattr(self, name), state[name.lstrip("_")]))
+            setattr(self, name, restore(getattr(self, name), state[name.lstrip("_")]))
 
 
 def to_builtins(value: Any) -> Any:
@@ -48,20 +48,20 @@ def to_builtins(value: Any) -> Any:
     return [*map(to_builtins, value)] if isinstance(value, tuple | list) else value
 
 
-def restored(now: Any, saved: Any) -> Any:
+def restore(now: Any, saved: Any) -> Any:
     """Return a saved value as what is in its place now.
 
-    In a dict of states those that were not saved stay as they are.
+    In a dict of states, states that were not saved stay as they are.
     """
     if isinstance(now, State):
         now.load_state_dict(saved)
         return now
     if names := _fields_of(now):
-        return type(now)(**{name: restored(getattr(now, name), saved[name]) for name in names})
+        return type(now)(**{name: restore(getattr(now, name), saved[name]) for name in names})
     if isinstance(now, Mapping):
-        return {key: restored(one, saved[key]) if key in saved else one for key, one in now.items()}
+        return {key: restore(one, saved[key]) if key in saved else one for key, one in now.items()}
     if isinstance(now, tuple):
-        return tuple(restored((), each) if isinstance(each, list) else each for each in saved)
+        return tuple(restore((), each) if isinstance(each, list) else each for each in saved)
     return saved
 
 

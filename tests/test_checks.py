@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from noisescale.checks import checked_bounds, checked_count
+from noisescale.checks import require_bounds, require_count
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_wrong_bounds_are_named(
     bounds: tuple[object, object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=f"^{re.escape(message)}"):
-        checked_bounds(*bounds)  # type: ignore[arg-type]
+        require_bounds(*bounds)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "4", None])
@@ -31,4 +31,4 @@ def test_wrong_counts_are_named(value: object) -> None:
     with pytest.raises(
         ValueError, match=r"^`n` must be a positive whole number, got .* Why not\.$"
     ):
-        checked_count("n", value, "Why not.")
+        require_count("n", value, "Why not.")

@@ -8,7 +8,7 @@ from multiprocessing import get_context
 import pytest
 
 from noisescale.lightning.trainer_access import MisconfigurationException, SettingRefusal
-from noisescale.refusal import FileRefusal, FolderRefusal, Refusal, TypeRefusal, renamed
+from noisescale.refusal import FileRefusal, FolderRefusal, Refusal, TypeRefusal, rename_arguments
 
 KINDS = [Refusal, TypeRefusal, FileRefusal, FolderRefusal, SettingRefusal]
 
@@ -59,7 +59,7 @@ def test_a_refusal_that_a_worker_raises_arrives_with_its_fields() -> None:
 
 
 def test_arguments_are_called_as_the_reader_knows_them_in_all_fields() -> None:
-    with pytest.raises(Refusal) as raised, renamed({"low": "--low", "price": "--price"}):
+    with pytest.raises(Refusal) as raised, rename_arguments({"low": "--low", "price": "--price"}):
         raise refused(Refusal)
 
     assert raised.value.arguments == ("--low", "high")
@@ -69,7 +69,7 @@ def test_arguments_are_called_as_the_reader_knows_them_in_all_fields() -> None:
 
 
 def test_words_that_are_no_names_stay() -> None:
-    with pytest.raises(Refusal) as raised, renamed({"run": "RUN"}):
+    with pytest.raises(Refusal) as raised, rename_arguments({"run": "RUN"}):
         raise Refusal("run", "be a run", "run, a word", "Name the run.")
 
     assert str(raised.value) == "`RUN` must be a run, got run, a word. Name the run."

@@ -26,13 +26,14 @@ import noisescale
 
 pytestmark = pytest.mark.timeout(300)
 
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PLACES = "*.md", "docs/**/*.md", "benchmarks/*.md", "tests/*/*.md"
+PAGES = sorted(page for place in PLACES for page in ROOT.glob(place))
 README = (ROOT / "README.md").read_text()
 MEASURING = (ROOT / "docs/measuring.md").read_text()
 TROUBLESHOOTING = (ROOT / "docs/troubleshooting.md").read_text()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_relative_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert target.startswith("http") or (page.parent / target).exists(), target

@@ -2,15 +2,19 @@
 """The rooms of the package: imports go down, and each room needs no more than it says."""
 
 import ast
+import re
 import sys
 from collections.abc import Collection
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from scripts import ROOT
+
 import noisescale
 
 PACKAGE = Path(noisescale.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
+ROOMS = sorted(x.parent.name for x in PACKAGE.glob("*/__init__.py"))
 
 FLOORS = [
     "_version state refusal printable guard",
@@ -134,3 +138,32 @@ def test_arithmetic_needs_numpy_and_scipy_alone() -> None:
     where_asked_for = {"tensorboard", "pandas", "yaml", "plotly", "rich"}
     assert needed - sys.stdlib_module_names - where_asked_for <= {"noisescale", "numpy", "scipy"}
     assert needed >= {"numpy", "scipy"}
+
+
+def test_contributing_shows_the_rooms_as_they_are() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    shown: set[str] = set()
+    room = ""
+
+    for indent, name in re.findall(r"^( {2,4})(\w+)/ ", page, re.MULTILINE):
+        room = name if len(indent) == 2 else room
+        shown.add(name if len(indent) == 2 else f"{room}/{name}")
+
+    there = {x.parent.relative_to(PACKAGE).as_posix() for x in PACKAGE.rglob("*.py")} - {"."}
+    assert shown <= there
+    assert shown >= set(ROOMS)
+    for divided in ("collectors", "lightning", "lab"):
+        parts = {name for name in there if re.fullmatch(rf"{divided}/\w+", name)}
+        assert shown >= parts, divided
+
+
+def test_contributing_names_files_that_exist() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+
+    named = re.findall(r"`((?:tests|benchmarks|noisescale|docs|\.ci)/[\w./]*)`", page)
+    inside = re.findall(rf"`((?:{'|'.join(ROOMS)})/[\w./]*)", page)
+
+    assert len(named) > 10
+    assert len(inside) > 10
+    assert [x for x in named if not (ROOT / x).exists()] == []
+    assert [x for x in inside if not (PACKAGE / x).exists()] == []

@@ -36,7 +36,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks.lib.results import saved_rows, write_results
 from noisescale import NoiseScaleMonitor, predict
 from noisescale.lab.jobs.jobs import Entry, State, Training
-from noisescale.lab.parameter_texts import all_parameters
+from noisescale.lab.parameter_texts import search_parameters
 from noisescale.lab.sweep.settings import Own
 from noisescale.lab.tune.asking import suggested
 from noisescale.lab.tune.standing import front_of
@@ -108,7 +108,7 @@ def searched(
 ) -> tuple[float, float, int]:
     """The best loss, the area under the front, and the number of trainings."""
     length = Length(epochs=EPOCHS, noise_scale=noise_scale)
-    parameters = centered(all_parameters(SEARCH), OWN, length, {})
+    parameters = centered(search_parameters(SEARCH), OWN, length, {})
     settings: dict[str, Any] = {"trials": 999, "seed": seed, "suggest": suggested}
     job = TuneJob(Training("-"), OWN, "val_loss", False, parameters, length, **settings)
     entries: dict[str, Entry] = {}

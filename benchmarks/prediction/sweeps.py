@@ -148,7 +148,7 @@ def idle(at: Path, swept: str) -> dict[str, Any]:
     other = Ledger.begin(str(at / "idle.journal"), "sweep", job)
     *earlier, _ = [each for each in done.entries().values() if each.result]
     other.take((Task(each.key, each.spec), each.result) for each in earlier)
-    waiting = job.wanted(other.entries())
+    waiting = job.next_tasks(other.entries())
     other.want(waiting)
     for task in waiting:
         assert other.claim([task.key], {"host": "elsewhere", "process": 1})

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.suite._trials import CLOCK, DEVICES, MOST, Method, Row, Task, step_seconds
 from benchmarks.suite._workloads import PROBLEMS
 from noisescale.lab.compare.algoperf import RULESETS
-from noisescale.lab.parameters import Parameter, points, ranged
+from noisescale.lab.parameters import Parameter, points, range_parameter
 
 EXTERNAL, SELF = RULESETS["external_tuning_v06"], RULESETS["self_tuning_v06"]
 TARGET_TRIALS, RERUNS = 8, 5
@@ -31,14 +31,14 @@ CARBS = "sgd, CARBS"
 LONG = 15
 """Trials of a study that compares tuners."""
 
-LARGE = ranged("batch_size", 512, 2 * MOST, "log")
-SIZES = ranged("batch_size", 16, 2 * MOST, "log")
+LARGE = range_parameter("batch_size", 512, 2 * MOST, "log")
+SIZES = range_parameter("batch_size", 16, 2 * MOST, "log")
 """A value is rounded down to a power of two."""
-MOMENTUM = ranged("momentum", 0.8, 0.98, "momentum")
-SGD = ranged("learning_rate", 0.1, 3.0, "log")
-WITH_MOMENTUM = ranged("learning_rate", 0.03, 1.0, "log")
-ADAMW = ranged("learning_rate", 0.001, 0.03, "log")
-DECAY = ranged("weight_decay", 1e-4, 0.1, "log")
+MOMENTUM = range_parameter("momentum", 0.8, 0.98, "momentum")
+SGD = range_parameter("learning_rate", 0.1, 3.0, "log")
+WITH_MOMENTUM = range_parameter("learning_rate", 0.03, 1.0, "log")
+ADAMW = range_parameter("learning_rate", 0.001, 0.03, "log")
+DECAY = range_parameter("weight_decay", 1e-4, 0.1, "log")
 
 Space = tuple[Parameter, ...]
 SPACES: Mapping[str, Space] = {

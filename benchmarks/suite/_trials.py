@@ -198,7 +198,7 @@ class AcrossRanks(Fixed):
     @contextmanager
     def _mean(self) -> Iterator[None]:
         if isinstance(self.optimizer, DecentLaM):
-            with self.optimizer.averaged():
+            with self.optimizer.use_mean():
                 yield
         else:
             yield

@@ -10,7 +10,7 @@ import typer
 
 from noisescale.cli.showing import show
 from noisescale.cli.values import flags_of
-from noisescale.refusal import renamed
+from noisescale.refusal import rename_arguments
 
 EXAMPLE = "noisescale fit sweep.csv"
 
@@ -52,7 +52,7 @@ def fit_sweep(
     """Fit the law of steps against batch size to a sweep, in log space."""
     from noisescale.tradeoff.fit_sweep import fit
 
-    with renamed(flags_of(fit_sweep)):
+    with rename_arguments(flags_of(fit_sweep)):
         found = fit(
             sweep,
             by=by,

@@ -11,7 +11,7 @@ import typer
 from noisescale.cli.showing import check_html, show
 from noisescale.cli.values import flags_of, numbers
 from noisescale.printable import printable
-from noisescale.refusal import Refusal, renamed
+from noisescale.refusal import Refusal, rename_arguments
 
 if TYPE_CHECKING:
     from noisescale.prediction.predict import Prediction
@@ -180,15 +180,15 @@ def predict_run(
     }
 
     def predict_one(run: Path) -> Prediction:
-        with renamed(flags):
+        with rename_arguments(flags):
             history = read_run(run, **which)
             other = None
             if second_run is not None:
-                with renamed({"run": "--second-run"}):
+                with rename_arguments({"run": "--second-run"}):
                     other = read_run(second_run, **which)
         by_file = [flag for flag, file in (("--sweep", sweep), ("--branches", branches)) if file]
         names = {"history": "run", "kappa": (by_file or ["--calibration"])[0]}
-        with renamed(flags | names):
+        with rename_arguments(flags | names):
             return predict(
                 history,
                 numbers("batch-sizes", batch_sizes),

@@ -23,9 +23,9 @@ from noisescale.cli.training import (
     check_output,
 )
 from noisescale.cli.values import flags_of, numbers
-from noisescale.made.targets import is_first, module_and_data, told_in_a_line
+from noisescale.made.targets import is_first, module_and_data, shorten_errors
 from noisescale.printable import printable, printable_json
-from noisescale.refusal import Refusal, renamed
+from noisescale.refusal import Refusal, rename_arguments
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -101,7 +101,7 @@ def profile_steps(
                 f" {examples_per_second(timing):,.0f} examples/s. Timing more..."
             )
 
-        with renamed(flags_of(profile_steps)), told_in_a_line(TOO_LARGE):
+        with rename_arguments(flags_of(profile_steps)), shorten_errors(TOO_LARGE):
             timings = profile_step_times(
                 module,
                 train_and_val(examples)[0],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from noisescale.extras import need
 from noisescale.printable import printable_json
-from noisescale.refusal import renamed
+from noisescale.refusal import rename_arguments
 from noisescale.report.answer import Answer
 
 
@@ -30,7 +30,7 @@ def show(
         html: The file of the page.
     """
     if html is not None:
-        with renamed({"path": "--html"}):
+        with rename_arguments({"path": "--html"}):
             answer.to_html(html)
     if as_json:
         print(printable_json(answer.to_json()))

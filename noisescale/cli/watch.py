@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from noisescale.checks import checked_positive
+from noisescale.checks import require_positive
 from noisescale.cli.values import flags_of
-from noisescale.refusal import renamed
+from noisescale.refusal import rename_arguments
 
 if TYPE_CHECKING:
     from noisescale.history.following import FollowedRun
@@ -58,8 +58,11 @@ def watch_run(
     ] = None,
 ) -> None:
     """Show the noise scale of a run while it trains, and the present advice."""
-    with suppress(KeyboardInterrupt), renamed(flags_of(watch_run)):  # Ctrl-C is how to end it
-        checked_positive("every", every, "Pass 5 to read the files every 5 seconds.")
+    with (
+        suppress(KeyboardInterrupt),
+        rename_arguments(flags_of(watch_run)),
+    ):  # Ctrl-C is how to end it
+        require_positive("every", every, "Pass 5 to read the files every 5 seconds.")
         live = sys.stdout.isatty() and not once
         _watch(run, every if live else None, optimizer, monitor)
 

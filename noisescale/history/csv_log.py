@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from noisescale.csv_lines import checked_lines
+from noisescale.csv_lines import valid_lines
 from noisescale.history.log import PREFIXES, Array, Log, Metric, is_recorded
 from noisescale.history.metric_names import ROOT, name_in
 from noisescale.printable import printable
@@ -90,7 +90,7 @@ class CsvLog(Log):
         lines = content.splitlines(keepends=True)
         # Spreadsheets may begin a file with the mark that "-sig" is for.
         text = codecs.iterdecode(lines, "utf-8-sig" if not self._lines else "utf-8")
-        for number, cells in checked_lines(self.path, text, len(self.names), self._lines):
+        for number, cells in valid_lines(self.path, text, len(self.names), self._lines):
             if not self.names:
                 self._read_names(cells)
             elif self._add_line(number, cells):
@@ -107,7 +107,7 @@ class CsvLog(Log):
                 stacklevel=3,
             )
 
-    def others(self, prefix: str) -> list[str]:
+    def other_names(self, prefix: str) -> list[str]:
         """Return the names of the other columns."""
         return [n for n in self.names if name_in(n, prefix) is None or not is_recorded(n)]
 
@@ -136,7 +136,7 @@ class CsvLog(Log):
                 printable(", ".join(self.names)),
                 "Export all columns.",
             )
-        steps = self._beside(lines, clock)
+        steps = self._values_beside(lines, clock)
         known = np.isfinite(steps)
         if not like and not known.all():
             raise Refusal(
@@ -146,12 +146,12 @@ class CsvLog(Log):
                 "Write the step into it, or remove the line.",
             )
         time = next((name for name in TIMES if name in self.places), "")
-        seconds = self._beside(lines, time)
+        seconds = self._values_beside(lines, time)
         if time == TIMES[1]:
             seconds -= super().metric(time).values.min(initial=math.inf)
         return Metric(steps[known], values[known], seconds[known])
 
-    def _beside(self, lines: NDArray[np.int64], name: str) -> Array:
+    def _values_beside(self, lines: NDArray[np.int64], name: str) -> Array:
         """Return the values of another column in these lines; NaN where it has none."""
         of_line = zip(self.parts_of(name).tolist(), super().metric(name).values, strict=True)
         known = dict(of_line)

@@ -20,13 +20,13 @@ HEAD, TAIL = 12, 4
 """Bytes before a record, its length and the checksum of the length; bytes of its own checksum."""
 
 SHORT = 1024
-"""Records of up to so many bytes are always checked. Longer ones are pictures or texts."""
+"""Records of up to this number of bytes are always checked. Longer ones are pictures or texts."""
 
 HYPERPARAMETERS = "_hparams_/"
 """The beginning of the tags of TensorBoard's page of hyperparameters."""
 
 ENOUGH_NAMES = 5
-"""So many names of metrics that nobody asked for are read. Errors tell them."""
+"""The number of names of other metrics that are read, for error messages."""
 
 
 class EventLog(Log):
@@ -52,7 +52,7 @@ class EventLog(Log):
         from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
         self.hyperparameters: dict[str, float | str | bool] = {}
-        """Those that were logged for TensorBoard's page of hyperparameters."""
+        """The hyperparameters that were logged for TensorBoard's page of them."""
         self._parsed, self._checksum = Event.FromString, masked_crc32c
         self._wanted = tuple(name.encode() for name in (ROOT, *names))
         self._every = every
@@ -166,7 +166,7 @@ class _EventFile:
 
     path: Path
     number: int
-    """Of the files of the run."""
+    """The place of the file among the files of the run."""
     before: float
     """Seconds in the files before it."""
     whole: int = 0

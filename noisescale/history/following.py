@@ -102,13 +102,13 @@ class FollowedRun:
         return True
 
     def _has(self, run: Path) -> bool:
-        """Whether a folder lies within the run. TensorBoard's `add_scalars` makes such folders."""
+        """Return whether a folder is in the run. TensorBoard's `add_scalars` makes such folders."""
         return self.run is not None and run.is_relative_to(self.run)
 
     def _take(self, log: EventLog | CsvLog, run: Path) -> None:
         monitor, optimizer = self._asked
         self.last_row_at = log.last_row_at
-        self.history, self.others = None, log.others(prefix_of(optimizer, monitor))
+        self.history, self.others = None, log.other_names(prefix_of(optimizer, monitor))
         try:
             self.history = history_in(log, run, monitor, optimizer)
         except Refusal as error:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisescale.extras import need
-from noisescale.history.increments import INCREMENTS, merged
+from noisescale.history.increments import INCREMENTS, merge_increments
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.refusal import Refusal
 
@@ -220,7 +220,7 @@ class History(Mapping[str, NDArray[np.float64]]):
         self._seen += 1
         self.last_step = float(row.get("step", self.last_step))
         if self._pending is not None:
-            row |= _merged(self._pending, row)
+            row |= _merge_rows(self._pending, row)
         if self._seen % self._stride:
             self._pending = {name: float(row.get(name, "nan")) for name in INCREMENTS}
             return
@@ -242,7 +242,7 @@ class History(Mapping[str, NDArray[np.float64]]):
             self._pending = {name: float(values[-1]) for name, values in increments.items()}
         for values in self._columns.values():
             del values[::2]
-        for name, column in merged(earlier, later).items():
+        for name, column in merge_increments(earlier, later).items():
             self._columns[name] = array("d", column.tolist())
 
     def __getitem__(self, column: str) -> NDArray[np.float64]:
@@ -306,6 +306,6 @@ def as_history(columns: Mapping[str, NDArray[np.float64]]) -> History:
     return columns if isinstance(columns, History) else History.from_columns(dict(columns))
 
 
-def _merged(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+def _merge_rows(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
     rows = ({k: np.array(row.get(k, np.nan)) for k in INCREMENTS} for row in (first, second))
-    return {name: float(value) for name, value in merged(*rows).items()}
+    return {name: float(value) for name, value in merge_increments(*rows).items()}

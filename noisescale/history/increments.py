@@ -39,7 +39,9 @@ INCREMENTS = (*SUMS, *SQUARES)
 class Increments(State):
     """Sum up measured steps, until a row of the history takes the sums.
 
-    The sums are centred on the moving mean of the row: raw squares would cancel in float32.
+    The sums are centred on the moving mean of the row: raw squares would cancel in float32. A row
+    has the sums of its own steps alone, so that rows merge into blocks of any length. In running
+    totals the later rows would vanish, as TensorBoard's files have float32.
 
     Examples:
         >>> increments = Increments()
@@ -69,7 +71,7 @@ class Increments(State):
         """
         relative, self._level = self._level.step(moments, batch_size)
         if relative is not None:
-            self._row = self._row.after(relative, batch_size * steps)
+            self._row = self._row.add(relative, batch_size * steps)
 
     def take(self) -> dict[str, float]:
         """Return the columns of a row, and begin the next row."""
@@ -98,7 +100,7 @@ class _Row(NamedTuple):
     """Σw²(s - s̄); it is zero if all steps have the same weight."""
     offset_q: float = 0.0
 
-    def after(self, relative: GradientMoments, weight: float) -> _Row:
+    def add(self, relative: GradientMoments, weight: float) -> _Row:
         """Add one step. As the mean shifts, all squares around the mean change."""
         q, s = relative.grad_sq_norm, relative.noise_trace
         share = weight / (self.weight + weight)
@@ -126,7 +128,7 @@ class _Row(NamedTuple):
         )
 
 
-def merged(first: Mapping[str, Array], second: Mapping[str, Array]) -> dict[str, Array]:
+def merge_increments(first: Mapping[str, Array], second: Mapping[str, Array]) -> dict[str, Array]:
     """Merge the increments of two successive rows into the increments of one row.
 
     Sums add. The squares around the common mean are the squares around each row's own mean, plus a

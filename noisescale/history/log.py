@@ -26,11 +26,11 @@ COLUMN_OF = {
     "lower_bound": "low",
     **{name: name for name in COLUMNS if name not in ("noise_scale", "low", "high")},
 }
-"""From a metric's name, without its prefix, to the column of the history."""
+"""The column of the history for each metric's name, without the name's prefix."""
 
 
 def is_recorded(name: str) -> bool:
-    """Whether a name is that of a metric which a history is made of, of any monitor.
+    """Return whether a history, of any monitor, is made of the metric with this name.
 
     Examples:
         >>> is_recorded("noise_scale/wide/optimizer_1/step"), is_recorded("noise_scale/report")
@@ -45,10 +45,10 @@ class Metric(NamedTuple):
     """The values of one metric, in the order of writing."""
 
     steps: Array
-    """Under which they were logged; NaN if not known."""
+    """The steps under which the values were logged; NaN if not known."""
     values: Array
     seconds: Array
-    """Since the first value of the run, without the time between two files; NaN if not known."""
+    """Seconds since the run's first value, without the time between two files; NaN if not known."""
 
 
 class Log:
@@ -59,7 +59,7 @@ class Log:
 
     def __init__(self) -> None:
         self.places: dict[str, int] = {}
-        """From each name to its number, in the order in which the names were found."""
+        """The number of each name, in the order in which the names were found."""
         self.last_row_at: float | None = None
         """The time at which a monitor's metric was last written, in seconds since the epoch."""
         self._of = array("l")
@@ -75,8 +75,8 @@ class Log:
         known = set(self._of)
         return [name for name, place in self.places.items() if place in known]
 
-    def others(self, prefix: str) -> list[str]:
-        """Return the names without a prefix, also those of pictures and texts."""
+    def other_names(self, prefix: str) -> list[str]:
+        """Return the names without a prefix, including the names of pictures and texts."""
         return [name for name in self.places if name_in(name, prefix) is None]
 
     def add(

@@ -34,15 +34,15 @@ _STEP = re.compile(
 )
 
 
-def measured_in(tag: str) -> tuple[str, int] | None:
+def monitor_of(tag: str) -> tuple[str, int] | None:
     """Return the monitor's name and the optimizer's number, if a tag is the `step` of a monitor.
 
     A monitor without a name has the name "".
 
     Examples:
-        >>> [measured_in(prefix_of(*who) + "step") for who in ((0,), (1,), (1, "wide"))]
+        >>> [monitor_of(prefix_of(*who) + "step") for who in ((0,), (1,), (1, "wide"))]
         [('', 0), ('', 1), ('wide', 1)]
-        >>> measured_in("noise_scale/group/step"), measured_in("noise_scale/simple")
+        >>> monitor_of("noise_scale/group/step"), monitor_of("noise_scale/simple")
         (None, None)
     """
     found = _STEP.fullmatch(tag)

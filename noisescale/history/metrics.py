@@ -64,15 +64,15 @@ class Goal:
     def __str__(self) -> str:
         return f"{self.metric} {self.side}{'' if self.strict else '='} {self.value:g}"
 
-    def from_where(self, values: Array) -> Goal:
+    def with_side(self, values: Array) -> Goal:
         """Return the goal with its side. The first of the metric's values decides, if needed."""
         return replace(self, side=self.side or ("<" if values[0] >= self.value else ">"))
 
-    def past(self, value: float) -> bool:
-        """Whether a value is beyond the goal. The goal's side must be known."""
+    def is_past(self, value: float) -> bool:
+        """Return whether a value is beyond the goal. The goal's side must be known."""
         return value < self.value if self.side == "<" else value > self.value
 
-    def reached_by(self, values: Array) -> NDArray[np.bool_]:
+    def is_reached_by(self, values: Array) -> NDArray[np.bool_]:
         """Return which values reach the goal, each on its own. The goal's side must be known.
 
         Values that are not finite do not. Loggers store numbers with 24 bits: a value that is the
@@ -84,7 +84,7 @@ class Goal:
             np.isfinite(values) & ((ahead > 0) & ~equal if self.strict else (ahead > 0) | equal)
         )
 
-    def reached_at(self, steps: Array, values: Array) -> float | None:
+    def first_step(self, steps: Array, values: Array) -> float | None:
         """Return the step at which a metric reached the goal for good; None if it never did.
 
         Single values are noisy. Isotonic regression averages the values that would let the metric
@@ -97,7 +97,7 @@ class Goal:
             values: The values of the metric. The first value decides the side, if the goal has
                 none.
         """
-        sign = 1.0 if self.from_where(values).side == "<" else -1.0
+        sign = 1.0 if self.with_side(values).side == "<" else -1.0
         middle = np.median(sliding_window_view(np.pad(sign * values, 1, mode="edge"), 3), axis=1)
         last = len(middle) - int(np.argmin(middle[::-1]))
         course = -_rising(-sign * values[: last + 1])

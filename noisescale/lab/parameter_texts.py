@@ -10,7 +10,14 @@ from types import MappingProxyType
 from typing import Any
 
 from noisescale.checks import is_real, is_whole, refuse
-from noisescale.lab.parameters import LEARNING_RATE, SWEPT, Parameter, Value, chosen, ranged
+from noisescale.lab.parameters import (
+    LEARNING_RATE,
+    SWEPT,
+    Parameter,
+    Value,
+    choice_parameter,
+    range_parameter,
+)
 from noisescale.printable import printable
 
 _EXAMPLE = "Write, for example, learning_rate=0.001..1, dropout=0..0.5:linear or act=relu,tanh."
@@ -18,13 +25,13 @@ _EXAMPLE = "Write, for example, learning_rate=0.001..1, dropout=0..0.5:linear or
 _FIELDS = ("low", "high", "kind", "choices", "center", "scale")
 
 
-def swept_parameters(texts: Iterable[str]) -> tuple[Parameter, ...]:
+def sweep_parameters(texts: Iterable[str]) -> tuple[Parameter, ...]:
     """Return the parameters of a sweep in texts like "momentum=0.5..0.99".
 
     Raises:
         ValueError: If a text has another form, a name is unknown, or one is given twice.
     """
-    found = _once([_read(text, SWEPT) for text in texts])
+    found = _require_once([_read(text, SWEPT) for text in texts])
     for each in found:
         if SWEPT.get(each.name) != each.kind:
             refuse(
@@ -36,19 +43,19 @@ def swept_parameters(texts: Iterable[str]) -> tuple[Parameter, ...]:
     return tuple(found)
 
 
-def all_parameters(searched: Sequence[str], space: Path | None = None) -> tuple[Parameter, ...]:
+def search_parameters(searched: Sequence[str], space: Path | None = None) -> tuple[Parameter, ...]:
     """Return the parameters of a search, in texts like "act=relu,tanh" and in a file.
 
     Raises:
         ValueError: If there are none, one is given twice, or one has another form.
 
     Examples:
-        >>> for each in all_parameters(["batch_size=16..1024", "dropout=0..0.5:linear"]):
+        >>> for each in search_parameters(["batch_size=16..1024", "dropout=0..0.5:linear"]):
         ...     print(each.name, each.kind, each.text())
         batch_size pow2 16 to 1024
         dropout linear 0 to 0.5
     """
-    found = _once([*(_read_space(space) if space else ()), *map(_read, searched)])
+    found = _require_once([*(_read_space(space) if space else ()), *map(_read, searched)])
     if not found:
         refuse("search", "name a parameter to search", "none", _EXAMPLE)
     if {"epochs", "steps"} <= {each.name for each in found}:
@@ -56,7 +63,7 @@ def all_parameters(searched: Sequence[str], space: Path | None = None) -> tuple[
     return tuple(found)
 
 
-def _once(found: Sequence[Parameter]) -> Sequence[Parameter]:
+def _require_once(found: Sequence[Parameter]) -> Sequence[Parameter]:
     names = [each.name for each in found]
     if double := [name for name in names if names.count(name) > 1]:
         refuse("search", "name each parameter once", printable(double[0]), "Leave one out.")
@@ -64,7 +71,7 @@ def _once(found: Sequence[Parameter]) -> Sequence[Parameter]:
 
 
 def _read(text: str, kinds: Mapping[str, str] = MappingProxyType({})) -> Parameter:
-    """Return a parameter. Those in `kinds` have this kind, unless the text has another one."""
+    """Return a parameter. A name in `kinds` has this kind, unless the text has another kind."""
     name, sign, values = text.partition("=")
     name = {"lr": LEARNING_RATE}.get(name.strip(), name.strip())
     if not (sign and name.isidentifier()):
@@ -74,13 +81,15 @@ def _read(text: str, kinds: Mapping[str, str] = MappingProxyType({})) -> Paramet
         choices = [_value(part.strip()) for part in values.split(",")]
         if "" in choices:
             refuse("search", "have values", repr(printable(text)), _EXAMPLE)
-        return chosen(name, choices)
+        return choice_parameter(name, choices)
     high, _, kind = rest.partition(":")
     ends = _value(low.strip()), _value(high.strip())
     if not all(map(is_real, ends)) or any(isinstance(end, bool) for end in ends):
         refuse("search", "have numbers as ends", repr(printable(text)), _EXAMPLE)
     whole = all(map(is_whole, ends))
-    return ranged(name, float(ends[0]), float(ends[1]), kind or kinds.get(name), whole=whole)
+    return range_parameter(
+        name, float(ends[0]), float(ends[1]), kind or kinds.get(name), whole=whole
+    )
 
 
 def _value(text: str) -> Value:
@@ -123,10 +132,10 @@ def _of_table(path: Path, name: str, table: Any) -> Parameter:
         choices = table["choices"]
         if not isinstance(choices, list) or any(isinstance(c, (list, dict)) for c in choices):
             refuse("space", "have a list of choices", where, 'Write choices = ["relu", "tanh"].')
-        return chosen(name, choices, **more)
+        return choice_parameter(name, choices, **more)
     ends = [table.get("low"), table.get("high")]
     if not all(is_real(end) and not isinstance(end, bool) for end in ends):
         refuse("space", "have numbers low and high, or choices", where, example)
     whole = all(map(is_whole, ends))
     low, high = float(table["low"]), float(table["high"])
-    return ranged(name, low, high, table.get("kind"), whole=whole, **more)
+    return range_parameter(name, low, high, table.get("kind"), whole=whole, **more)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from noisescale.checks import checked_positive, is_real, refuse
+from noisescale.checks import is_real, refuse, require_positive
 from noisescale.lab.tune.carbs.spaces import (
     LinearSpace,
     LogitSpace,
@@ -56,10 +56,10 @@ Value = float | int | str | bool
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter, and the values that it may take. `ranged` and `chosen` make it.
+    """A parameter, and its values. `range_parameter` and `choice_parameter` make it.
 
     Examples:
-        >>> ranged("width", 16, 512, whole=True).middle
+        >>> range_parameter("width", 16, 512, whole=True).middle
         91
     """
 
@@ -74,7 +74,7 @@ class Parameter:
 
     def __post_init__(self) -> None:
         """Check where the search begins, and how far it looks."""
-        checked_positive("scale", self.scale, f"Leave the scale of {printable(self.name)} out.")
+        require_positive("scale", self.scale, f"Leave the scale of {printable(self.name)} out.")
         if self.center is not None and not self.has(self.center):
             refuse(
                 "center",
@@ -139,7 +139,7 @@ class Parameter:
         """Return its value that is nearest to another one. Numbers have six digits.
 
         Examples:
-            >>> ranged("batch_size", 16, 512).nearest(100)
+            >>> range_parameter("batch_size", 16, 512).nearest(100)
             128
         """
         if not self.is_number:
@@ -149,12 +149,12 @@ class Parameter:
         return int(found) if self.whole else min(max(_short(found), self.low), self.high)
 
     def has(self, value: Any) -> bool:
-        """Whether a value is among its own."""
+        """Return whether a value is one of the parameter's values."""
         if not self.is_number:
             return value in self.choices
         return is_real(value) and self.low <= value <= self.high
 
-    def beginning_at(self, own: Any) -> Parameter:
+    def with_center(self, own: Any) -> Parameter:
         """Return the parameter with a centre: the one it has, else the nearest one to `own`."""
         if self.center is not None:
             return self
@@ -165,7 +165,7 @@ class Parameter:
         """Return the number at a share of its range, from 0 to 1, to six digits.
 
         Examples:
-            >>> ranged("momentum", 0.9, 0.999, "momentum").at(0.5)
+            >>> range_parameter("momentum", 0.9, 0.999, "momentum").at(0.5)
             0.99
         """
         assert self.space is not None
@@ -177,13 +177,13 @@ class Parameter:
         assert self.space is not None
         at, low, high = self.space.to_basic([value, self.low, self.high])
         ends = self.space.from_basic(at + share * (high - low) * np.array([-1, 1]))
-        return ranged(self.name, float(ends[0]), float(ends[1]), self.kind)
+        return range_parameter(self.name, float(ends[0]), float(ends[1]), self.kind)
 
     def text(self) -> str:
         """Return its values for messages.
 
         Examples:
-            >>> ranged("width", 16, 512).text()
+            >>> range_parameter("width", 16, 512).text()
             '16 to 512'
         """
         if not self.is_number:
@@ -205,11 +205,11 @@ class Parameter:
         fields = dict(read)
         choices = fields.pop("choices")
         if fields["kind"] != CHOICE:
-            return ranged(**fields)
-        return chosen(fields["name"], choices, fields["center"], fields["scale"])
+            return range_parameter(**fields)
+        return choice_parameter(fields["name"], choices, fields["center"], fields["scale"])
 
 
-def chosen(
+def choice_parameter(
     name: str, choices: Sequence[Value], center: Value | None = None, scale: float = 1.0
 ) -> Parameter:
     """Return the parameter of choices."""
@@ -227,7 +227,7 @@ def chosen(
     return Parameter(name, CHOICE, CategoricalDistribution(tuple(choices)), center, scale)
 
 
-def ranged(
+def range_parameter(
     name: str,
     low: float,
     high: float,

@@ -75,7 +75,7 @@ def refuse_if_not_here(target: str) -> None:
         )
 
 
-def made(target: str, found: Any, arguments: Mapping[str, Any] | None = None) -> Any:
+def call_if_callable(target: str, found: Any, arguments: Mapping[str, Any] | None = None) -> Any:
     """Return the result of `found` if it is a function or class; else return `found`.
 
     Args:
@@ -87,7 +87,7 @@ def made(target: str, found: Any, arguments: Mapping[str, Any] | None = None) ->
         ValueError: If the function or class needs other arguments.
 
     Examples:
-        >>> made("collections:Counter", load("collections:Counter"))
+        >>> call_if_callable("collections:Counter", load("collections:Counter"))
         Counter()
     """
     if not (inspect.isclass(found) or inspect.isroutine(found)):
@@ -148,11 +148,11 @@ def module_and_data(
     Raises:
         ValueError: If a target is something else.
     """
-    module, examples = made(target, load(target), arguments), None
+    module, examples = call_if_callable(target, load(target), arguments), None
     if isinstance(module, tuple) and len(module) == 2:
         module, examples = module
     if data is not None:
-        examples = made(data, load(data))
+        examples = call_if_callable(data, load(data))
     if not hasattr(module, "training_step"):
         got = type(module).__name__
         if isinstance(module, tuple):
@@ -178,14 +178,14 @@ def module_and_data(
 
 
 def is_first() -> bool:
-    """Whether this process is rank 0. Lightning starts the same command for every device."""
+    """Return whether this process is rank 0. Lightning starts the same command for every device."""
     from lightning_utilities.core.rank_zero import rank_zero_only
 
     return getattr(rank_zero_only, "rank", 0) == 0
 
 
 @contextmanager
-def told_in_a_line(too_large: str) -> Iterator[None]:
+def shorten_errors(too_large: str) -> Iterator[None]:
     """Turn Lightning's errors about arguments into one line. Errors in a module keep all lines."""
     from noisescale.lightning.profiling.timed_fit import is_out_of_memory
     from noisescale.lightning.trainer_access import MisconfigurationException

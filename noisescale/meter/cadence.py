@@ -7,7 +7,7 @@ import enum
 import math
 from typing import Literal, NamedTuple
 
-from noisescale.checks import checked_positive, is_whole, refuse
+from noisescale.checks import is_whole, refuse, require_positive
 
 COST, COST_OF_DECISIONS = 0.01, 0.05
 """The share of a run's time that measuring may take, without and with a scheduler."""
@@ -162,4 +162,4 @@ def checked_every_n_steps(every_n_steps: int | Literal["auto"]) -> int | Literal
 
 def checked_cost(cost: float) -> float:
     """Return a share of a run's time, or raise a ValueError if the value is none."""
-    return checked_positive("cost", cost, "Give a share of the run's time, such as 0.01.")
+    return require_positive("cost", cost, "Give a share of the run's time, such as 0.01.")

@@ -90,7 +90,8 @@ class StepUnderWay:
     def keep(self, reached: list[bool] | None) -> None:
         """Keep the passes that reached a measured parameter; None: not known, keep all.
 
-        Passes of another optimizer's loss, which did not reach these parameters, do not count.
+        Passes of another optimizer's loss, which did not reach these parameters, do not count. So
+        the two networks of a GAN tell their own passes from passes that only flow through them.
         """
         if reached is not None and all(one.weight is None for one in self.passes):
             pairs = zip(self.passes, reached, strict=True)

@@ -34,7 +34,7 @@ from noisescale.meter.estimates import Estimates, MomentSums
 from noisescale.meter.extra import Extra, ExtraMeasurement
 from noisescale.meter.options import MeterOptions, SmallBatch
 from noisescale.meter.soundness import fault_in
-from noisescale.state import restored, to_builtins
+from noisescale.state import restore, to_builtins
 
 # Reduced steps wait on the device until somebody asks; this many at most (a few kB).
 _MOST_UNREAD = 1024
@@ -587,7 +587,7 @@ class NoiseScaleMeter:
         begun_anew = self._estimates.state_dict()
         try:
             for name, now in vars(self._counts).items():
-                setattr(self._counts, name, restored(now, state["counts"][name]))
+                setattr(self._counts, name, restore(now, state["counts"][name]))
             if self._capture.collector is not None:  # which steps are due goes by what it knows
                 self._capture.collector.load_state_dict(state["collector"])
             self._estimates.load_state_dict(state["estimates"])

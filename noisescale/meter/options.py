@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from noisescale.checks import check_confidence, checked_choice
+from noisescale.checks import check_confidence, require_choice
 from noisescale.collectors.groups import Groups, check_groups
 from noisescale.collectors.per_example.collector import Layers
 from noisescale.estimation.estimator import NoiseScaleEstimator, check_unit, check_window
@@ -83,7 +83,7 @@ class MeterOptions:
             ("small_batch", small_batch, get_args(SmallBatch)),
             ("layers", layers, get_args(Layers)),
         ):
-            checked_choice(name, value, known, f'Leave it at "{known[0]}".')
+            require_choice(name, value, known, f'Leave it at "{known[0]}".')
         if layers != "all":
             if small_batch not in ("auto", "example"):
                 raise Refusal(

@@ -14,14 +14,14 @@ from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
-from noisescale.checks import checked_choice, checked_positive, is_real, is_whole, refuse
+from noisescale.checks import is_real, is_whole, refuse, require_choice, require_positive
 from noisescale.collectors.halves.row_pass import random_numbers_kept
 from noisescale.collectors.own_pass import own_pass
 from noisescale.meter.choosing import unwrapped
 from noisescale.refusal import TypeRefusal
 
 LossOf = Callable[[Any], Tensor]
-"""From the model's output for the inputs to a scalar loss."""
+"""A function from the model's output for the inputs to a scalar loss."""
 
 
 class Prepared(NamedTuple):
@@ -93,14 +93,14 @@ class ConcurrentAdversary:
     ) -> None:
         model = unwrapped(model)
         self._model = model.module if isinstance(model, DistributedDataParallel) else model
-        self.radius = checked_positive("radius", radius, "Pass 8/255 for images in [0, 1], say.")
-        self.step_size = checked_positive("step_size", step_size, "Pass `radius` for FGSM's step.")
+        self.radius = require_positive("radius", radius, "Pass 8/255 for images in [0, 1], say.")
+        self.step_size = require_positive("step_size", step_size, "Pass `radius` for FGSM's step.")
         if not is_whole(staleness) or staleness < 0:
             needed = "be a whole number of steps, 0 or more"
             refuse("staleness", needed, repr(staleness), "Leave it at 1.")
         self.staleness = int(staleness)
-        self._norm = checked_choice("norm", norm, ("linf", "l2"), 'Leave it at "linf".')
-        self._bounds = _checked_bounds(bounds)
+        self._norm = require_choice("norm", norm, ("linf", "l2"), 'Leave it at "linf".')
+        self._bounds = _require_bounds(bounds)
         self._stale: deque[dict[str, Tensor]] = deque(maxlen=max(self.staleness, 1))
         self._streams: dict[torch.device, Any] = {}
         self._prepared: Prepared | None = None
@@ -112,7 +112,7 @@ class ConcurrentAdversary:
             x: Floating-point inputs, shape (batch, ...), on the model's device.
             loss_of: From the model's output for `x` to the scalar loss, with the labels of `x`.
         """
-        return self._perturbed(x, loss_of, _weights(self._model))
+        return self._perturb(x, loss_of, _weights(self._model))
 
     def prepare(self, x: Tensor, loss_of: LossOf) -> None:
         """Begin to make the copies of the *next* batch. Call it before the step of this batch.
@@ -133,11 +133,11 @@ class ConcurrentAdversary:
         self._keep_weights()
         stream = self._stream_of(x)
         if stream is None:
-            self._prepared = Prepared(self._perturbed(x, loss_of, self._stale[0]), None)
+            self._prepared = Prepared(self._perturb(x, loss_of, self._stale[0]), None)
             return
         stream.wait_stream(torch.cuda.current_stream(x.device))
         with torch.cuda.stream(stream):
-            inputs = self._perturbed(x, loss_of, self._stale[0])
+            inputs = self._perturb(x, loss_of, self._stale[0])
         x.record_stream(stream)
         self._prepared = Prepared(inputs, stream.record_event())
 
@@ -163,13 +163,13 @@ class ConcurrentAdversary:
         """Forget what was prepared and not taken."""
         self._prepared = None
 
-    def over(
+    def batches_from(
         self,
         batches: Iterable[Any],
         loss_of: Callable[[Any, Any], Tensor],
         inputs_of: Callable[[Any], Tensor] = lambda batch: batch[0],
     ) -> AdversarialBatches:
-        """Return batches with their adversarial inputs, those of the next one made ahead.
+        """Return batches with their adversarial inputs. The next batch's inputs are made ahead.
 
         See `AdversarialBatches`, which a loop and a Trainer of Lightning go through.
 
@@ -184,7 +184,8 @@ class ConcurrentAdversary:
             >>> loss = torch.nn.functional.cross_entropy
             >>> loader = [(torch.randn(4, 2), torch.tensor([0, 1, 2, 0])) for _ in range(3)]
             >>> adversary = ConcurrentAdversary(model, radius=0.1, step_size=0.1)
-            >>> for (x, y), adversarial in adversary.over(loader, lambda out, b: loss(out, b[1])):
+            >>> batches = adversary.batches_from(loader, lambda out, b: loss(out, b[1]))
+            >>> for (x, y), adversarial in batches:
             ...     optimizer.zero_grad()
             ...     ((loss(model(x), y) + loss(model(adversarial), y)) / 2).backward()
             ...     optimizer.step()
@@ -208,7 +209,7 @@ class ConcurrentAdversary:
                 kept[name].copy_(value)
         self._stale.append(kept)
 
-    def _perturbed(self, x: Tensor, loss_of: LossOf, weights: dict[str, Tensor]) -> Tensor:
+    def _perturb(self, x: Tensor, loss_of: LossOf, weights: dict[str, Tensor]) -> Tensor:
         weights = weights | {  # a forward pass may change buffers, and so may the next one
             name: weights[name].clone() for name, _ in self._model.named_buffers()
         }
@@ -240,11 +241,11 @@ class ConcurrentAdversary:
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
-    """The weights and buffers as they are, not copied."""
+    """Return the weights and buffers as they are, not copied."""
     return {n: x.detach() for n, x in [*model.named_parameters(), *model.named_buffers()]}
 
 
-def _checked_bounds(bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+def _require_bounds(bounds: tuple[float, float] | None) -> tuple[float, float] | None:
     if bounds is None:
         return None
     pair = tuple(bounds)
@@ -255,7 +256,7 @@ def _checked_bounds(bounds: tuple[float, float] | None) -> tuple[float, float] |
 
 
 class AdversarialBatches:
-    """Each batch with its adversarial inputs: (batch, inputs), made by `ConcurrentAdversary.over`.
+    """Pairs of a batch and its adversarial inputs, see `ConcurrentAdversary.batches_from`.
 
     Take each optimizer step before the next batch is asked for: then the inputs of a batch are made
     at the weights of `staleness` steps ago. Those of the first batch take the weights that are
@@ -336,7 +337,7 @@ def on_device(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-def interleaved(clean: Tensor, adversarial: Tensor) -> Tensor:
+def interleave(clean: Tensor, adversarial: Tensor) -> Tensor:
     """Return both copies of each example as rows one after the other, for one forward pass.
 
     DDP wants one forward pass for each backward pass where the model has buffers. If the noise
@@ -351,7 +352,7 @@ def interleaved(clean: Tensor, adversarial: Tensor) -> Tensor:
         Shape (2·batch, ...).
 
     Examples:
-        >>> interleaved(torch.tensor([1, 2]), torch.tensor([10, 20])).tolist()
+        >>> interleave(torch.tensor([1, 2]), torch.tensor([10, 20])).tolist()
         [1, 10, 2, 20]
     """
     return torch.stack([clean, adversarial], 1).flatten(0, 1)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from noisescale.batches.batch_size import examples_in
-from noisescale.checks import checked_count, is_whole, refuse
+from noisescale.checks import is_whole, refuse, require_count
 from noisescale.refusal import TypeRefusal
 
 
@@ -77,7 +77,7 @@ class RepeatedAugmentationSampler(DistributedSampler[Any]):
         num_replicas: int | None = None,
         rank: int | None = None,
     ) -> None:
-        self.repeats = checked_count("repeats", repeats, "Pass 1 for no copies.")
+        self.repeats = require_count("repeats", repeats, "Pass 1 for no copies.")
         if not hasattr(dataset, "__len__"):
             got, remedy = type(dataset).__name__, "Repeat the examples of a stream in the stream."
             refuse("dataset", "have a length", got, remedy, error=TypeRefusal)
@@ -87,7 +87,7 @@ class RepeatedAugmentationSampler(DistributedSampler[Any]):
                 "rank", "be given with `num_replicas`", got, "Leave both out for those of torch."
             )
         if num_replicas is not None:
-            checked_count("num_replicas", num_replicas, "Leave it out for the ranks of torch.")
+            require_count("num_replicas", num_replicas, "Leave it out for the ranks of torch.")
             if rank is None or not (is_whole(rank) and 0 <= rank < num_replicas):
                 needed = f"lie between 0 and {num_replicas - 1}"
                 refuse("rank", needed, repr(rank), "Leave it out for torch's.")
@@ -174,7 +174,7 @@ class _Batches(BatchSampler):
             needed = "be a `RepeatedAugmentationSampler`"
             refuse("sampler", needed, type(sampler).__name__, remedy)
         repeats = sampler.repeats
-        checked_count("batch_size", batch_size, "Pass the rows of a batch.")
+        require_count("batch_size", batch_size, "Pass the rows of a batch.")
         if batch_size % repeats:
             more = batch_size + repeats - batch_size % repeats
             why = "Otherwise copies of an example are in two batches."

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from noisescale.checks import checked_positive
+from noisescale.checks import require_positive
 from noisescale.history.history import History
 from noisescale.history.metrics import Goal
 from noisescale.history.run_law import RunLaw
@@ -79,8 +79,8 @@ def run_to_goal(name: str, history: Mapping[str, Array], goal: Goal) -> History:
 
     steps, values = read_metric(source, goal.metric)
     falls = values[-1] < values[0]
-    sided = goal.from_where(values)
-    if sided.past(values[0]) or (not goal.side and falls != (sided.side == "<")):
+    sided = goal.with_side(values)
+    if sided.is_past(values[0]) or (not goal.side and falls != (sided.side == "<")):
         raise Refusal(
             name,
             f"reach {goal} after its first value",
@@ -88,7 +88,7 @@ def run_to_goal(name: str, history: Mapping[str, Array], goal: Goal) -> History:
             "Give a goal that both runs reach later. If a run begins beyond the goal,"
             " give the side with `<=` or `>=`.",
         )
-    reached = sided.reached_at(steps, values)
+    reached = sided.first_step(steps, values)
     if reached is None:
         best = values.min() if sided.side == "<" else values.max()
         raise Refusal(
@@ -209,7 +209,7 @@ def positive_or(name: str, value: float | None, otherwise: float) -> float:
     """Return `value` if it is from 1/MOST to MOST, and `otherwise` if it is None."""
     if value is None:
         return otherwise
-    positive = checked_positive(name, value, "Leave it out if it is unknown.")
+    positive = require_positive(name, value, "Leave it out if it is unknown.")
     if not 1 / MOST <= positive <= MOST:
         raise Refusal(
             name,

@@ -18,7 +18,7 @@ from noisescale.history.run_law import critical_batch_size_over
 from noisescale.history.segments import Array, noise_scale_at
 from noisescale.prediction.branches import BranchedRun
 from noisescale.prediction.calibration import Calibration
-from noisescale.refusal import Refusal, renamed
+from noisescale.refusal import Refusal, rename_arguments
 from noisescale.tradeoff.fit import TradeoffFit, fit_tradeoff
 from noisescale.tradeoff.sweep_files import read_sweeps
 from noisescale.tradeoff.sweep_fits import SweepFits
@@ -96,10 +96,10 @@ def _by_sweep(history: Mapping[str, Array], sweep: Sweep) -> Calibration:
         fit = _only(sweep.curves)
     else:
         curve = _only(read_sweeps(sweep))
-        with warnings.catch_warnings(), renamed({"batch_sizes": "batch_size"}):
+        with warnings.catch_warnings(), rename_arguments({"batch_sizes": "batch_size"}):
             warnings.simplefilter("ignore")  # they are among those of the prediction
             fit = fit_tradeoff(*curve)
-    with renamed({"kappa": "sweep"}):
+    with rename_arguments({"kappa": "sweep"}):
         return Calibration.from_sweep(history, fit)
 
 
@@ -123,10 +123,10 @@ def _by_losses(
     sizes = [size for curve in curves.values() for size in curve.batch_sizes]
     losses = [loss for curve in curves.values() for loss in curve.measured]
     orders = [name for name, curve in curves.items() for _ in curve.measured]
-    with renamed({"step": "branch_step", "noise_scale": "branch_step"}):
+    with rename_arguments({"step": "branch_step", "noise_scale": "branch_step"}):
         noise_scale = _noise_scale_over(history, step, examples)
     names = {"batch_sizes": "batch_size", "losses": "loss", "kappa": "branches"}
-    with renamed(names | {"scatter": "loss_scatter"}):
+    with rename_arguments(names | {"scatter": "loss_scatter"}):
         return Calibration.from_branches(
             noise_scale, sizes, losses, scatter=scatter, orders=orders if by else None
         )

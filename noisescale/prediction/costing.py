@@ -164,7 +164,7 @@ def balanced_row(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
 
     Without seconds the product is steps times examples, which is least at B_crit.
     """
-    known = law.known
+    known = law.best_known
 
     def product(row: PredictedRow) -> float:
         seconds, steps = row.seconds_per_step.value, known.steps(row.batch_size)
@@ -176,7 +176,7 @@ def balanced_row(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
 
 
 def _cheapest(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
-    known = law.known
+    known = law.best_known
 
     def cost_with_waiting(row: PredictedRow) -> float:
         a_second = row.cost_with_waiting.high / row.hours.high
@@ -197,7 +197,7 @@ def _filled(
 
 def fastest_row(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
     """Return the row with the fewest hours; without seconds, with the least steps·examples."""
-    known = law.known
+    known = law.best_known
 
     def hours(row: PredictedRow) -> float:
         seconds = row.seconds_per_step.value

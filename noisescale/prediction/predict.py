@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import TYPE_CHECKING
 
-from noisescale.checks import checked_positive
+from noisescale.checks import require_positive
 from noisescale.extras import need
 from noisescale.history.history import as_history
 from noisescale.history.metrics import Goal
@@ -33,7 +33,7 @@ from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.records import as_dict
 from noisescale.prediction.second_run import SecondRun
 from noisescale.prediction.warnings_and_assumptions import assumptions_of, warnings_about
-from noisescale.refusal import Refusal, renamed
+from noisescale.refusal import Refusal, rename_arguments
 from noisescale.report.answer import Answer
 from noisescale.report.numbers import banded, count
 from noisescale.step_time import StepTimeModel, StepTiming, fit_step_time, read_timings
@@ -67,7 +67,7 @@ class Prediction(PredictionRecord, Answer):
         return front_figure(self)
 
 
-@renamed({"history": "run"})
+@rename_arguments({"history": "run"})
 def predict(
     run: arguments.Run,
     batch_sizes: Iterable[float] | float | None = None,
@@ -247,7 +247,7 @@ def _compared(
     """Return two runs up to their goal, and what they say about the critical batch size."""
     scatter, result = STEPS_SCATTER, "the ends of both runs"
     if steps_scatter is not None:
-        scatter = checked_positive("steps_scatter", steps_scatter, "Pass 0.15 for 15 %.")
+        scatter = require_positive("steps_scatter", steps_scatter, "Pass 0.15 for 15 %.")
     if goal is not None:
         reached = Goal.read(goal)
         result = str(reached)
@@ -286,7 +286,7 @@ def _first_given(**given: object) -> str | None:
 
 
 def _read_step_times(file: str | PathLike[str]) -> StepTimeModel:
-    with renamed({"step_time": "step_times"}):
+    with rename_arguments({"step_time": "step_times"}):
         return fit_step_time(read_timings(file))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.optim import Optimizer
 
-from noisescale.checks import checked_positive, checked_state
+from noisescale.checks import require_positive, require_state
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Plan
@@ -37,7 +37,7 @@ from noisescale.scheduling.policies import PolicyLike
 from noisescale.scheduling.policy import Progress
 from noisescale.scheduling.scaled_steps import ScaledSteps, check_betas
 from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, SchedulerOptions, Settings
-from noisescale.state import restored, to_builtins
+from noisescale.state import restore, to_builtins
 
 if TYPE_CHECKING:
     from noisescale.meter.meter import NoiseScaleMeter
@@ -139,7 +139,7 @@ steps on
                 "Give the optimizer of the run, or a list of its optimizers.",
             )
         if base_batch_size is not None:
-            checked_positive(
+            require_positive(
                 "base_batch_size", base_batch_size, "Leave it out for the plan's batch size."
             )
         options = SchedulerOptions(
@@ -396,10 +396,10 @@ steps on
             RuntimeError: If the ranks have different schedules.
         """
         own = self.state_dict()
-        checked_state("BatchSizeController", state, own)
+        require_state("BatchSizeController", state, own)
         for name in ("clock", "run"):
-            checked_state(f"BatchSizeController, `{name}`,", state[name], own[name])
-        saved = restored(self._state, state)
+            require_state(f"BatchSizeController, `{name}`,", state[name], own[name])
+        saved = restore(self._state, state)
         self._go_on(resumed(self.settings, self.plan, saved, device_batch_size))
         self.clock.load_state_dict(state["clock"])
         if state["policy"]:

@@ -29,7 +29,7 @@ class RunSoFar(NamedTuple):
     While the noise scale is not resolved, the last resolved value is used, or its current lower
     bound if that is larger. The steps before the first resolved value use that value. The same
     holds if averages of few steps show no noise at all. In a finished run the next value is used
-    instead (`next_measured`), which is not known yet here.
+    instead (`fill_gaps`), which is not known yet here.
 
     Examples:
         >>> b = NoiseScale(20.0, 15.0, 30.0, grad_sq_norm=1.0, noise_trace=20.0, steps=9)
@@ -70,9 +70,9 @@ class ControllerState(NamedTuple):
     """The saved state of the batch size along a run.
 
     Examples:
-        >>> from noisescale.state import restored, to_builtins
+        >>> from noisescale.state import restore, to_builtins
         >>> state = ControllerState(Plan(8, 4), base_batch_size=32.0, wanted=32.0)
-        >>> restored(now=state, saved=to_builtins(state)) == state
+        >>> restore(now=state, saved=to_builtins(state)) == state
         True
     """
 
@@ -304,6 +304,11 @@ def _noise_scale_of_the_run(
     The ratio can be huge by chance while |G|² is lost in the noise. Below the first batch size that
     errs on the safe side. Above it the ratio is capped by the critical batch size so far, or before
     that is known by the lower bound of the noise scale. The cap is also used if there is no ratio.
+
+    It is one noise scale for the run, not the noise scale of the moment. The latter rises along a
+    run, and the gain with it, until the run is unstable. In the first steps of a run the average is
+    two or three times too low, as |G|² is largest there. No constant corrects this: a constant that
+    suits a model whose learning rate is at the edge slows another model by half.
     """
     if average is None:
         return 0.0

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
-from noisescale.checks import checked_positive, is_real
+from noisescale.checks import is_real, require_positive
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Plan
 from noisescale.refusal import Refusal
@@ -52,7 +52,7 @@ class TradeoffRule:
     def __init__(self, exchange_rate: float | None = None) -> None:
         self._exchange_rate = exchange_rate
         if exchange_rate is not None:
-            checked_positive("exchange_rate", exchange_rate, "Give the examples a step is worth.")
+            require_positive("exchange_rate", exchange_rate, "Give the examples a step is worth.")
 
     def __call__(self, noise_scale: float, plan: Plan, progress: Progress) -> float:
         """Return √(r·noise_scale)."""
@@ -69,7 +69,7 @@ class RatioRule:
     """
 
     def __init__(self, ratio: float = 1.0) -> None:
-        self._ratio = checked_positive("ratio", ratio, "Leave it at 1 for B_simple itself.")
+        self._ratio = require_positive("ratio", ratio, "Leave it at 1 for B_simple itself.")
 
     def __call__(self, noise_scale: float, plan: Plan, progress: Progress) -> float:
         """Return c·noise_scale."""
@@ -97,7 +97,7 @@ class NormTestRule:
     """
 
     def __init__(self, theta: float = 0.5) -> None:
-        self._theta = checked_positive("theta", theta, "Leave it at 0.5.")
+        self._theta = require_positive("theta", theta, "Leave it at 0.5.")
 
     def __call__(self, noise_scale: float, plan: Plan, progress: Progress) -> float:
         """Return noise_scale/θ²."""
@@ -154,7 +154,7 @@ class Given(Policy):
                     repr(since),
                     f"Give the {by} after which a batch size begins.",
                 )
-            checked_positive(f"batch_sizes[{since!r}]", size, "Give a number of examples.")
+            require_positive(f"batch_sizes[{since!r}]", size, "Give a number of examples.")
         self._by = by
         entries = sorted((float(since), float(size)) for since, size in batch_sizes.items())
         self._begins = [since for since, _ in entries]
@@ -202,7 +202,7 @@ class InsteadOfDecay(Policy):
 
     def __init__(self, batch_size: float | None = None) -> None:
         if batch_size is not None:
-            checked_positive(
+            require_positive(
                 "batch_size", batch_size, "Give the global batch at the peak of the learning rate."
             )
         self._batch_size = batch_size

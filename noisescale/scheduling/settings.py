@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch.optim import SGD, Optimizer
 
-from noisescale.checks import checked_bounds, checked_choice, checked_count, checked_positive
+from noisescale.checks import require_bounds, require_choice, require_count, require_positive
 from noisescale.plan import Bounds
 from noisescale.refusal import Refusal, TypeRefusal
 from noisescale.scheduling.gate import Gate
@@ -93,11 +93,11 @@ class Settings:
         policy, lr_scaling = _policy_of(options.policy), _scaling_of(options)
         remedy = "Leave it out for the default."
         if options.max_device_batch_size is not None:
-            checked_count("max_device_batch_size", options.max_device_batch_size, remedy)
-        least, most = checked_bounds(options.min_batch_size, options.max_batch_size)
-        checked_count("min_accumulation", min_accumulation, "Leave it at 1.")
-        per_row = checked_positive("examples_per_row", examples_per_row, "Leave it at 1.")
-        every = checked_count("decide_every_n_steps", options.decide_every_n_steps, remedy)
+            require_count("max_device_batch_size", options.max_device_batch_size, remedy)
+        least, most = require_bounds(options.min_batch_size, options.max_batch_size)
+        require_count("min_accumulation", min_accumulation, "Leave it at 1.")
+        per_row = require_positive("examples_per_row", examples_per_row, "Leave it at 1.")
+        every = require_count("decide_every_n_steps", options.decide_every_n_steps, remedy)
         if optimizers is not None and lr_scaling == "auto":
             lr_scaling = scaling_for(optimizers, measured=policy.needs_noise_scale)
         return cls(
@@ -143,7 +143,7 @@ def _policy_of(policy: PolicyLike) -> Policy:
     if isinstance(policy, str):
         otherwise = ", a mapping from steps to batch sizes or a function"
         remedy = 'Leave it at "tradeoff".'
-        checked_choice("policy", policy, _NAMED, remedy, or_else=otherwise)
+        require_choice("policy", policy, _NAMED, remedy, or_else=otherwise)
         return _NAMED[policy]()
     if isinstance(policy, Mapping):
         return Given(policy)
@@ -168,5 +168,5 @@ def _scaling_of(options: SchedulerOptions) -> LearningRateScaling:
         return right
     if not callable(lr_scaling):
         hint = 'Leave it at "auto".'
-        checked_choice("lr_scaling", lr_scaling, NAMES, hint, or_else=" or a function")
+        require_choice("lr_scaling", lr_scaling, NAMES, hint, or_else=" or a function")
     return lr_scaling

@@ -17,8 +17,8 @@ from noisescale.step_time.pollux import (
     PARAMETERS,
     Array,
     Plans,
+    identifiable_parameters,
     relative_seconds,
-    told_parameters,
 )
 from noisescale.step_time.timings import StepTiming
 
@@ -32,7 +32,7 @@ STARTS = 6
 """Points to begin from, as the errors are not convex in the overlap."""
 
 PULL = 1e-3
-"""Towards what is assumed, for times at which the timings but hint: far below any scatter."""
+"""The pull of a parameter that timings only hint at to its assumed value: far below any scatter."""
 
 
 def assume_step_time(timing: StepTiming) -> FittedStepTime:
@@ -91,7 +91,7 @@ def fit_step_time(timings: Sequence[StepTiming]) -> FittedStepTime:
         raise Refusal("timings", "not be empty", "[]", "Make some with `noisescale profile`.")
     reference = max(timing.device_batch_size for timing in timings)
     plans, logs = Plans.of(timings, reference), np.log([t.seconds for t in timings])
-    told, hinted = told_parameters(plans)
+    told, hinted = identifiable_parameters(plans)
     middle, low, high = (
         np.array([getattr(parameter, end) for parameter in PARAMETERS.values()])
         for end in ("middle", "low", "high")
@@ -109,7 +109,7 @@ def fit_step_time(timings: Sequence[StepTiming]) -> FittedStepTime:
     for size in scatter:
         assumed = np.where(rng.random(len(NAMES)) < 0.5, low, high)
         start = fit[1:].copy()
-        start[NAMES.index("overlap")] = rng.uniform(1, 10)  # it may be told but weakly
+        start[NAMES.index("overlap")] = rng.uniform(1, 10)  # timings may determine it but weakly
         noisy = logs + size * rng.standard_normal(len(timings))
         refits.append(_fit(plans, noisy, told, hinted, assumed, start)[0])
     factor = np.exp(scatter * rng.standard_normal(REFITS))
@@ -121,7 +121,7 @@ def fit_step_time(timings: Sequence[StepTiming]) -> FittedStepTime:
 def _fit(
     plans: Plans, logs: Array, told: list[int], hinted: list[int], assumed: Array, start: Array
 ) -> tuple[Array, float]:
-    """Best-fitting unit and parameters, with undetermined ones as assumed; squared errors."""
+    """Return the best unit and parameters, undetermined ones as assumed, and the squared errors."""
     free = [*told, *hinted]
 
     def complete(values: Array) -> Array:

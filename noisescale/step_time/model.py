@@ -33,7 +33,7 @@ class StepTimeModel(Protocol):
     def extrapolates(
         self, device_batch_size: float, accumulation: int = 1, devices: int = 1, nodes: int = 1
     ) -> bool:
-        """Whether the configuration lies outside of those that were timed."""
+        """Return whether the configuration lies outside of the timed configurations."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class FittedStepTime:
     def parameters(self) -> dict[str, float]:
         """The constants in seconds (p: none), by their names in the formula of `fit_step_time`.
 
-        `a` and `c` are those within a node, `a_across` and `c_across` those across nodes.
+        `a` and `c` hold within a node, `a_across` and `c_across` across nodes.
         """
         unit, fixed, *times, overlap, update = self.fit.tolist()
         between = zip(("a", "a_across", "c", "c_across"), times, strict=True)
@@ -95,7 +95,7 @@ class FittedStepTime:
     def extrapolates(
         self, device_batch_size: float, accumulation: int = 1, devices: int = 1, nodes: int = 1
     ) -> bool:
-        """Whether the configuration lies outside of those that were timed.
+        """Return whether the configuration lies outside of the timed configurations.
 
         Any number of micro-batches counts as timed, as micro-batches repeat one another. Devices in
         one node are compared with timings in one node, devices on several nodes with timings across
@@ -104,12 +104,12 @@ class FittedStepTime:
         alike = [timing for timing in self.timings if (timing.nodes > 1) == (nodes > 1)]
         return not (
             alike
-            and _within(device_batch_size, [timing.device_batch_size for timing in self.timings])
-            and _within(devices, [timing.devices for timing in alike])
-            and _within(nodes, [timing.nodes for timing in alike])
+            and _is_within(device_batch_size, [timing.device_batch_size for timing in self.timings])
+            and _is_within(devices, [timing.devices for timing in alike])
+            and _is_within(nodes, [timing.nodes for timing in alike])
         )
 
 
-def _within(value: float, timed: Sequence[float]) -> bool:
+def _is_within(value: float, timed: Sequence[float]) -> bool:
     slack = 1.01  # a mean device batch size is not a whole number
     return min(timed) / slack <= value <= max(timed) * slack

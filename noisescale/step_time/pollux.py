@@ -51,7 +51,7 @@ class Plans(NamedTuple):
     """Configurations, each field a number or one for each of them."""
 
     size: Any
-    """Of the device batch, the largest one timed being 1."""
+    """The size of the device batch, in units of the largest timed one."""
     accumulation: Any
     devices: Any
     across: Any
@@ -59,7 +59,7 @@ class Plans(NamedTuple):
 
     @classmethod
     def of(cls, timings: Sequence[StepTiming], reference: float) -> Plans:
-        """Those that were timed."""
+        """Return the timed configurations."""
         columns = [
             (t.device_batch_size / reference, t.accumulation, t.devices, t.nodes > 1)
             for t in timings
@@ -78,7 +78,7 @@ def relative_seconds(parameters: Any, plans: Plans) -> Any:
 
     Args:
         parameters: In the order of `NAMES`, each a number or an array.
-        plans: Numbers or arrays that go with those.
+        plans: Numbers, or arrays that go with the parameters.
     """
     fixed, sync, sync_across, growth, growth_across, overlap, update = parameters
     size, accumulation, devices, across = plans
@@ -92,8 +92,8 @@ def relative_seconds(parameters: Any, plans: Plans) -> Any:
     return (accumulation - 1) * gradient + last + update
 
 
-def told_parameters(plans: Plans) -> tuple[list[int], list[int]]:
-    """Which parameters the timed configurations determine, and which they only hint at.
+def identifiable_parameters(plans: Plans) -> tuple[list[int], list[int]]:
+    """Return the parameters that the timings determine, and the parameters that they only hint at.
 
     A parameter is determined if changing it moves the timings in a way that no change of the
     parameters before it can: its derivative is then not a combination of theirs. A time that moves

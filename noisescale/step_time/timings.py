@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from os import PathLike
 from pathlib import Path
 
-from noisescale.checks import checked_positive
+from noisescale.checks import require_positive
 from noisescale.csv_lines import csv_lines
 from noisescale.plan import Plan
 from noisescale.printable import printable
@@ -42,7 +42,7 @@ class StepTiming:
         for field in fields(self):
             value = getattr(self, field.name)
             remedy = "Leave the configuration out if it was not measured."
-            checked_positive(field.name, value, remedy)
+            require_positive(field.name, value, remedy)
             if field.type == "int" and value != int(value):
                 raise Refusal(str(field.name), "be a whole number", repr(value), "Give one.")
         _ = self.plan  # which has no more nodes than devices
@@ -117,6 +117,6 @@ def read_timings(path: str | PathLike[str]) -> list[StepTiming]:
 
 
 def _number(text: str) -> float:
-    """An integer where it is one, so that files stay as they were written."""
+    """Return the number; an integer if it is one, so that files stay as they were written."""
     value = float(text)
     return int(value) if value.is_integer() else value

@@ -18,7 +18,7 @@ from noisescale.history.history import COLUMNS, History
 from noisescale.history.metric_names import (
     ABOUT_RUN,
     TRAINER_PREFIXES,
-    measured_in,
+    monitor_of,
     name_in,
     prefix_of,
 )
@@ -90,7 +90,7 @@ class LoggedRuns(NamedTuple):
                 Measured(run, *who)
                 for run, tags in self._tags(None).items()
                 for tag in tags
-                if (who := measured_in(tag))
+                if (who := monitor_of(tag))
             }
         )
 

@@ -22,7 +22,7 @@ from noisescale.prediction.figures.noise_curve import ACROSS
 from noisescale.prediction.figures.noise_of_runs import noise_of_runs_figure
 from noisescale.prediction.predict import Prediction, predict
 from noisescale.prediction.runs import compare_predictions
-from noisescale.refusal import renamed, word_for
+from noisescale.refusal import rename_arguments, word_for
 from noisescale.report.colours import DARK, SERIES
 from noisescale.report.document import Figure
 from noisescale.report.drawing import SETTINGS, place_figure
@@ -155,7 +155,7 @@ class NoiseScalePlugin(Tab):
 
 def _predicted(runs: LoggedRuns, measured: Measured, asked: Mapping[str, str]) -> Prediction:
     fields = {"price_per_device_hour": "price", "hour_worth": "worth", "history": "run"}
-    with renamed(fields):
+    with rename_arguments(fields):
         return predict(
             runs.history(measured),
             devices=numbers(asked, "devices"),

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from noisescale.bounded import Bounded
-from noisescale.checks import check_confidence, checked_positive
+from noisescale.checks import check_confidence, require_positive
 from noisescale.refusal import Refusal
 from noisescale.tradeoff.profile import profile_of
 from noisescale.tradeoff.run_sums import Array
@@ -21,7 +21,7 @@ LEAST_SCATTER = 1e-4
 """The least scatter of a loss: repeats that differ by rounding alone show no scatter."""
 
 LOSS_SCATTER = 0.01
-"""Of a branch's loss, where none are repeated: the tolerance of Merrill et al."""
+"""The scatter of a branch's loss if no branch is repeated: the tolerance of Merrill et al."""
 
 
 class BranchLosses(NamedTuple):
@@ -97,7 +97,7 @@ def fit_branch_losses(
     if scatter is None:
         scatter, freedom = _scatter(batch, loss, orders)
     else:
-        checked_positive("scatter", scatter, "Pass 0.01, in units of the loss.")
+        require_positive("scatter", scatter, "Pass 0.01, in units of the loss.")
     quantile = float(stdtrit(min(freedom, 1e9), 0.5 + confidence / 2))
 
     def misfit(log_critical: float) -> float:
@@ -110,20 +110,20 @@ def fit_branch_losses(
     means = np.array([loss[batch == size].mean() for size in sizes])
     return BranchLosses(
         profile_of(misfit, batch, (quantile * scatter) ** 2),
-        _keeping_up(sizes, means, tolerance),
+        _largest_in_reach(sizes, means, tolerance),
         scatter,
     )
 
 
-def _keeping_up(sizes: Array, losses: Array, tolerance: float) -> float | None:
-    """The largest batch size that, with all smaller ones, is within a tolerance of the best."""
+def _largest_in_reach(sizes: Array, losses: Array, tolerance: float) -> float | None:
+    """Return the largest batch size up to which all are within a tolerance of the best so far."""
     worse = losses[1:] > np.minimum.accumulate(losses)[:-1] + tolerance
     kept = int(np.argmax(worse)) if worse.any() else len(worse)
     return float(sizes[kept]) if kept else None
 
 
 def _scatter(batch: Array, loss: Array, orders: Sequence[object] | None) -> tuple[float, float]:
-    """Standard deviation of repeats, and its degrees of freedom; else what is usual."""
+    """Return the standard deviation of repeats and its degrees of freedom; else `LOSS_SCATTER`."""
     sizes = np.unique(batch)
     freedom = len(loss) - len(sizes)
     if not freedom:
@@ -140,7 +140,7 @@ def _scatter(batch: Array, loss: Array, orders: Sequence[object] | None) -> tupl
 
 
 def _by_order(batch: Array, loss: Array, orders: list[object]) -> Array:
-    """Losses by order and batch size."""
+    """Return the losses by order and batch size."""
     cells = {
         (size, order): k
         for k, (size, order) in enumerate(zip(batch.tolist(), orders, strict=False))

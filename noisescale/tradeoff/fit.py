@@ -23,7 +23,7 @@ class TradeoffFit(Tradeoff):
     """A `Tradeoff` fitted to a sweep, see `fit_tradeoff`."""
 
     batch_sizes: tuple[float, ...] = ()
-    """Of the sweep, global, in examples."""
+    """The batch sizes of the sweep: global, in examples."""
     measured_steps: tuple[float, ...] = ()
     """Steps to the goal at each of them."""
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import warnings
 from os import PathLike
 
-from noisescale.refusal import renamed
+from noisescale.refusal import rename_arguments
 from noisescale.report.answer import Answer
 from noisescale.tradeoff.document import OVERHEAD, as_dict, document_of
 from noisescale.tradeoff.fit import fit_tradeoff
@@ -56,7 +56,7 @@ def fit(
         sweep, batch_size_column=batch_size_column, measured_column=steps_column, by=by
     )
     columns = {"batch_sizes": batch_size_column or "batch_size", "steps": steps_column or "steps"}
-    with warnings.catch_warnings(), renamed(columns):
+    with warnings.catch_warnings(), rename_arguments(columns):
         warnings.simplefilter("ignore")  # the document has them
         fits = {name: fit_tradeoff(*curve) for name, curve in curves.items()}
     for one in fits.values():

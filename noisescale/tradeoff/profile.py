@@ -13,7 +13,7 @@ from noisescale.bounded import Bounded
 from noisescale.tradeoff.run_sums import Array
 
 STEPS_SCATTER = 0.15
-"""Of the logarithm of the steps to one result, by seed and by how finely learning rates are tuned.
+"""Scatter of the logarithm of the steps to a result, by seed and by the tuning of learning rates.
 
 The trainings of benchmarks/prediction/single_runs.py scatter by 5 to 23 % between seeds, 15 % in
 the root mean square.
@@ -34,7 +34,7 @@ UNLIKELY = (np.log(BENDS) / SPREAD) ** 2
 """What each of them adds to the squares of residuals, in units of their scatter."""
 
 FARTHEST = 1e6
-"""Below the smallest batch size, and above the largest, in which B_crit is sought."""
+"""The factor below the smallest and above the largest batch size in which B_crit is sought."""
 
 
 def log_law(excess: Array | float, sharpness: Array | float) -> Array:
@@ -99,7 +99,7 @@ def ends_of(
 
 
 def _end(excess: Callable[[float], float], best: float, outward: Array, beyond: float) -> float:
-    """Where an interval around the logarithm `best` ends; `beyond` if it does not."""
+    """Return where an interval around the logarithm `best` ends; `beyond` if it does not end."""
     inside = [k for k, x in enumerate(outward) if excess(x) <= 0]
     first_outside = inside[-1] + 1 if inside else 0
     if first_outside == len(outward):

@@ -14,7 +14,7 @@ from scipy.optimize import least_squares
 from scipy.special import stdtrit
 
 from noisescale.bounded import Bounded
-from noisescale.checks import check_confidence, checked_positive
+from noisescale.checks import check_confidence, require_positive
 from noisescale.refusal import Refusal
 from noisescale.tradeoff.profile import (
     BENDS,
@@ -61,17 +61,17 @@ class Regimes:
     scatter: float
     """Standard deviation of the logarithm of a run's steps: 0.1 is about 10 %."""
     batch_sizes: tuple[float, ...]
-    """Of the sweep, global, in examples."""
+    """The batch sizes of the sweep: global, in examples."""
     measured_steps: tuple[float, ...]
     """Steps to the result at each of them."""
 
-    def of(self, batch_size: float) -> Regime:
+    def regime_of(self, batch_size: float) -> Regime:
         """Return the regime of a batch size; "between" if the bounds do not decide it.
 
         A bend with an exponent above 3.8 has no diminishing returns: both other regimes overlap
         around B_crit, where they meet here.
         """
-        size = checked_positive("batch_size", batch_size, "Give a global batch size, in examples.")
+        size = require_positive("batch_size", batch_size, "Give a global batch size, in examples.")
         perfect, maximal = size <= self.perfect_up_to.low, size >= self.maximal_from.high
         if perfect and maximal:
             perfect = size <= self.critical_batch_size.value
@@ -85,7 +85,7 @@ class Regimes:
 
     def steps(self, batch_size: float) -> float:
         """Return the steps of the curve that fits best, S_min·(1 + (B_crit/B)^α)^(1/α)."""
-        size = checked_positive("batch_size", batch_size, "Give a global batch size, in examples.")
+        size = require_positive("batch_size", batch_size, "Give a global batch size, in examples.")
         least, most = sorted((self.min_steps.value, self.min_examples.value / size))
         if not least:
             return most
@@ -143,7 +143,7 @@ def find_regimes(
     Examples:
         >>> sizes = [8, 16, 32, 64, 128, 256, 512, 1024]
         >>> found = find_regimes(sizes, [998, 502, 252, 133, 81, 58, 53, 51])
-        >>> [found.of(size) for size in (8, 128, 1024)]
+        >>> [found.regime_of(size) for size in (8, 128, 1024)]
         ['perfect scaling', 'between', 'maximal data parallelism']
 
     References:
@@ -151,18 +151,18 @@ def find_regimes(
         arXiv:2410.21676, for 20 %. McCandlish et al. 2018, arXiv:1812.06162, equation 2.11.
     """
     check_confidence(confidence)
-    sizes, counts = checked_sweep(batch_sizes, steps)
+    sizes, counts = require_sweep(batch_sizes, steps)
     sweep = _Sweep.of(sizes, counts)
     if scatter is None:
         scatter, freedom = sweep.scatter()
     else:
-        checked_positive("scatter", scatter, "Pass 0.1 for 10 %, or leave it out.")
+        require_positive("scatter", scatter, "Pass 0.1 for 10 %, or leave it out.")
         freedom = 10**9  # the normal distribution
     sweep = sweep._replace(price=scatter**2)
     quantile = float(stdtrit(freedom, 0.5 + confidence / 2))
     bounds = sweep.bounds((quantile * scatter) ** 2)
     for border in ("perfect_up_to", "maximal_from"):
-        bounds[border] = _within(bounds[border], float(sizes.min()), float(sizes.max()))
+        bounds[border] = _limit_to(bounds[border], float(sizes.min()), float(sizes.max()))
     return Regimes(
         **bounds,
         scatter=scatter,
@@ -171,7 +171,7 @@ def find_regimes(
     )
 
 
-def checked_sweep(batch_sizes: Floats, steps: Floats) -> tuple[Array, Array]:
+def require_sweep(batch_sizes: Floats, steps: Floats) -> tuple[Array, Array]:
     """Return both as arrays, or raise a ValueError if they cannot be a sweep."""
     batch, count = (np.asarray(x, dtype=np.float64) for x in (batch_sizes, steps))
     if batch.shape != count.shape or batch.ndim != 1:
@@ -207,9 +207,9 @@ class _Sweep(NamedTuple):
     log_sizes: Array
     log_steps: Array
     runs: Array
-    """At each batch size."""
+    """The number of runs at each batch size."""
     squares: float
-    """Of what repeated runs differ from their mean by."""
+    """The sum of squares of the differences of repeated runs from their mean."""
     price: float = 0.0
     """The squared scatter: what an α one `SPREAD` away from 1 adds to the squares."""
 
@@ -229,7 +229,7 @@ class _Sweep(NamedTuple):
     def fit(self, critical: Array) -> tuple[Array, Array]:
         """Return the best log S_min at each log B_crit and each of `BENDS`, and the squares left.
 
-        The last axis of `critical` is that of `BENDS`, or has a length of 1.
+        The last axis of `critical` is the axis of `BENDS`, or has a length of 1.
         """
         left = self.log_steps - log_law(critical[..., None] - self.log_sizes, BENDS[:, None])
         level = left @ self.runs / self.runs.sum()
@@ -273,13 +273,13 @@ class _Sweep(NamedTuple):
         return np.append(np.sqrt(self.runs) * left, math.sqrt(self.price) * log_alpha / SPREAD)
 
     def bounds(self, more: float) -> dict[str, Bounded]:
-        """Return the best curve's values, between those of curves with `more` squares at most."""
+        """Return the best curve's values, with bounds from curves of at most `more` squares."""
         grid, ((level, critical, log_alpha), least) = self.grid, self.best()
         limit, alpha = least + more, math.exp(log_alpha)
         line = {grid[0]: 0.0, grid[-1]: math.inf}.get(critical)
 
         def border(distance: Callable[[Array], Array]) -> Bounded:
-            """What all curves have at a distance from log B_crit, which depends on α."""
+            """Return the bounds of a border at a distance from log B_crit that depends on α."""
             beyond = distance(BENDS)
             at = critical + float(distance(np.array(alpha)))
             value, at = (math.exp(at), at) if line is None else (line, critical)
@@ -297,7 +297,7 @@ class _Sweep(NamedTuple):
         inside = misfits <= max(limit, misfits.min())
 
         def fewest(logs: Array, best: float, none: float) -> Bounded:
-            """S_min or E_min, which is 0 where B_crit is `none`."""
+            """Return the bounds of S_min or E_min, which is 0 where B_crit is `none`."""
             low, high = (logs - spare)[inside].min(), (logs + spare)[inside].max()
             return Bounded(
                 0.0 if line == none else math.exp(best),
@@ -307,8 +307,8 @@ class _Sweep(NamedTuple):
 
         bends = BENDS[inside.any(axis=0)]
         return {
-            "perfect_up_to": border(lambda bend: -_apart(bend)),
-            "maximal_from": border(_apart),
+            "perfect_up_to": border(lambda bend: -_log_distance(bend)),
+            "maximal_from": border(_log_distance),
             "critical_batch_size": found,
             "min_steps": fewest(levels, level, math.inf),
             "min_examples": fewest(levels + critical_of_each, level + critical, 0.0),
@@ -316,13 +316,13 @@ class _Sweep(NamedTuple):
         }
 
 
-def _apart(alpha: Array) -> Array:
-    """The log of where data parallelism is maximal minus log B_crit, see `find_regimes`."""
+def _log_distance(alpha: Array) -> Array:
+    """Return the log of where data parallelism is maximal minus log B_crit, see `find_regimes`."""
     return np.asarray(-np.log(np.expm1(alpha * math.log1p(OVERHEAD))) / alpha)
 
 
-def _within(border: Bounded, smallest: float, largest: float) -> Bounded:
-    """The border with bounds within the sweep, or open."""
+def _limit_to(border: Bounded, smallest: float, largest: float) -> Bounded:
+    """Return the border with bounds within the sweep, or open."""
     low = min(border.low, largest) if border.low >= smallest else 0.0
     high = max(border.high, smallest) if border.high <= largest else math.inf
     return Bounded(border.value, low, high)

@@ -103,7 +103,7 @@ class Parts(NamedTuple):
         return min(root**2 / product, 1.0) if product > 0 else math.nan
 
 
-def next_measured(values: Array, measured: NDArray[np.bool_]) -> Array:
+def fill_gaps(values: Array, measured: NDArray[np.bool_]) -> Array:
     """Replace NaN by the next measured value, and at the end by the last measured one.
 
     Here the whole run is known. `RunSoFar` cannot look ahead and takes the last value. If nothing

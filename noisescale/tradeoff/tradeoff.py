@@ -11,9 +11,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from noisescale.checks import checked_positive
+from noisescale.checks import require_positive
 from noisescale.refusal import Refusal
-from noisescale.tradeoff.run_sums import Parts, next_measured
+from noisescale.tradeoff.run_sums import Parts, fill_gaps
 
 Floats = Sequence[float] | NDArray[np.float64]
 Amount = TypeVar("Amount", float, NDArray[np.float64])
@@ -69,7 +69,7 @@ class Tradeoff:
     def __post_init__(self) -> None:
         for name in ("min_steps", "min_examples", "sharpness"):
             remedy = "Take it from `Tradeoff.from_run` or from `fit_tradeoff`."
-            checked_positive(name, getattr(self, name), remedy)
+            require_positive(name, getattr(self, name), remedy)
         if not 0 < self.gamma <= 1:
             raise Refusal(
                 "gamma",
@@ -82,7 +82,7 @@ class Tradeoff:
     def critical_batch_size(self) -> float:
         """B_crit = E_min/S_min, in examples, the definition of McCandlish et al. 2018.
 
-        There a run takes 2^(1/α) times the fewest steps, and so many times the fewest examples.
+        There a run takes 2^(1/α) times the fewest steps, and 2^(1/α) times the fewest examples.
         """
         return self.min_examples / self.min_steps
 
@@ -221,7 +221,7 @@ class Tradeoff:
                 f"{b.size} without one",
                 "Train longer, or at a larger batch size, until the monitor resolves it.",
             )
-        b = next_measured(b, measured)
+        b = fill_gaps(b, measured)
         for name, values, least in (
             ("noise_scale", b, 0.0),
             ("batch_size", batch, np.nextafter(0, 1)),

@@ -174,7 +174,8 @@ def tasks(journal: str) -> str:
     job = job_from(ledger.job)
     found, known = [], {}
     for entry in (each for each in ledger.entries().values() if each.result):
-        found.append({"known": len(known), "wanted": [(t.key, t.spec) for t in job.wanted(known)]}
+        tasks = [(t.key, t.spec) for t in job.next_tasks(known)]
+        found.append({"known": len(known), "wanted": tasks}
                      if ledger.job["kind"] == "sweep" else {"known": len(known)})  # fmt: skip
         known[entry.key] = entry
     return json.dumps({"job": ledger.job, "tasks": found}, indent=1)

@@ -13,33 +13,33 @@ from noisescale.history.reading import read_metric
 def test_a_goal_is_reached_between_two_values() -> None:
     steps, losses = np.array([10.0, 20.0, 30.0]), np.array([3.0, 2.0, 1.0])
 
-    assert Goal("loss", 1.5).reached_at(steps, losses) == pytest.approx(25)
-    assert Goal("loss", 0.5).reached_at(steps, losses) is None
-    assert Goal("accuracy", 1.5).reached_at(steps, losses[::-1].copy()) == pytest.approx(15)
+    assert Goal("loss", 1.5).first_step(steps, losses) == pytest.approx(25)
+    assert Goal("loss", 0.5).first_step(steps, losses) is None
+    assert Goal("accuracy", 1.5).first_step(steps, losses[::-1].copy()) == pytest.approx(15)
 
 
 def test_a_single_low_value_does_not_reach_it() -> None:
     """Isotonic means: 3, 2.5, then (0.5 + 2.5)/2 twice, then 1."""
     steps, losses = np.arange(1.0, 6.0), np.array([3.0, 2.5, 0.5, 2.5, 1.0])
 
-    assert Goal("loss", 1.4).reached_at(steps, losses) == pytest.approx(4.2)
+    assert Goal("loss", 1.4).first_step(steps, losses) == pytest.approx(4.2)
 
 
 def test_a_goal_that_the_run_begins_at_is_reached_there() -> None:
-    assert Goal("loss", 3.0).reached_at(np.array([5.0, 9.0]), np.array([3.0, 2.0])) == 5
+    assert Goal("loss", 3.0).first_step(np.array([5.0, 9.0]), np.array([3.0, 2.0])) == 5
 
 
 def test_a_loss_that_rises_again_had_reached_it() -> None:
     steps, losses = np.arange(1.0, 9.0), np.array([3.0, 2.0, 1.5, 1.2, 1.25, 1.2, 2.5, 3.0])
 
-    assert Goal("loss", 1.3).reached_at(steps, losses) == pytest.approx(3.72, abs=0.02)
-    assert Goal("loss", 1.0).reached_at(steps, losses) is None
+    assert Goal("loss", 1.3).first_step(steps, losses) == pytest.approx(3.72, abs=0.02)
+    assert Goal("loss", 1.0).first_step(steps, losses) is None
 
 
 def test_the_side_may_be_given() -> None:
     steps, losses = np.array([10.0, 20.0, 30.0]), np.array([0.2, 0.3, 0.1])
 
-    assert Goal.read("loss<=0.15").reached_at(steps, losses) == pytest.approx(27.5, abs=3)
+    assert Goal.read("loss<=0.15").first_step(steps, losses) == pytest.approx(27.5, abs=3)
     assert str(Goal.read("accuracy >= 0.9")) == "accuracy >= 0.9"
     assert Goal.read("a=b=1") == Goal("a=b", 1.0)
 
@@ -80,7 +80,7 @@ def test_another_metric_is_read_at_the_steps_it_was_logged_at(tmp_path: Path, be
 def test_a_strict_goal_is_not_reached_by_its_own_value(text: str, reached: list[bool]) -> None:
     goal = Goal.read(text)
 
-    assert goal.reached_by(np.array([1, 2, 3, np.nan])).tolist() == reached
+    assert goal.is_reached_by(np.array([1, 2, 3, np.nan])).tolist() == reached
     assert str(goal) == re.sub(r"([<>]=?)", r" \1 ", text)
 
 

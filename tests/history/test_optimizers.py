@@ -89,12 +89,12 @@ class AdamW(Stepping):
 )
 def test_optimizers_are_told_apart(optimizer: torch.optim.Optimizer, kind: OptimizerKind) -> None:
     assert OptimizerKind.of(optimizer) is kind
-    assert OptimizerKind.logged_as([float(kind), math.nan]) is kind
+    assert OptimizerKind.from_log([float(kind), math.nan]) is kind
 
 
 def test_numbers_of_a_later_version_are_not_known() -> None:
-    assert OptimizerKind.logged_as([17.0]) is None
-    assert OptimizerKind.logged_as([]) is None
+    assert OptimizerKind.from_log([17.0]) is None
+    assert OptimizerKind.from_log([]) is None
 
 
 def test_what_is_trained_is_counted_and_its_learning_rate_read() -> None:

@@ -19,7 +19,7 @@ def run(
     steps = np.arange(1.0, count + 1) * 100
     block = np.arange(count) if independent else np.zeros(count, dtype=int)
     bands = (np.array(x) for x in (value, low, high))
-    return Segments.within(steps, np.full(count, 64.0), *bands, block)
+    return Segments.from_bounds(steps, np.full(count, 64.0), *bands, block)
 
 
 def test_the_middle_is_the_tradeoff_of_the_run() -> None:
@@ -81,7 +81,7 @@ def test_what_is_resolved_nowhere_stays_so() -> None:
     assert (law.steps(16).low, law.steps(16).high) == pytest.approx((more, 300 * 64 / 16))
     own = law.steps(64)  # what the run took, whatever its noise scale
     assert (own.value, own.low, own.high) == pytest.approx((300, 300, 300))
-    assert law.known == law.low
+    assert law.best_known == law.low
 
 
 def test_a_run_without_noise_has_no_tradeoff() -> None:
@@ -153,9 +153,11 @@ def test_errors_of_the_calibration_and_of_the_noise_scale_add_as_independent_one
 
 def test_errors_of_independent_segments_partly_cancel() -> None:
     """Two alike segments: half-widths of their sum are √2, not 2, times those of one."""
-    alike = Segments.within(*(np.array(x) for x in (
+    alike = Segments.from_bounds(*(np.array(x) for x in (
         [100.0] * 2, [64.0] * 2, [40.0] * 2, [30.0] * 2, [60.0] * 2, [0, 1])))  # fmt: skip
-    one = Segments.within(*(np.array(x) for x in ([100.0], [64.0], [40.0], [30.0], [60.0], [0])))
+    one = Segments.from_bounds(
+        *(np.array(x) for x in ([100.0], [64.0], [40.0], [30.0], [60.0], [0]))
+    )
 
     two, single = (RunLaw.of(x, ONE).steps(640) for x in (alike, one))
 
@@ -174,7 +176,8 @@ def test_values_lie_within_their_bounds_where_the_batch_size_changes(seed: int) 
     spread = rng.uniform(1.05, 3, count)
     steps = rng.uniform(10, 500, count)
     law = RunLaw.of(
-        Segments.within(steps, size, value, value / spread, value * spread, np.arange(count)), ONE
+        Segments.from_bounds(steps, size, value, value / spread, value * spread, np.arange(count)),
+        ONE,
     )
 
     for batch_size in (16, 64, 200, 1024, 9999):

@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from noisescale.lab.parameter_texts import all_parameters, swept_parameters
-from noisescale.lab.parameters import Parameter, ranged
+from noisescale.lab.parameter_texts import search_parameters, sweep_parameters
+from noisescale.lab.parameters import Parameter, range_parameter
 
 
 def read(text: str) -> Parameter:
-    (found,) = all_parameters([text])
+    (found,) = search_parameters([text])
     return found
 
 
@@ -77,11 +77,11 @@ def test_a_file_has_centers_and_scales(tmp_path: Path) -> None:
         '[act]\nchoices = ["relu", "tanh"]\ncenter = "tanh"\n'
     )
 
-    rate, act = all_parameters([], path)
+    rate, act = search_parameters([], path)
 
     assert (rate.name, rate.kind, rate.center, rate.scale) == ("learning_rate", "log", 0.1, 0.5)
     assert (act.choices, act.center) == (("relu", "tanh"), "tanh")
-    assert rate.beginning_at(0.5) == rate
+    assert rate.with_center(0.5) == rate
 
 
 @pytest.mark.parametrize(
@@ -101,26 +101,26 @@ def test_bad_files_are_refused(tmp_path: Path, text: str, said: str) -> None:
     path.write_text(text)
 
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the start of its text is compared
-        all_parameters([], path)
+        search_parameters([], path)
 
     assert str(caught.value).startswith(said)
 
 
 def test_no_parameter_or_the_same_one_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"`search` must name a parameter to search, got none\."):
-        all_parameters([], None)
+        search_parameters([], None)
     with pytest.raises(ValueError, match="must name each parameter once, got learning_rate"):
-        all_parameters(["lr=0.1..1", "learning_rate=0.1..1"], None)
+        search_parameters(["lr=0.1..1", "learning_rate=0.1..1"], None)
     with pytest.raises(ValueError, match="must name epochs or steps, got both"):
-        all_parameters(["epochs=1..9", "steps=10..90"], None)
+        search_parameters(["epochs=1..9", "steps=10..90"], None)
     with pytest.raises(ValueError, match=r"`space` must be a file, got .*, which is none\."):
-        all_parameters([], tmp_path / "none.toml")
+        search_parameters([], tmp_path / "none.toml")
 
 
 def test_a_sweep_searches_hyperparameters_of_optimizers_by_its_own_kinds() -> None:
-    assert swept_parameters(["lr=0.1..0.2", "momentum = 0..0.99"]) == (
-        ranged("learning_rate", 0.1, 0.2, "log"),
-        ranged("momentum", 0.0, 0.99, "momentum"),
+    assert sweep_parameters(["lr=0.1..0.2", "momentum = 0..0.99"]) == (
+        range_parameter("learning_rate", 0.1, 0.2, "log"),
+        range_parameter("momentum", 0.0, 0.99, "momentum"),
     )
 
 
@@ -143,6 +143,6 @@ def test_a_sweep_searches_hyperparameters_of_optimizers_by_its_own_kinds() -> No
 )
 def test_what_a_sweep_cannot_search_is_refused(texts: list[str], said: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the start of its text is compared
-        swept_parameters(texts)
+        sweep_parameters(texts)
 
     assert str(caught.value).startswith(f"`search` must {said}")

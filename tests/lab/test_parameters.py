@@ -3,14 +3,14 @@ import math
 
 import pytest
 
-from noisescale.lab.parameter_texts import all_parameters
-from noisescale.lab.parameters import Parameter, points, ranged
+from noisescale.lab.parameter_texts import search_parameters
+from noisescale.lab.parameters import Parameter, points, range_parameter
 
-RATE = ranged("learning_rate", 0.01, 1.0, "log")
+RATE = range_parameter("learning_rate", 0.01, 1.0, "log")
 
 
 def read(text: str) -> Parameter:
-    (found,) = all_parameters([text])
+    (found,) = search_parameters([text])
     return found
 
 
@@ -27,12 +27,12 @@ def test_points_are_the_same_for_a_seed_and_others_for_another() -> None:
 
 
 def test_momentum_is_searched_by_the_steps_it_averages_over() -> None:
-    momentum = ranged("momentum", 0.9, 0.999, "momentum")
+    momentum = range_parameter("momentum", 0.9, 0.999, "momentum")
 
     assert [momentum.at(share) for share in (0.0, 0.5, 1.0)] == [0.9, 0.99, 0.999]
     around = momentum.around(0.99, 0.5)
     assert (around.low, around.high) == pytest.approx((0.9, 0.999))
-    assert ranged("momentum", 0.0, 0.9, "momentum").around(0.0, 0.5).low == 0.0
+    assert range_parameter("momentum", 0.0, 0.9, "momentum").around(0.0, 0.5).low == 0.0
 
 
 def test_a_range_shrinks_around_a_value() -> None:
@@ -42,7 +42,7 @@ def test_a_range_shrinks_around_a_value() -> None:
 
 
 def test_two_hyperparameters_are_searched_together() -> None:
-    both = points([RATE, ranged("weight_decay", 1e-6, 1e-2, "log")], 16, 3)
+    both = points([RATE, range_parameter("weight_decay", 1e-6, 1e-2, "log")], 16, 3)
 
     assert {tuple(point) for point in both} == {("learning_rate", "weight_decay")}
     quarters = {(p["learning_rate"] > 0.1, p["weight_decay"] > 1e-4) for p in both}
@@ -51,8 +51,8 @@ def test_two_hyperparameters_are_searched_together() -> None:
 
 def test_points_are_those_of_the_sequence_that_journals_of_earlier_sweeps_have() -> None:
     """Optuna's sampler gave these shares of a range, with a seed of the first and a later round."""
-    unit = ranged("x", 0.0, 1.0, "linear")
-    both = [ranged(name, 0.0, 1.0, "linear") for name in ("x", "y", "z")]
+    unit = range_parameter("x", 0.0, 1.0, "linear")
+    both = [range_parameter(name, 0.0, 1.0, "linear") for name in ("x", "y", "z")]
 
     assert [p["x"] for p in points([unit], 4, 0)] == [0.0991218, 0.599122, 0.349122, 0.849122]
     assert [tuple(p.values()) for p in points(both, 3, 2018)] == [
@@ -74,11 +74,11 @@ def test_values_are_rounded_and_stay_in_their_range() -> None:
 def test_the_search_begins_at_the_own_value_or_the_nearest_or_the_middle() -> None:
     width = read("width=16..512")
 
-    assert width.beginning_at(64).center == 64
-    assert width.beginning_at(4).center == 16
-    assert width.beginning_at(None).center == width.middle == 91
-    assert read("act=relu,tanh").beginning_at("tanh").center == "tanh"
-    assert read("act=relu,tanh").beginning_at("gelu").center == "relu"
+    assert width.with_center(64).center == 64
+    assert width.with_center(4).center == 16
+    assert width.with_center(None).center == width.middle == 91
+    assert read("act=relu,tanh").with_center("tanh").center == "tanh"
+    assert read("act=relu,tanh").with_center("gelu").center == "relu"
 
 
 @pytest.mark.parametrize(
@@ -93,4 +93,4 @@ def test_the_search_begins_at_the_own_value_or_the_nearest_or_the_middle() -> No
 )
 def test_bad_ranges_are_refused(name: str, low: float, high: float, kind: str, needed: str) -> None:
     with pytest.raises(ValueError, match=f"^`search` must have {needed}, the smaller one first, f"):
-        ranged(name, low, high, kind)
+        range_parameter(name, low, high, kind)

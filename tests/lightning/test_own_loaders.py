@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from noisescale.history.metrics import Goal
 from noisescale.lab.jobs.jobs import Record, Training
-from noisescale.lab.parameters import ranged
+from noisescale.lab.parameters import range_parameter
 from noisescale.lab.sweep.search import Search
 from noisescale.lab.sweep.settings import SweepJob
 from noisescale.lab.sweep.trial_fit import Made, describe, train_task
@@ -75,7 +75,7 @@ def test_a_module_is_described_and_trained_with_its_own_loaders(
     own = describe(Made(module, data_of(module)), CPU, GOAL, 16)
 
     assert (own.examples, own.batch_size) == (64, 4)
-    search = Search((ranged("learning_rate", 0.001, 0.1, "log"),), 3, 1)
+    search = Search((range_parameter("learning_rate", 0.001, 0.1, "log"),), 3, 1)
     job = SweepJob(CPU, own, GOAL, (16,), search, 20.0, None)
     assert sizes_of(module, job.task(16, {"learning_rate": 0.1}, 0).spec, tmp_path) == {16}
 

@@ -19,7 +19,7 @@ from noisescale import (
     NoiseScaleMonitor,
     RepeatedAugmentationSampler,
 )
-from noisescale.methods.conadv import interleaved
+from noisescale.methods.conadv import interleave
 
 RADIUS = 0.25
 
@@ -58,7 +58,7 @@ def test_without_staleness_it_is_fgsm_to_the_bit(bounds: Any) -> None:
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
     seen = 0
 
-    for (x, y), adversarial in adversary.over(batches(), loss_of_output):
+    for (x, y), adversarial in adversary.batches_from(batches(), loss_of_output):
         reference = copy.deepcopy(trained)  # the random numbers are those of the adversary, too
         expected = fgsm(reference, x, y, RADIUS)
         if bounds is not None:
@@ -79,7 +79,7 @@ def test_the_copies_are_those_of_the_weights_that_many_steps_ago(staleness: int)
     before: list[dict[str, Tensor]] = []
     right, fresh = [], []
 
-    for (x, y), adversarial in adversary.over(batches(), loss_of_output):
+    for (x, y), adversarial in adversary.batches_from(batches(), loss_of_output):
         before.append({name: value.clone() for name, value in trained.state_dict().items()})
         reference = network()
         reference.load_state_dict(before[max(len(before) - 1 - staleness, 0)])
@@ -154,9 +154,9 @@ def test_weights_stay_equal_on_two_ranks_whose_copies_differ() -> None:
         examples = data(48)
         loader = DataLoader(examples, batch_size=4, sampler=DistributedSampler(examples))
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-        for (x, y), adversarial in adversary.over(loader, loss_of_output):
+        for (x, y), adversarial in adversary.batches_from(loader, loss_of_output):
             optimizer.zero_grad()
-            loss_of(ddp, (interleaved(x, adversarial), interleaved(y, y))).backward()
+            loss_of(ddp, (interleave(x, adversarial), interleave(y, y))).backward()
             optimizer.step()
         return [p.detach() for p in ddp.parameters()], adversarial - x
 
@@ -170,7 +170,7 @@ def test_batches_that_all_ranks_share_are_refused() -> None:
     def go_through() -> str:
         adversary = ConcurrentAdversary(network(), RADIUS, RADIUS)
         with pytest.raises(ValueError, match="batches") as raised:
-            list(adversary.over(DataLoader(data(16), batch_size=4), loss_of_output))
+            list(adversary.batches_from(DataLoader(data(16), batch_size=4), loss_of_output))
         return str(raised.value)
 
     assert on_ranks(2, go_through)[1] == (
@@ -209,8 +209,8 @@ def test_the_noise_scale_counts_an_example_with_its_copy_once(way: str) -> None:
         if way == "two passes":
             loss = (loss_of(net, (clean, labels)) + loss_of(net, (moved, labels))) / 2
         else:  # with the examples in front, where halves are told apart
-            output = net(interleaved(clean, moved)).unflatten(0, (-1, 2))
-            loss = cross_entropy(output.flatten(0, 1), interleaved(labels, labels))
+            output = net(interleave(clean, moved)).unflatten(0, (-1, 2))
+            loss = cross_entropy(output.flatten(0, 1), interleave(labels, labels))
         meter.backward(loss, local_batch_size=16)
         meter.step()
         net.zero_grad()
@@ -252,7 +252,7 @@ def test_a_trainer_goes_through_its_batches_on_two_ranks_and_counts_distinct_exa
     first, second = fit(
         monitor,
         model=module,
-        train_loader=adversary.over(loader, loss_of_output),
+        train_loader=adversary.batches_from(loader, loss_of_output),
         results=robust,
         max_epochs=2,
     )

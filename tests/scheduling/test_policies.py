@@ -21,7 +21,7 @@ from noisescale.scheduling import (
     TradeoffRule,
 )
 from noisescale.scheduling.decision import RunSoFar
-from noisescale.state import restored, to_builtins
+from noisescale.state import restore, to_builtins
 
 NOW = Progress(steps=100, examples=3200.0)
 
@@ -121,7 +121,7 @@ def test_the_run_so_far_goes_on_from_its_state() -> None:
     run = run.after(noise_scale(30.0, high=50.0), batch_size=8, steps=10)
     run = run.after(noise_scale(math.nan), batch_size=16, steps=5)
 
-    resumed = restored(RunSoFar(), json.loads(json.dumps(to_builtins(run))))
+    resumed = restore(RunSoFar(), json.loads(json.dumps(to_builtins(run))))
     run, resumed = (
         one.after(noise_scale(60.0, high=90.0), batch_size=16, steps=5) for one in (run, resumed)
     )

@@ -30,7 +30,7 @@ def doublings(first: float, count: int) -> Array:
 
 
 def of_all(found: Regimes) -> list[str]:
-    return [found.of(size) for size in found.batch_sizes]
+    return [found.regime_of(size) for size in found.batch_sizes]
 
 
 def holds(border: Bounded, truth: float) -> bool:
@@ -111,7 +111,7 @@ def test_a_sweep_without_its_flat_end_does_not_say_where_the_end_is() -> None:
 
     found = find_regimes(sizes, law(sizes))
 
-    assert found.of(1) == PERFECT
+    assert found.regime_of(1) == PERFECT
     assert found.perfect_up_to.high < 256
     assert found.maximal_from.high == math.inf
     assert holds(found.maximal_from, 640)
@@ -122,7 +122,7 @@ def test_a_sweep_without_its_steep_end_does_not_say_where_perfect_scaling_ends()
 
     found = find_regimes(sizes, law(sizes))
 
-    assert found.of(16384) == MAXIMAL
+    assert found.regime_of(16384) == MAXIMAL
     assert found.perfect_up_to.low == 0
     assert holds(found.perfect_up_to, 25.6) or found.perfect_up_to.high == 64
     assert holds(found.maximal_from, 640)
@@ -135,8 +135,8 @@ def test_at_a_sharp_elbow_perfect_scaling_goes_over_into_maximal_data_parallelis
 
     assert DIMINISHING not in of_all(found)
     assert found.maximal_from.value < 128 < found.perfect_up_to.value
-    assert found.of(126) == PERFECT
-    assert found.of(130) == MAXIMAL
+    assert found.regime_of(126) == PERFECT
+    assert found.regime_of(130) == MAXIMAL
 
 
 def test_at_a_gentle_bend_nearly_all_are_diminishing_returns() -> None:
@@ -154,7 +154,7 @@ def test_two_or_three_batch_sizes_leave_most_open(sizes: list[float]) -> None:
 
     assert found.perfect_up_to.low == 0
     assert found.maximal_from.high == math.inf
-    assert {found.of(size) for size in sizes} == {"between"}
+    assert {found.regime_of(size) for size in sizes} == {"between"}
 
 
 @pytest.mark.parametrize("alpha", [0.6, 1.0, 1.8])
@@ -320,7 +320,7 @@ def test_only_batch_sizes_have_a_regime(size: float) -> None:
     found = find_regimes([16, 256], [1000, 300])
 
     with pytest.raises(ValueError, match="`batch_size` must be positive and finite"):
-        found.of(size)
+        found.regime_of(size)
 
 
 def test_the_assumed_scatter_counts_three_degrees_of_freedom_beside_repeated_runs() -> None:

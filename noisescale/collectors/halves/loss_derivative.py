@@ -205,7 +205,10 @@ def _gradients_at_cut(
 ) -> dict[Output, Tensor]:
     """Return the gradients at the cut of what a node gave, with a graph of their own.
 
-    Node by node: autograd's engine would go on behind tensors that others at the cut are made of.
+    Nodes are called one by one. Autograd's engine would go on behind tensors that others at the cut
+    are made of, would run the hooks of others, and would need a second derivative of attention.
+    Nodes that are called in this way neither sum over what was broadcast nor change the type of a
+    gradient, so `_passed_on` does both.
     """
     stops = set(cut.region.stops)
     leading = that_lead_to(cut.region, [e.node for e in stops if e.node is not None])

@@ -27,6 +27,10 @@ class WindowLayout(NamedTuple):
     the step's gradient is the mean over the ranks. If passes have weights u, the step's gradient is
     Σu·g/Σu over all passes of all ranks, and the captured gradient of a part is W·u·g/Σu. Ranks sum
     the weights too, so only the ratios of weights matter.
+
+    A rank describes its parts by two numbers, a = Σw/n and c = Σw²/n, with the weights w of the
+    parts within the rank. With W ranks the effective batch sizes are W/Σa and W²/Σc, whatever the
+    parts are. So a new way of training only has to give its a and its c.
     """
 
     small_scale: float

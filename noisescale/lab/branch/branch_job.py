@@ -47,7 +47,7 @@ class BranchJob:
         fields = {**read, "training": Training(**read["training"])}
         return cls(**{**fields, "sizes": tuple(fields["sizes"])})
 
-    def wanted(self, entries: Mapping[str, Entry]) -> list[Task]:
+    def next_tasks(self, entries: Mapping[str, Entry]) -> list[Task]:
         """Return the branches that can be trained now, see `Job`."""
         results = results_of(entries)
         tasks = []
@@ -61,9 +61,9 @@ class BranchJob:
                 tasks.append(Task(key, self._spec(number, order, known)))
         return tasks
 
-    def finished(self, entries: Mapping[str, Entry]) -> bool:
+    def is_finished(self, entries: Mapping[str, Entry]) -> bool:
         """Return whether nothing is left to train."""
-        return not self.wanted(entries)
+        return not self.next_tasks(entries)
 
     def limit_of(self, spec: Record, entries: Mapping[str, Entry]) -> float:
         """Branches end by themselves."""

@@ -81,7 +81,9 @@ def branched_fit(
 ) -> Course:
     """Train from a checkpoint until the loss is below the goal, and then some more steps.
 
-    Learning-rate schedules and learning rates that the module sets are ignored.
+    Learning-rate schedules and learning rates that the module sets are ignored: they count batches,
+    epochs and horizons of a Trainer that a branch does not have. A branch follows the learning rate
+    that the monitor recorded, which is set before each step, after whatever the module sets.
 
     Args:
         ground: The module and the data.
@@ -196,7 +198,7 @@ class _Look(Callback):
         elif step >= self._last:
             # Below the goal on the average, too, not by a single low value.
             course = np.array(self.steps), np.array(self.losses)
-            trainer.should_stop = Goal("loss", self._goal).reached_at(*course) is not None
+            trainer.should_stop = Goal("loss", self._goal).first_step(*course) is not None
             self._last = math.inf
 
 
@@ -215,7 +217,8 @@ def _load_state(
             f" {', '.join(sorted(saved ^ settings))}. Name a checkpoint of the same"
             " module.",
         )
-    optimizer.load_state_dict(copy.deepcopy(state))  # it would train the tensors in it
+    # `load_state_dict` shares the tensors that it is given: the optimizer would train these.
+    optimizer.load_state_dict(copy.deepcopy(state))
 
 
 def load_weights(module: pl.LightningModule, checkpoint: Checkpoint) -> None:

@@ -120,7 +120,7 @@ def train_branch_task(
     Args:
         module: The LightningModule of the run, newly made.
         data: The training data.
-        spec: From `BranchJob.wanted`.
+        spec: From `BranchJob.next_tasks`.
         folder: Of the task.
     """
     planned = dict(spec["planned"])

@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from noisescale.lab.jobs.awaited import trained_by_workers
-from noisescale.lab.jobs.workers import WorkersToStart, stopped
+from noisescale.lab.jobs.awaited import train_by_workers
+from noisescale.lab.jobs.workers import WorkersToStart, interruptible
 from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -109,9 +109,9 @@ def _trained(
         count = len(job.sizes) * job.orders
         told.status.update(f"{len(found.branches)} of {count} branches trained")
 
-    with stopped(place):
+    with interruptible(place):
         folder = output.parent / f"{output.stem}_trials"
-        trained_by_workers(ledger, job, place, folder, to_start, show)
+        train_by_workers(ledger, job, place, folder, to_start, show)
     for key, result in ledger.results().items():
         if FAILED in result:
             raise Refusal(

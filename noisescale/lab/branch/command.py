@@ -34,9 +34,9 @@ from noisescale.lab.jobs.workers import (
     WorkerCount,
     workers_to_start,
 )
-from noisescale.made.targets import is_first, module_and_data, told_in_a_line
+from noisescale.made.targets import is_first, module_and_data, shorten_errors
 from noisescale.printable import printable, printable_json
-from noisescale.refusal import Refusal, renamed
+from noisescale.refusal import Refusal, rename_arguments
 
 TOO_LARGE = (
     "`--max-device-batch-size` must fit in memory, got batches that do not. Finished branches are"
@@ -150,7 +150,7 @@ def branch_run(
             "A dry run has no result: leave one of them out.",
         )
     flags = flags_of(branch_run) | {"rule": "--learning-rate"}
-    with renamed(flags):
+    with rename_arguments(flags):
         given = launcher_option if launcher or storage else None
         to_start = workers_to_start(workers, launcher or "local", given, lease, accelerator)
         history = read_run(run, monitor=monitor)
@@ -175,7 +175,7 @@ def branch_run(
     )
     status = console.status("Measuring the losses of the run's checkpoints...")
     told = branch_shown.Told(console, status, orders)
-    with _kept_if_interrupted(output), status, renamed(flags), told_in_a_line(TOO_LARGE):
+    with _kept_if_interrupted(output), status, rename_arguments(flags), shorten_errors(TOO_LARGE):
         if launcher is None and storage is None:
             branched = train_branches(
                 branching,

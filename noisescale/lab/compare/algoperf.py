@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from noisescale.checks import checked_choice, refuse
+from noisescale.checks import refuse, require_choice
 
 WORKLOADS = (
     "criteo1tb",
@@ -112,7 +112,7 @@ def times_to_result(
         >>> times_to_result(trials)
         {'adam': {'wmt': 8.0}}
     """
-    checked_choice("ties", ties, TIES, "AlgoPerf's code takes the first.")
+    require_choice("ties", ties, TIES, "AlgoPerf's code takes the first.")
     studies: dict[tuple[str, str], dict[str, list[TrialTime]]] = defaultdict(dict)
     for trial in trials:
         studies[trial.submission, trial.workload].setdefault(trial.study, []).append(trial)

@@ -15,7 +15,7 @@ import typer
 from noisescale.cli.values import flags_of
 from noisescale.extras import need
 from noisescale.printable import printable, printable_json
-from noisescale.refusal import Refusal, renamed
+from noisescale.refusal import Refusal, rename_arguments
 
 if TYPE_CHECKING:
     from noisescale.history.metrics import Goal
@@ -90,7 +90,7 @@ def compare_runs(
     goals = _goals(goal)
     clock = _clock(by)
     flags = flags_of(compare_runs) | {"clock": "--by", "variants": "--variant", "goals": "--goal"}
-    with renamed(flags):
+    with rename_arguments(flags):
         found = compare(
             _trials(runs, goals),
             goals.get("", goals),
@@ -103,7 +103,7 @@ def compare_runs(
     if html is not None:
         from noisescale.lab.compare.comparison_html import write_comparison
 
-        with renamed({"path": "--html"}):
+        with rename_arguments({"path": "--html"}):
             write_comparison(found, html)
     if as_json:
         record = comparison_as_dict(found)
@@ -136,7 +136,7 @@ def _goals(texts: Sequence[str]) -> dict[str, Goal]:
     from noisescale.history.metrics import Goal
 
     goals: dict[str, Goal] = {}
-    with renamed({"goal": "--goal"}):
+    with rename_arguments({"goal": "--goal"}):
         for text in texts:
             workload, _, rest = text.rpartition(":")
             workload = workload.strip()
@@ -201,7 +201,7 @@ def _trials(runs: Sequence[Path], goals: Mapping[str, Goal]) -> list[Trial]:
     names = _names(runs)
     trials: list[Trial] = []
     for metric in dict.fromkeys(goal.metric for goal in goals.values()):
-        with renamed({"goal": "--goal"}):
+        with rename_arguments({"goal": "--goal"}):
             found = [
                 trial
                 for run, name in zip(runs, names, strict=True)

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import log_ndtr, ndtri, stdtrit
 
 from noisescale.bounded import UNKNOWN, Bounded
-from noisescale.checks import check_confidence, checked_choice, refuse
+from noisescale.checks import check_confidence, refuse, require_choice
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.doubts import doubts_of
 from noisescale.lab.compare.measurements import CLOCKS, Trial
@@ -242,7 +242,7 @@ def _sided(trials: Sequence[Trial], goals: Goal | Mapping[str, Goal]) -> dict[st
             and len(values := trial.measurements.values[np.isfinite(trial.measurements.values)])
         ]
         start = np.array([np.median(starts)]) if starts else np.array([math.inf])
-        sided[workload] = goal.from_where(start)
+        sided[workload] = goal.with_side(start)
     return sided
 
 
@@ -254,7 +254,7 @@ def _clock(outcomes: Sequence[Outcome], asked: str | None) -> str:
         timed = all(outcome.after("seconds") > 0 for outcome in outcomes)
         reached = any(outcome.reached is not None for outcome in outcomes)
         return "seconds" if known["seconds"] and (reached or timed) else "steps"
-    checked_choice("clock", asked, CLOCKS, "Steps are always known.")
+    require_choice("clock", asked, CLOCKS, "Steps are always known.")
     if not known[asked]:
         without = next(o.trial.name for o in outcomes if math.isnan(o.at(asked)))
         refuse(

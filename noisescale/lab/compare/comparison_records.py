@@ -110,5 +110,5 @@ def _batch(each: Swept, batch: SweptBatch) -> dict[str, Any]:
         "trials": batch.tried,
         "reached": batch.reached,
         "diverged": batch.diverged,
-        "regime": None if each.regimes is None else each.regimes.of(batch.batch_size),
+        "regime": None if each.regimes is None else each.regimes.regime_of(batch.batch_size),
     }

@@ -197,7 +197,7 @@ def _sweep_table(c: Comparison, each: Swept) -> Table:
 
 def regime_at(regimes: Regimes, batch_size: float) -> str:
     """Name the regime of a batch size, with a question mark where the bounds do not decide it."""
-    if (found := regimes.of(batch_size)) != UNDECIDED:
+    if (found := regimes.regime_of(batch_size)) != UNDECIDED:
         return found.split()[0]
     if batch_size <= regimes.perfect_up_to.value:
         return "perfect?"

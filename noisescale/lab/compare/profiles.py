@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.integrate import trapezoid
 
-from noisescale.checks import checked_count, refuse
+from noisescale.checks import refuse, require_count
 from noisescale.lab.compare.measurements import Array
 
 Times = Mapping[str, Mapping[str, float]]
@@ -59,7 +59,7 @@ class PerformanceProfile:
             shares = np.maximum(max_ratio - self.ratios, 0) / (max_ratio - 1)
             heights = shares.mean(axis=1)
         else:
-            if checked_count("grid", grid, "Pass 100, as AlgoPerf.") < 2:
+            if require_count("grid", grid, "Pass 100, as AlgoPerf.") < 2:
                 refuse("grid", "have two ratios at least", grid, "Pass 100, as AlgoPerf.")
             at = np.linspace(1, max_ratio, grid)
             shares = (self.ratios[:, :, None] <= at).mean(axis=1)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from noisescale.checks import checked_choice, refuse
+from noisescale.checks import refuse, require_choice
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.measurements import CLOCKS, Measurements
 from noisescale.refusal import Refusal
@@ -59,7 +59,7 @@ def first_reached(
         >>> first_reached(measured, Goal.read("val_loss<=0.2")).seconds
         20.0
     """
-    reached = goal.reached_by(measurements.values) & within(measurements, budget)
+    reached = goal.is_reached_by(measurements.values) & within(measurements, budget)
     if not reached.any():
         return None
     k = int(np.argmax(reached))
@@ -67,7 +67,7 @@ def first_reached(
     at = {name: math.nan if clock is None else float(clock[k]) for name, clock in clocks.items()}
     value, for_good = (
         float(measurements.values[k]),
-        bool(goal.reached_by(measurements.values[k:]).all()),
+        bool(goal.is_reached_by(measurements.values[k:]).all()),
     )
     return Reached(evaluation=k, value=value, for_good=for_good, **at)
 
@@ -76,7 +76,7 @@ def within(measurements: Measurements, budget: Mapping[str, float] | None) -> ND
     """Return which evaluations are within a budget, see `first_reached`."""
     inside = np.ones(len(measurements), dtype=bool)
     for name, most in (budget or {}).items():
-        checked_choice("budget", name, CLOCKS, "Give a limit in one of these units.")
+        require_choice("budget", name, CLOCKS, "Give a limit in one of these units.")
         if not most > 0:
             raise Refusal(
                 "budget", "be positive", f"{most} {name}", f"Leave {name} out for no limit."
@@ -130,7 +130,7 @@ def steps_to_result(
     References:
         Shallue et al. 2019, arXiv:1811.03600, section 3.2.
     """
-    checked_choice("mode", mode, MODES, "Is the metric to fall or to rise?")
+    require_choice("mode", mode, MODES, "Is the metric to fall or to rise?")
     if not math.isfinite(goal):
         raise Refusal("goal", "be finite", goal, "Give a value of the metric.")
     wanted = Goal("metric", float(goal), "<" if mode == "min" else ">", strict)

@@ -29,7 +29,7 @@ LINE_EVERY = 300.0
 """Seconds between two lines of progress, where they go to a file."""
 
 
-def trained_in_sight(
+def train_in_sight(
     job: Job,
     place: str,
     name: str,
@@ -77,11 +77,11 @@ def trained_in_sight(
                 console.print(line, markup=False, soft_wrap=True)
                 said = time.monotonic()
 
-        trained_by_workers(ledger, job, place, output, to_start, show)
+        train_by_workers(ledger, job, place, output, to_start, show)
     return patiently(ledger.entries)
 
 
-def trained_by_workers(
+def train_by_workers(
     ledger: Ledger,
     job: Job,
     place: str,
@@ -119,7 +119,7 @@ def trained_by_workers(
         while True:
             entries = patiently(ledger.entries)
             if known != (ended := results_of(entries).keys()):  # else nothing else is wanted
-                known, finished = set(ended), job.finished(entries)
+                known, finished = set(ended), job.is_finished(entries)
             show(entries)
             if finished:
                 break
@@ -143,7 +143,7 @@ def trained_by_workers(
 
 
 def _until_they_end(started: Workers, *, patiently: bool) -> None:
-    """Let workers see that the job is done, and stop those that do not."""
+    """Let workers see that the job is done, and stop the workers that do not."""
     until = time.monotonic() + (10.0 if patiently else 0.0)
     while started.running() and time.monotonic() < until:
         time.sleep(0.2)
@@ -153,9 +153,9 @@ def _until_they_end(started: Workers, *, patiently: bool) -> None:
 def _refuse_to_go_on(ledger: Ledger, job: Job, started: Workers) -> None:
     from noisescale.lab.jobs.storage import patiently
 
-    if job.finished(patiently(ledger.entries)):
+    if job.is_finished(patiently(ledger.entries)):
         return
-    printed = [line for line in started.printed().splitlines() if line.strip()]
+    printed = [line for line in started.last_output().splitlines() if line.strip()]
     ours = [line for line in printed if "noisescale: " in line]
     said = (ours or printed or ["a worker was killed"])[-1].rpartition("noisescale: ")[2]
     raise ValueError(

@@ -17,7 +17,7 @@ FAILED = "failed"
 
 @dataclass(frozen=True)
 class Training:
-    """How each training of a job is run. All values are those of the command line."""
+    """How each training of a job is run. All values come from the command line."""
 
     target: str
     data: str | None = None
@@ -46,14 +46,14 @@ class Task:
 
 
 class State(Enum):
-    """Of a task."""
+    """The state of a task."""
 
     WAITING = "waiting"
     RUNNING = "running"
     DONE = "done"
     GIVEN_UP = "given up"
     FAILED = "failed"
-    """Its last attempt failed, and another one is to be added."""
+    """The last attempt failed, and another one is to be added."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Entry:
     key: str
     state: State
     trial_id: int
-    """Of the attempt."""
+    """The number of the attempt's trial in the storage."""
     attempt: int
-    """From 1."""
+    """The number of the attempt, from 1."""
     spec: Record
     worker: Record
     """Host, process and name of the worker."""
@@ -98,7 +98,7 @@ class Job(Protocol):
     def as_dict(self) -> dict[str, Any]:
         """Return the job as JSON can hold it."""
 
-    def wanted(self, entries: Mapping[str, Entry]) -> list[Task]:
+    def next_tasks(self, entries: Mapping[str, Entry]) -> list[Task]:
         """Return the tasks that can be trained now and have no result. None left: the job is done.
 
         The answer of a sweep depends on the results alone, not on their order. So one worker and
@@ -109,8 +109,8 @@ class Job(Protocol):
             entries: All tasks of the ledger, by their keys.
         """
 
-    def finished(self, entries: Mapping[str, Entry]) -> bool:
-        """Return whether nothing is left to train. It costs less than `wanted`."""
+    def is_finished(self, entries: Mapping[str, Entry]) -> bool:
+        """Return whether nothing is left to train. It costs less than `next_tasks`."""
 
     def limit_of(self, spec: Record, entries: Mapping[str, Entry]) -> float:
         """Return the steps after which a training cannot win any more; infinite for no limit."""

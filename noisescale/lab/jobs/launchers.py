@@ -29,7 +29,7 @@ class Workers(Protocol):
     def stop(self) -> None:
         """End all of them, and give back what they used. To be called in any case."""
 
-    def printed(self) -> str:
+    def last_output(self) -> str:
         """Return what the last one that failed has printed; "" if none has failed."""
 
 
@@ -118,7 +118,7 @@ class _Local:
             if process.stdin is not None:
                 process.stdin.close()
 
-    def printed(self) -> str:
+    def last_output(self) -> str:
         for process, path in zip(self._processes, self._printed, strict=True):
             if process.poll():
                 return path.read_text(errors="replace")
@@ -160,7 +160,7 @@ class _Slurm:
             if not job.done():
                 job.cancel(check=False)
 
-    def printed(self) -> str:
+    def last_output(self) -> str:
         for job in self._jobs:
             if job.done() and (error := job.exception()) is not None:
                 return job.stderr() or str(error)
@@ -208,7 +208,7 @@ class _Ray:
             self._ray.cancel(task, force=False)
         self._ray.wait(self._tasks, num_returns=len(self._tasks), timeout=2 * PATIENCE)
 
-    def printed(self) -> str:
+    def last_output(self) -> str:
         done, _ = self._ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0)
         for task in done:
             try:

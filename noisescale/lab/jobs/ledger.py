@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from noisescale.history.metrics import Goal
 from noisescale.lab.jobs.jobs import FAILED, Entry, Job, Record, State, Task
-from noisescale.lab.jobs.storage import StorageError, open_storage, shown
+from noisescale.lab.jobs.storage import StorageError, open_storage, without_password
 from noisescale.printable import printable
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ class Ledger:
             raise StorageError(
                 "storage",
                 "have a job with the same settings",
-                f"{printable(shown(place))} with the job {printable(name)!r}, which differs in"
-                f" {printable(differing)}",
+                f"{printable(without_password(place))} with the job {printable(name)!r},"
+                f" which differs in {printable(differing)}",
                 "Give the settings from before. For a new job give another `--output`, and"
                 " another `--name` or storage if you gave one.",
             )
@@ -338,7 +338,7 @@ def _entry(key: str, every: list[FrozenTrial], trials: list[FrozenTrial]) -> Ent
     Args:
         key: Of the task.
         every: All attempts.
-        trials: Those that count: without the forgotten ones.
+        trials: The attempts that count, without the forgotten attempts.
     """
     from optuna.trial import TrialState
 

@@ -58,11 +58,11 @@ def open_storage(place: str, *, new: bool = False) -> BaseStorage:
     return _journal(Path(place), new)
 
 
-def shown(place: str) -> str:
+def without_password(place: str) -> str:
     """Return the place of a storage for messages, without a password.
 
     Examples:
-        >>> shown("mysql://me:secret@host/db"), shown("sweep.journal")
+        >>> without_password("mysql://me:secret@host/db"), without_password("sweep.journal")
         ('mysql://host/db', 'sweep.journal')
     """
     scheme, between, rest = place.partition("://")
@@ -184,7 +184,8 @@ def _database(url: str) -> BaseStorage:
         raise StorageError(
             "storage",
             "be a database within reach",
-            f"{printable(shown(url))}: {type(error).__name__}: {printable(str(error))[:200]}",
+            f"{printable(without_password(url))}: {type(error).__name__}:"
+            f" {printable(str(error))[:200]}",
             "Check the URL, and whether its driver is installed (for PostgreSQL psycopg,"
             " for MySQL mysqlclient).",
         ) from error

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from noisescale.extras import MissingExtraError
 from noisescale.lab.jobs.workers import TOO_LARGE
-from noisescale.made.targets import module_and_data, told_in_a_line
+from noisescale.made.targets import module_and_data, shorten_errors
 from noisescale.printable import printable
 
 
@@ -28,7 +28,7 @@ def train_trial(folder: Path) -> None:
         from noisescale.made.data import train_and_val
 
         module, examples = module_and_data(target, data)
-        with told_in_a_line(TOO_LARGE):
+        with shorten_errors(TOO_LARGE):
             train_branch_task(module, train_and_val(examples)[0], spec, folder)
         return
     from noisescale.lab.sweep.trial_fit import Made, train_task
@@ -39,13 +39,13 @@ def train_trial(folder: Path) -> None:
     # The function may have set a seed of its own, the same for all repetitions.
     seed_all(spec["seed"])
     os.environ["PL_GLOBAL_SEED"] = str(spec["seed"])  # of Lightning's shuffling over ranks
-    with told_in_a_line(TOO_LARGE):
+    with shorten_errors(TOO_LARGE):
         train = train_tuned if spec["kind"] == "tune" else train_task
         train(Made(module, examples), spec, folder)
 
 
 def main() -> None:
-    """Train. An error about an option, value or file is one line and code 2, as for commands."""
+    """Train the task. An error of an option or a file is one line and code 2, as in commands."""
     try:
         train_trial(Path(sys.argv[1]))
     except (ValueError, OSError, MissingExtraError) as error:

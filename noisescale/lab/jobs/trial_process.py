@@ -55,7 +55,7 @@ class TrialProcess:
                 env=os.environ | {WATCHED: "1"},
             )
 
-    def ended(self, seconds: float) -> bool:
+    def wait(self, seconds: float) -> bool:
         """Wait for some seconds, and return whether the process has ended."""
         try:
             self._process.wait(seconds)
@@ -86,7 +86,7 @@ class TrialProcess:
         """End the process."""
         if self._process.stdin is not None:
             self._process.stdin.close()
-        if not self.ended(PATIENCE):
+        if not self.wait(PATIENCE):
             self._process.kill()
             self._process.wait()
 

@@ -10,10 +10,17 @@ from typing import Annotated
 import typer
 
 from noisescale.cli.values import flags_of
-from noisescale.lab.jobs.workers import JobName, Lease, Storage, check_workers, own_name, stopped
+from noisescale.lab.jobs.workers import (
+    JobName,
+    Lease,
+    Storage,
+    check_workers,
+    interruptible,
+    own_name,
+)
 from noisescale.made.targets import refuse_if_not_here
 from noisescale.printable import printable, printable_json
-from noisescale.refusal import renamed
+from noisescale.refusal import rename_arguments
 
 EXAMPLE = "noisescale work --storage /shared/sweep.journal"
 STATUS_EXAMPLE = "noisescale status --storage /shared/sweep.journal"
@@ -39,8 +46,8 @@ def work_on(
 
     end_with_stdin(gently=True)
     with (
-        renamed(flags_of(work_on) | {"storage": "--storage", "target": "TARGET"}),
-        stopped(storage),
+        rename_arguments(flags_of(work_on) | {"storage": "--storage", "target": "TARGET"}),
+        interruptible(storage),
     ):
         check_workers(1, lease)
         ledger = Ledger.open(storage, name, lease)
@@ -73,7 +80,7 @@ def show_status(
     from noisescale.lab.tune.tune_job import TuneJob
     from noisescale.report.text import Section
 
-    with renamed(flags_of(show_status) | {"storage": "--storage"}):
+    with rename_arguments(flags_of(show_status) | {"storage": "--storage"}):
         ledger = Ledger.open(storage, name)
         job, entries = job_from(ledger.job), ledger.entries()
     from noisescale.lab.sweep import sweep_shown

@@ -82,7 +82,7 @@ class Worker:
             states = {key: entry.state for key, entry in entries.items()}
             if known != states:  # else nothing else is wanted
                 _refuse_if_all_failed(results_of(entries))
-                known, wanted = states, self._job.wanted(entries)
+                known, wanted = states, self._job.next_tasks(entries)
             if not wanted:
                 return
             for key in patiently(self._ledger.put_back_lost):
@@ -151,7 +151,7 @@ class Worker:
         renewed = time.monotonic()
         looked = renewed
         wait = LOOK
-        while not process.ended(wait):
+        while not process.wait(wait):
             wait = min(1.1 * wait, 2.0, every)
             now = time.monotonic()
             if now - renewed > every:

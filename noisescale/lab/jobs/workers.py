@@ -100,10 +100,10 @@ class WorkersToStart:
     workers: int
     launcher: str
     options: dict[str, Any]
-    """Of the launcher."""
+    """The options of the launcher."""
     lease: float
     accelerator: str
-    """Of the trainings."""
+    """The accelerator of the trainings."""
 
 
 def workers_to_start(
@@ -152,7 +152,7 @@ def options_of(texts: Sequence[str] | None) -> dict[str, Any]:
     return found
 
 
-def made_folder(output: Path) -> None:
+def make_folder(output: Path) -> None:
     """Make the folder of the results.
 
     Raises:
@@ -171,13 +171,20 @@ def made_folder(output: Path) -> None:
 
 def work_command(place: str, name: str) -> list[str]:
     """Return the command by which further workers join."""
-    from noisescale.lab.jobs.storage import shown
+    from noisescale.lab.jobs.storage import without_password
 
-    return ["noisescale", "work", "--storage", printable(shown(place)), "--name", printable(name)]
+    return [
+        "noisescale",
+        "work",
+        "--storage",
+        printable(without_password(place)),
+        "--name",
+        printable(name),
+    ]
 
 
 @contextmanager
-def stopped(place: str) -> Iterator[None]:
+def interruptible(place: str) -> Iterator[None]:
     """Take SIGTERM for Ctrl-C, and say after either how to go on."""
 
     def interrupt(*_: Any) -> None:
@@ -187,11 +194,11 @@ def stopped(place: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        from noisescale.lab.jobs.storage import shown
+        from noisescale.lab.jobs.storage import without_password
 
         print(
             "noisescale: stopped. Finished trainings are kept in"
-            f" {printable(shown(place))}. The same command goes on.",
+            f" {printable(without_password(place))}. The same command goes on.",
             file=sys.stderr,
         )
         raise SystemExit(1) from None

@@ -25,7 +25,7 @@ from noisescale.cli.training import (
 )
 from noisescale.cli.values import flags_of
 from noisescale.extras import need
-from noisescale.lab.jobs.awaited import trained_in_sight
+from noisescale.lab.jobs.awaited import train_in_sight
 from noisescale.lab.jobs.workers import (
     TOO_LARGE,
     WORKERS,
@@ -33,13 +33,13 @@ from noisescale.lab.jobs.workers import (
     LauncherOptions,
     Lease,
     WorkerCount,
-    made_folder,
-    stopped,
+    interruptible,
+    make_folder,
     workers_to_start,
 )
-from noisescale.made.targets import module_and_data, told_in_a_line
+from noisescale.made.targets import module_and_data, shorten_errors
 from noisescale.printable import printable, printable_json
-from noisescale.refusal import Refusal, renamed
+from noisescale.refusal import Refusal, rename_arguments
 
 if TYPE_CHECKING:
     from noisescale.lab.compare.comparison import Comparison
@@ -163,7 +163,7 @@ def sweep_batch_sizes(
         *(target, data, devices, accelerator, strategy, precision),
         *(gradient_clip_val, gradient_clip_algorithm),
     )
-    with renamed(flags), stopped(place):
+    with rename_arguments(flags), interruptible(place):
         to_start = workers_to_start(workers, launcher, launcher_option, lease, accelerator)
         job = _job(
             training,
@@ -176,7 +176,7 @@ def sweep_batch_sizes(
             epochs=epochs,
             max_device_batch_size=max_device_batch_size,
         )
-        made_folder(output)
+        make_folder(output)
         doubts, written = doubts_before(job), set[str]()
 
         def shown(entries: Mapping[str, Entry]) -> Shown:
@@ -188,7 +188,7 @@ def sweep_batch_sizes(
             table = Section(sweep_shown.sizes_table(job.goal, progress.sizes))
             return sweep_shown.progress_line(progress), [table]
 
-        entries = trained_in_sight(job, place, name, output, to_start, err, doubts, shown)
+        entries = train_in_sight(job, place, name, output, to_start, err, doubts, shown)
         write_sweep(job, entries, output)
     found = comparison_of(job, entries)
     if as_json:
@@ -238,25 +238,25 @@ def _job(
     max_device_batch_size: int | None,
 ) -> SweepJob:
     """Return the settings of the sweep, once module and data were tried for one step."""
-    from noisescale.checks import checked_count, checked_positive
-    from noisescale.lab.parameter_texts import swept_parameters
+    from noisescale.checks import require_count, require_positive
+    from noisescale.lab.parameter_texts import sweep_parameters
     from noisescale.lab.sweep.search import Search
     from noisescale.lab.sweep.settings import SweepJob, check_goal, read_batch_sizes
 
     wanted, sizes, parameters = (
         check_goal(goal),
         read_batch_sizes(batch_sizes),
-        swept_parameters(search),
+        sweep_parameters(search),
     )
-    if checked_count("trials", trials, "Give 9.") < 3:
+    if require_count("trials", trials, "Give 9.") < 3:
         raise Refusal("trials", "be at least 3", trials, "Give 9.")
-    checked_count("repeats", repeats, "Give 3.")
+    require_count("repeats", repeats, "Give 3.")
     if not 0 <= seed < MOST_SEED:
         raise Refusal("seed", f"be from 0 to below {MOST_SEED:,}", f"{seed:,}", "Give 0.")
-    checked_positive("epochs", epochs, "Give 50, for example.")
-    checked_count("devices", training.devices, "Give 1.")
+    require_positive("epochs", epochs, "Give 50, for example.")
+    require_count("devices", training.devices, "Give 1.")
     if max_device_batch_size is not None:
-        checked_count("max_device_batch_size", max_device_batch_size, "Leave it out for no limit.")
+        require_count("max_device_batch_size", max_device_batch_size, "Leave it out for no limit.")
     import torch
 
     from noisescale.lab.sweep.trial_fit import Made, describe
@@ -264,7 +264,7 @@ def _job(
     torch.manual_seed(UNUSUAL_SEED)
     module, data = module_and_data(training.target, training.data)
     seeded = torch.initial_seed() != UNUSUAL_SEED
-    with told_in_a_line(TOO_LARGE):
+    with shorten_errors(TOO_LARGE):
         searched = [parameter.name for parameter in parameters]
         own = describe(Made(module, data), training, wanted, min(sizes), searched)
     if not own.learning_rate > 0:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.outcomes import Outcome, middle
 from noisescale.lab.jobs.jobs import FAILED
-from noisescale.lab.parameters import LEARNING_RATE, LOG, Parameter, points, ranged
+from noisescale.lab.parameters import LEARNING_RATE, LOG, Parameter, points, range_parameter
 from noisescale.lab.sweep.results import DIVERGED, TrialResult
 
 SLACK = 1.5
@@ -113,7 +113,7 @@ def progress_of(
         if edge and widened < MOST_WIDER:
             rate = best[LEARNING_RATE]
             ends = (rate, rate * WIDER) if edge == "high" else (rate / WIDER, rate)
-            beyond = ranged(LEARNING_RATE, *ends, LOG)
+            beyond = range_parameter(LEARNING_RATE, *ends, LOG)
             wider = [beyond if p.name == LEARNING_RATE else p for p in parameters]
             placed += points(wider, search.later, seed)
             widened += 1

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from noisescale.checks import checked_count, checked_positive, refuse
+from noisescale.checks import refuse, require_count, require_positive
 from noisescale.history.metrics import Goal
 from noisescale.lab.jobs.jobs import Entry, Record, Task, Training
-from noisescale.lab.parameters import LEARNING_RATE, LOG, SWEPT, Parameter, ranged
+from noisescale.lab.parameters import LEARNING_RATE, LOG, SWEPT, Parameter, range_parameter
 from noisescale.lab.sweep.results import TrialResult, trial_name
 from noisescale.lab.sweep.search import Progress, Search, limit_of, progress_of
 from noisescale.plan import Plan, plan_for
@@ -81,7 +81,7 @@ class SweepJob:
                     f"{size:,}",
                     "Leave larger ones out.",
                 )
-        checked_positive("epochs", self.epochs, "Give 50, for example.")
+        require_positive("epochs", self.epochs, "Give 50, for example.")
 
     @property
     def devices(self) -> int:
@@ -126,7 +126,7 @@ class SweepJob:
         found = list(self.search.parameters)
         if all(p.name != LEARNING_RATE for p in found):
             middle = self.own.learning_rate * math.sqrt(size / base)
-            found.insert(0, ranged(LEARNING_RATE, middle / AROUND, middle * AROUND, LOG))
+            found.insert(0, range_parameter(LEARNING_RATE, middle / AROUND, middle * AROUND, LOG))
         return found
 
     def as_dict(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class SweepJob:
         own["examples"] = math.inf if own["examples"] is None else own["examples"]
         own["schedules"] = tuple(own["schedules"])
         search["parameters"] = tuple(
-            ranged(**each, kind=SWEPT[each["name"]]) for each in search.pop("dimensions")
+            range_parameter(**each, kind=SWEPT[each["name"]]) for each in search.pop("dimensions")
         )
         return cls(
             Training(**read["training"]),
@@ -189,7 +189,7 @@ class SweepJob:
         found = results_at(size, entries)
         return progress_of(self.search, self.parameters(size), found, self.goal)
 
-    def wanted(self, entries: Mapping[str, Entry]) -> list[Task]:
+    def next_tasks(self, entries: Mapping[str, Entry]) -> list[Task]:
         """Return the tasks that can be trained now, see `Job`.
 
         Small batch sizes come first: their trainings have the most steps and take longest. Shorter
@@ -201,9 +201,9 @@ class SweepJob:
             for point, seed in self.progress(size, entries).missing
         ]
 
-    def finished(self, entries: Mapping[str, Entry]) -> bool:
+    def is_finished(self, entries: Mapping[str, Entry]) -> bool:
         """Return whether nothing is left to train."""
-        return not self.wanted(entries)
+        return not self.next_tasks(entries)
 
     def limit_of(self, spec: Record, entries: Mapping[str, Entry]) -> float:
         """Return the steps after which a training cannot win any more."""
@@ -262,7 +262,7 @@ def read_batch_sizes(text: str) -> tuple[int, ...]:
     except ValueError:
         refuse("batch_sizes", "be whole numbers", repr(text), remedy)
     for size in given:
-        checked_count("batch_sizes", size, remedy)
+        require_count("batch_sizes", size, remedy)
     if dots:
         low, high = given
         given = [low * 2**k for k in range(64) if low * 2**k <= high]

@@ -222,7 +222,7 @@ class _Describe(Callback):
         # A validation may log its own metric by the same name: its value then replaces the batch's.
         same = found is not None and self._of_batch is not None and bool(found == self._of_batch)
         if self.own is not None and found is not None:
-            met = bool(self._goal.reached_by(np.array([float(found)]))[0])
+            met = bool(self._goal.is_reached_by(np.array([float(found)]))[0])
             self.own = replace(self.own, of_a_batch=same, met=met)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -252,7 +252,7 @@ class _Run(TimedRun):
     def _judged(self, trainer: pl.Trainer, value: float, step: int) -> str:
         limit = trainer.strategy.broadcast(read_limit(self._folder))
         self._next = look_after(step)
-        if self._goal.reached_by(np.array([value]))[0]:
+        if self._goal.is_reached_by(np.array([value]))[0]:
             return REACHED
         if not math.isfinite(value) or self._lost_its_loss(trainer):
             return DIVERGED

@@ -23,19 +23,19 @@ from noisescale.cli.training import (
 )
 from noisescale.cli.values import flags_of
 from noisescale.extras import need
-from noisescale.lab.jobs.awaited import trained_in_sight
+from noisescale.lab.jobs.awaited import train_in_sight
 from noisescale.lab.jobs.workers import (
     WORKERS,
     Launcher,
     LauncherOptions,
     Lease,
     WorkerCount,
-    made_folder,
-    stopped,
+    interruptible,
+    make_folder,
     workers_to_start,
 )
 from noisescale.printable import printable, printable_json
-from noisescale.refusal import Refusal, renamed
+from noisescale.refusal import Refusal, rename_arguments
 
 if TYPE_CHECKING:
     from noisescale.lab.jobs.awaited import Shown
@@ -174,7 +174,7 @@ def tune_parameters(
         *(gradient_clip_val, gradient_clip_algorithm),
     )
     flags = flags_of(tune_parameters) | {"metric": "--metric", "goal": "--metric"}
-    with renamed(flags | {"center": "center"}), stopped(place):
+    with rename_arguments(flags | {"center": "center"}), interruptible(place):
         to_start = workers_to_start(workers, launcher, launcher_option, lease, accelerator)
         if html is not None and not html.absolute().parent.is_dir():
             raise Refusal(
@@ -196,7 +196,7 @@ def tune_parameters(
             run=run,
             max_device_batch_size=max_device_batch_size,
         )
-        made_folder(output)
+        make_folder(output)
         doubts, written = tune_shown.doubts_before(job), -1
 
         def shown(entries: Mapping[str, Entry]) -> Shown:
@@ -208,7 +208,7 @@ def tune_parameters(
             tables = [Section(front_table(progress.front, LIVE))] if ended else []
             return tune_shown.progress_line(progress), tables
 
-        entries = trained_in_sight(job, place, name, output, to_start, err, doubts, shown)
+        entries = train_in_sight(job, place, name, output, to_start, err, doubts, shown)
         progress = tune_progress(job, entries)
         write_tuned(progress.front, output)
         if html is not None:

@@ -46,7 +46,7 @@ def tune_progress(job: TuneJob, entries: Mapping[str, Entry]) -> TuneProgress:
         device_hours(entries),
         job.budget,
         job.trials,
-        job.finished(entries),
+        job.is_finished(entries),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from noisescale.checks import checked_count, checked_positive, refuse
+from noisescale.checks import refuse, require_count, require_positive
 from noisescale.lab.jobs.jobs import Entry, Record, State, Task, Training, device_hours
 from noisescale.lab.parameters import (
     BATCH_SIZE,
@@ -47,11 +47,11 @@ class Length:
     def __post_init__(self) -> None:
         """Check the numbers."""
         if self.epochs is not None:
-            checked_positive(EPOCHS, self.epochs, "Give 10, for example.")
+            require_positive(EPOCHS, self.epochs, "Give 10, for example.")
         if self.steps is not None:
-            checked_count(STEPS, self.steps, "Give 1000, for example.")
+            require_count(STEPS, self.steps, "Give 1000, for example.")
         if self.noise_scale is not None:
-            checked_positive("noise_scale", self.noise_scale, "Give what a run measured.")
+            require_positive("noise_scale", self.noise_scale, "Give what a run measured.")
         if self.epochs is not None and self.steps is not None:
             refuse(STEPS, f"be left out with `{EPOCHS}`", f"{self.steps}", "Give one of both.")
 
@@ -106,11 +106,11 @@ class TuneJob:
         if self.budget is None and self.trials is None:
             refuse("budget", "be given, or `trials`", "neither", "Give 1h, for example.")
         if self.budget is not None:
-            checked_positive("budget", self.budget, "Give 1h, for example.")
+            require_positive("budget", self.budget, "Give 1h, for example.")
         if self.trials is not None:
-            checked_count("trials", self.trials, "Give 50, for example.")
+            require_count("trials", self.trials, "Give 50, for example.")
         if self.max_cost is not None:
-            checked_positive("max_cost", self.max_cost, "Give a time such as 10m.")
+            require_positive("max_cost", self.max_cost, "Give a time such as 10m.")
         self._check_batch_sizes()
 
     def _check_batch_sizes(self) -> None:
@@ -204,7 +204,7 @@ class TuneJob:
         examples = self.own.examples if math.isfinite(self.own.examples) else STREAM
         return max(1, math.floor(examples / size))
 
-    def wanted(self, entries: Mapping[str, Entry]) -> list[Task]:
+    def next_tasks(self, entries: Mapping[str, Entry]) -> list[Task]:
         """Return what waits; else a new training, while the budget lasts; else what is under way.
 
         A new training is only thought of when nothing waits: it learns from all results so far.
@@ -216,7 +216,7 @@ class TuneJob:
         number = len(entries)
         return [Task(str(number), self.spec(number, self.suggest(self, entries)))]
 
-    def finished(self, entries: Mapping[str, Entry]) -> bool:
+    def is_finished(self, entries: Mapping[str, Entry]) -> bool:
         """Return whether the budget is spent, and nothing is under way."""
         return self._is_spent(entries) and all(entry.result for entry in entries.values())
 
@@ -287,5 +287,5 @@ def centered(
         real = isinstance(value, float) and each.name not in FITTED
         if real and each.whole and each.kind != POW2:
             each = Parameter.from_dict({**each.as_dict(), "whole": False})
-        found.append(each.beginning_at(value))
+        found.append(each.with_center(value))
     return tuple(found)

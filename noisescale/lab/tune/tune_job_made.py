@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from noisescale.checks import checked_count, refuse
+from noisescale.checks import refuse, require_count
 from noisescale.lab.jobs.workers import TOO_LARGE
-from noisescale.made.targets import module_and_data, own_arguments, told_in_a_line
+from noisescale.made.targets import module_and_data, own_arguments, shorten_errors
 from noisescale.printable import printable
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def made_job(
 ) -> TuneJob:
     """Return the settings of the search, once module and data were tried for one step."""
     from noisescale.history.metrics import Goal
-    from noisescale.lab.parameter_texts import all_parameters
+    from noisescale.lab.parameter_texts import search_parameters
     from noisescale.lab.parameters import FITTED, SWEPT
     from noisescale.lab.sweep.trial_fit import Made, describe
     from noisescale.lab.tune.asking import suggested
@@ -58,7 +58,7 @@ def made_job(
     from noisescale.lightning.training import seed_all
 
     _check_metric(metric)
-    parameters = all_parameters(search, space)
+    parameters = search_parameters(search, space)
     names = {each.name for each in parameters}
     if steps is not None and (epochs is not None or "epochs" in names):
         refuse("steps", "be left out where epochs are given or searched", steps, "Leave it out.")
@@ -73,22 +73,22 @@ def made_job(
     if hours is None and trials is None:
         refuse("budget", "be given, or `trials`", "neither", "Give, for example, `--budget 1h`.")
     if trials is not None:
-        checked_count("trials", trials, "Give 50, for example.")
+        require_count("trials", trials, "Give 50, for example.")
     if not 0 <= seed < MOST_SEED:
         refuse("seed", f"be from 0 to below {MOST_SEED:,}", f"{seed:,}", "Give 0.")
-    checked_count("devices", training.devices, "Give 1.")
+    require_count("devices", training.devices, "Give 1.")
     if max_device_batch_size is not None:
-        checked_count("max_device_batch_size", max_device_batch_size, "Leave it out for no limit.")
+        require_count("max_device_batch_size", max_device_batch_size, "Leave it out for no limit.")
 
     defaults = own_arguments(training.target, [name for name in names if name not in FITTED])
-    begin = {each.name: each.beginning_at(defaults.get(each.name)).center for each in parameters}
+    begin = {each.name: each.with_center(defaults.get(each.name)).center for each in parameters}
     arguments = {name: value for name, value in begin.items() if name not in FITTED}
     seed_all(seed)
     module, data = module_and_data(training.target, training.data, arguments)
     size = {each.name: each for each in parameters}.get("batch_size")
     usual = int(size.low) if size is not None else training.devices
     searched = [name for name in SWEPT if name in names]
-    with told_in_a_line(TOO_LARGE):
+    with shorten_errors(TOO_LARGE):
         goal = Goal(metric, 0.0, "<")
         own = describe(Made(module, data), training, goal, usual, searched)
     if own.batch_size is None and size is None:
@@ -153,9 +153,9 @@ def read_budget(text: str) -> float:
 
 def _time(text: str) -> float:
     """Return device-seconds."""
-    from noisescale.refusal import renamed
+    from noisescale.refusal import rename_arguments
 
-    with renamed({"budget": "--max-cost"}):
+    with rename_arguments({"budget": "--max-cost"}):
         return 3600 * read_budget(text)
 
 

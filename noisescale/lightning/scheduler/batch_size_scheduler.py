@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
-from noisescale.checks import check_confidence, checked_choice, refuse
+from noisescale.checks import check_confidence, refuse, require_choice
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard
 from noisescale.lightning import trainer_access
@@ -135,7 +135,7 @@ class BatchSizeScheduler(trainer_access.Callback):
     ) -> None:
         super().__init__()
         if progress is not None:
-            checked_choice("progress", progress, PROGRESS, "Choose one.")
+            require_choice("progress", progress, PROGRESS, "Choose one.")
         self._options = SchedulerOptions(
             policy=policy,
             lr_scaling=lr_scaling,

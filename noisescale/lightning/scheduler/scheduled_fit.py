@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from noisescale.checks import checked_state
+from noisescale.checks import require_state
 from noisescale.collectors.squared_norms import wide_dtype
 from noisescale.estimation.moments import GradientMoments
 from noisescale.lightning import trainer_access
@@ -40,9 +40,9 @@ _SAVED = ("controller", "max_batch_size", "window", "rows", "resized", "largest_
 def check_saved(saved: Any) -> None:
     """Raise a ValueError if a state of the callback is incomplete; an empty one is a new run."""
     if saved != {}:
-        checked_state("BatchSizeScheduler", saved, _SAVED)
+        require_state("BatchSizeScheduler", saved, _SAVED)
         needed = ("plan", "steps", "base_batch_size", "clock")
-        checked_state("BatchSizeScheduler, `controller`,", saved["controller"], needed)
+        require_state("BatchSizeScheduler, `controller`,", saved["controller"], needed)
 
 
 class Takeover:

@@ -36,11 +36,11 @@ def check_alike(tensors: Sequence[Tensor], groups: Groups) -> None:
         tensors: What this rank passes.
         groups: See above.
     """
-    said = [_said(tensor) for tensor in tensors]
+    said = [_describe(tensor) for tensor in tensors]
     digest = hashlib.blake2b("\n".join(said).encode(), digest_size=7).digest()
     same, mine = True, int.from_bytes(digest)
     for group in groups:
-        found = _gathered([mine, int(same)], group)
+        found = _gather([mine, int(same)], group)
         same = all(entry == [mine, 1] for entry in found)
     if same:
         return
@@ -57,9 +57,9 @@ def check_alike(tensors: Sequence[Tensor], groups: Groups) -> None:
 
 
 def on_any_rank(here: bool, groups: Groups) -> bool:
-    """Whether it holds on any rank; all ranks of all groups must call this function."""
+    """Return whether `here` is true on any rank. All ranks of all groups must call this."""
     for group in groups:
-        here = any(found for (found,) in _gathered([int(here)], group))
+        here = any(found for (found,) in _gather([int(here)], group))
     return here
 
 
@@ -67,13 +67,13 @@ def check_same_number(name: str, number: int, groups: Groups) -> None:
     """Raise a ValueError on all ranks if a number differs between ranks.
 
     Args:
-        name: What users call it. Of a group, the number is that of its ranks.
+        name: What users call it. The number of a group is the number of its ranks.
         number: This rank's.
         groups: See above.
     """
     low = high = number
     for group in reversed(groups):  # so that nodes of several sizes hear of each other
-        found = _gathered([low, high], group)
+        found = _gather([low, high], group)
         low, high = min(each[0] for each in found), max(each[1] for each in found)
     if low != high:
         what = "ranks in " if name.endswith("group") else ""
@@ -148,7 +148,7 @@ def check_same_values(tensors: Sequence[Tensor], groups: Groups) -> None:
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:
-    """Σ (2i + 1)·(bits of element i), modulo 2^64: odd factors show any single change."""
+    """Return Σ (2i + 1)·(bits of element i), modulo 2^64: odd factors show any single change."""
     tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     first = 0
@@ -160,7 +160,7 @@ def _sum_of_bits(tensor: Tensor) -> Tensor:
     return total
 
 
-def _said(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     layout = "" if tensor.layout == torch.strided else f" {tensor.layout}"
     return f"shape {tuple(tensor.shape)} and dtype {tensor.dtype}{layout}"
 
@@ -181,7 +181,7 @@ def _everyone(said: list[Any], groups: Groups) -> dict[int, list[Any]]:
     return everyone
 
 
-def _gathered(numbers: list[int], group: dist.ProcessGroup | None) -> list[list[int]]:
+def _gather(numbers: list[int], group: dist.ProcessGroup | None) -> list[list[int]]:
     mine = torch.tensor(numbers, device=device_for(group, torch.device("cpu")))
     found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(found, mine, group=group)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 def not_finite_anywhere(
     optimizer: Optimizer, trained: Sequence[Tensor], groups: Sequence[dist.ProcessGroup | None]
 ) -> bool:
-    """Whether a loss scaler found a gradient of any rank that is not finite; else unscale.
+    """Return whether a loss scaler found a gradient that is not finite on any rank; else unscale.
 
     Args:
         optimizer: A scaler of `torch.amp` has left in it what it found, and its scale.

@@ -54,7 +54,7 @@ def mean_of_states_(
 
 
 def _moments(optimizer: WrappedOptimizer) -> Iterator[tuple[tuple[int, str], Tensor, Tensor]]:
-    """All floating-point tensors of the state: a key that ranks share, the parameter, the value."""
+    """Yield the state's floating-point tensors: a key common to all ranks, parameter, value."""
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     for index, p in enumerate(parameters):
         for name, value in sorted(optimizer.state.get(p, {}).items()):

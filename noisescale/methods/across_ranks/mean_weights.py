@@ -64,7 +64,7 @@ def copy_(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 def _kinds(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Real views of the tensors, those of one dtype and device together."""
+    """Return real views of the tensors, in a list for each dtype and device."""
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for each in tensors:
         kinds.setdefault((each.dtype, each.device), []).append(as_real(each))

@@ -37,11 +37,11 @@ _Wrapped = TypeVar("_Wrapped", bound=WrappedOptimizer)
 class OwnSteps(AveragingOff, Generic[_Wrapped]):
     """The base of callbacks that put a wrapper around each optimizer of the fit.
 
-    A subclass says how (`_wrapped`), and which weights each rank has of its own (`_own_weights`).
+    A subclass says how (`_wrap`), and which weights each rank has of its own (`_own_weights`).
     """
 
     what_ranks_have = "The optimizer's moments"
-    """For the warning that some of it is missing."""
+    """What each rank has of its own, for the warning that some of it is missing."""
 
     def __init__(self) -> None:
         self._guard = Guard(MisconfigurationException)
@@ -55,7 +55,7 @@ class OwnSteps(AveragingOff, Generic[_Wrapped]):
         self._guard = Guard(MisconfigurationException)
         self._close()
         self._prepare(trainer)
-        self._optimizers = [self._checked_and_wrapped(each) for each in trainer.optimizers]
+        self._optimizers = [self._check_and_wrap(each) for each in trainer.optimizers]
         for each in self._optimizers:
             # Lightning unscales, for clipping. Torch's GradScaler looks for this attribute by name.
             each._step_supports_amp_scaling = False  # type: ignore[attr-defined]
@@ -107,9 +107,9 @@ class OwnSteps(AveragingOff, Generic[_Wrapped]):
         self._former = state_dict
 
     def _prepare(self, trainer: pl.Trainer) -> None:
-        """Be told of the Trainer before optimizers are wrapped."""
+        """Look at the Trainer before optimizers are wrapped."""
 
-    def _wrapped(self, optimizer: Optimizer) -> _Wrapped:
+    def _wrap(self, optimizer: Optimizer) -> _Wrapped:
         raise NotImplementedError
 
     def _advice(self) -> str:
@@ -126,13 +126,13 @@ class OwnSteps(AveragingOff, Generic[_Wrapped]):
     def _before_saving(self, trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
         """Change a checkpoint before it is written; all ranks are here."""
 
-    def _checked_and_wrapped(self, optimizer: Optimizer) -> _Wrapped:
+    def _check_and_wrap(self, optimizer: Optimizer) -> _Wrapped:
         if isinstance(optimizer, WrappedOptimizer):
             name = type(optimizer).__name__
             remedy = "Leave the wrapper out: the callback is one."
             got = f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
             refuse("configure_optimizers", "return plain optimizers", got, remedy)
-        return self._wrapped(optimizer)
+        return self._wrap(optimizer)
 
     def _own_state(self) -> dict[str, Any]:
         return {
@@ -141,7 +141,7 @@ class OwnSteps(AveragingOff, Generic[_Wrapped]):
         }
 
     def _publish(self, trainer: pl.Trainer, metrics: Mapping[str, float], what: str) -> None:
-        """Log what is finite of the metrics, as those of the current step."""
+        """Log the finite metrics as metrics of the current step."""
         known = {name: value for name, value in metrics.items() if math.isfinite(value)}
         if not known:
             return

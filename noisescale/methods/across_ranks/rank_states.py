@@ -31,7 +31,7 @@ class RankStates:
     Args:
         trainer: Its strategy is set up.
         state_of: Returns what this rank alone has.
-        guard: Where a file that cannot be written is told: the checkpoint is whole without it.
+        guard: Warns of a file that cannot be written. The checkpoint is whole without it.
         before_saving: Called on all ranks with each checkpoint before it is written.
     """
 
@@ -51,13 +51,16 @@ class RankStates:
         )
         self._before_saving = before_saving
         self._save, self._remove = strategy.save_checkpoint, strategy.remove_checkpoint
-        strategy.save_checkpoint, strategy.remove_checkpoint = self._saved, self._removed
+        strategy.save_checkpoint, strategy.remove_checkpoint = (
+            self._save_states,
+            self._remove_states,
+        )
 
     def close(self) -> None:
         """Leave checkpoints alone from now on."""
         del self._strategy.save_checkpoint, self._strategy.remove_checkpoint
 
-    def _saved(self, checkpoint: State, filepath: Any, storage_options: Any = None) -> None:
+    def _save_states(self, checkpoint: State, filepath: Any, storage_options: Any = None) -> None:
         self._before_saving(self._trainer, checkpoint)
         self._save(checkpoint, filepath, storage_options=storage_options)
         if "optimizer_states" not in checkpoint:
@@ -73,7 +76,7 @@ class RankStates:
             path = _file(filepath, trainer.global_rank, trainer.world_size)
             self._strategy.checkpoint_io.save_checkpoint(state, path)
 
-    def _removed(self, filepath: Any) -> None:
+    def _remove_states(self, filepath: Any) -> None:
         self._remove(filepath)
         with self._guard("The states of ranks were not removed with their checkpoint"):
             if self._trainer.is_global_zero and _exists(folder := _folder(filepath)):
@@ -125,7 +128,7 @@ def states_of_former_ranks(trainer: pl.Trainer, ranks: int, guard: Guard) -> lis
 
 
 def on_all_ranks(trainer: pl.Trainer, here: bool) -> bool:
-    """Whether it holds on all ranks; each of them must call this function."""
+    """Return whether `here` is true on all ranks. All ranks must call this function."""
     if trainer.world_size == 1:
         return here
     flag = torch.tensor([here], dtype=torch.int32, device=trainer.strategy.root_device)
@@ -141,7 +144,7 @@ def _of_this_step(trainer: pl.Trainer, path: str) -> State | None:
 
 
 def _real(path: Any) -> str:
-    """What a link like `last.ckpt` points to, of local files."""
+    """Return the local file that a link like `last.ckpt` points to, or another path as it is."""
     return str(path) if "://" in str(path) else os.path.realpath(path)
 
 

@@ -38,7 +38,7 @@ class WrappedOptimizer(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Those of the inner optimizer."""
+        """The parameter groups of the inner optimizer."""
         return self.optimizer.param_groups
 
     @param_groups.setter
@@ -47,7 +47,7 @@ class WrappedOptimizer(Optimizer):
 
     @property
     def state(self) -> defaultdict[Tensor, Any]:
-        """That of the inner optimizer."""
+        """The state of the inner optimizer."""
         return self.optimizer.state
 
     @state.setter
@@ -56,11 +56,11 @@ class WrappedOptimizer(Optimizer):
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """Those of the inner optimizer."""
+        """The defaults of the inner optimizer."""
         return self.optimizer.defaults
 
     @property
-    def trained(self) -> list[Tensor]:
+    def trained_parameters(self) -> list[Tensor]:
         """The parameters that require a gradient, in the order of the groups."""
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 

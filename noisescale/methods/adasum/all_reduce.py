@@ -21,7 +21,7 @@ from noisescale.checks import refuse
 from noisescale.methods.across_ranks.alike import check_alike, check_same_number
 from noisescale.methods.across_ranks.peers import Peers
 from noisescale.methods.adasum.fused import WIDTH, Buffers, Fused, combine_, products
-from noisescale.methods.adasum.rule import TINY, Dots, check_dtype, coefficients, folded
+from noisescale.methods.adasum.rule import TINY, Dots, check_dtype, coefficients, core_and_rest
 from noisescale.refusal import TypeRefusal
 
 _COLUMNS = 3
@@ -145,7 +145,7 @@ class _Tree:
     ) -> None:
         self._rows, self._tensor_of_row, self._tensors = rows, tensor_of_row, tensors
         self._peers, self._mean_group = peers, mean_group
-        self._core, self._beyond = folded(peers.size)
+        self._core, self._beyond = core_and_rest(peers.size)
         self._sums = rows.new_zeros(tensors, _COLUMNS, dtype=torch.float64)
         self._square = self._sums.new_full((tensors,), torch.nan)
 
@@ -177,7 +177,7 @@ class _Tree:
         other = torch.empty_like(self._rows)
         self._peers.receive(other, self._peers.rank + self._core)
         partial = products(self._rows, other, self._tensor_of_row, self._tensors)
-        dots = self._summed_in_node(partial)
+        dots = self._sum_in_node(partial)
         self._combine(self._rows, other, dots, 1, 1, slice(None), lower=True)
         self._sums[:, 0] = dots.aa + dots.bb
 
@@ -211,7 +211,7 @@ class _Tree:
         for step in (1 << i for i in range(distance.bit_length())):
             peers.swap(exchanged, theirs, peers.rank ^ step)
             exchanged += theirs
-        dots = self._summed_in_node(exchanged[:, :3].contiguous())
+        dots = self._sum_in_node(exchanged[:, :3].contiguous())
         self._sums = exchanged[:, 3:].contiguous()
         first = peers.rank & ~(2 * distance - 1)
         if distance == 1:
@@ -242,17 +242,17 @@ class _Tree:
         self._square = of_a**2 * dots.aa + 2 * of_a * of_b * dots.ab + of_b**2 * dots.bb
 
     def _leaves(self, first: int, ranks: int) -> int:
-        """The ranks in the vector of `ranks` ranks of the tree, with those folded in."""
+        """Return the ranks in the vector of `ranks` ranks of the tree, with the ranks folded in."""
         return ranks + min(max(self._beyond - first, 0), ranks)
 
-    def _summed_in_node(self, partial: Tensor) -> Dots:
+    def _sum_in_node(self, partial: Tensor) -> Dots:
         if self._mean_group is not None:
             dist.all_reduce(partial, group=self._mean_group)
         return Dots(*partial.unbind(1))
 
 
 def _collectives() -> tuple[Callable[..., object], Callable[..., object]]:
-    """Reduce-scatter and all-gather of one tensor, which torch 2.13 gave new names."""
+    """Return reduce-scatter and all-gather of one tensor, which torch 2.13 gave new names."""
     if hasattr(dist, "reduce_scatter_single"):
         return dist.reduce_scatter_single, dist.all_gather_single
     return dist.reduce_scatter_tensor, dist.all_gather_into_tensor

@@ -21,7 +21,7 @@ class Fused:
 
     Args:
         tensors: Dense real tensors of one dtype on one device.
-        parts: The buffer can be cut into so many parts of as many rows.
+        parts: The buffer can be cut into this number of parts of as many rows.
         in_place: Whether a single tensor of whole rows may be its own buffer.
     """
 
@@ -41,7 +41,7 @@ class Fused:
             run.view(-1)[: each.numel()].view_as(each)
             for run, each in zip(runs, tensors, strict=False)
         ]
-        """Of each tensor its part of the buffer, in its shape."""
+        """The part of the buffer of each tensor, in the tensor's shape."""
 
     def __len__(self) -> int:
         return len(self.views)
@@ -65,7 +65,7 @@ class Buffers:
             (indices, Fused([self.tensors[i] for i in indices], parts, in_place=in_place))
             for indices in kinds.values()
         ]
-        """With the indices of its tensors."""
+        """Each buffer with the indices of its tensors."""
         self.views = list(self.tensors)
         for indices, fused in self.fused:
             for index, view in zip(indices, fused.views, strict=True):
@@ -129,15 +129,15 @@ def combine_(
 
 
 def _blocks(rows: Tensor) -> Iterator[slice]:
-    step = _at_once(rows)
+    step = _rows_at_once(rows)
     return (slice(i, i + step) for i in range(0, len(rows), step))
 
 
-def _at_once(rows: Tensor) -> int:
+def _rows_at_once(rows: Tensor) -> int:
     return _ROWS_ON_CPU if rows.is_cpu else _ROWS_ON_DEVICE
 
 
 def _wide(count: int, rows: Tensor) -> Tensor:
-    """Room for blocks of the rows in float64, in which two products of float32 lose nothing."""
-    at_once = min(len(rows), _at_once(rows))
+    """Return room for blocks of rows in float64, in which two products of float32 lose nothing."""
+    at_once = min(len(rows), _rows_at_once(rows))
     return rows.new_empty(count, at_once, WIDTH, dtype=torch.float64)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from noisescale.checks import checked_count, refuse
+from noisescale.checks import refuse, require_count
 from noisescale.methods.across_ranks.alike import (
     check_alike,
     check_same_number,
@@ -75,10 +75,10 @@ class AdasumOptimizer(WrappedOptimizer):
         mean_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(optimizer)
-        self.local_steps = checked_count("local_steps", local_steps, "Pass 1 to combine each step.")
+        self.local_steps = require_count("local_steps", local_steps, "Pass 1 to combine each step.")
         self.group, self.mean_group = group, mean_group
         self.statistics: AdasumStatistics | None = None
-        """Of the last reduction: of the parameters in `trained`, on the device."""
+        """The last reduction's statistics of `trained_parameters`, on the device."""
         self._step_supports_amp_scaling = True  # GradScaler asks for it.
         self._done = 0
         self._round: _Round | None = None
@@ -95,7 +95,7 @@ class AdasumOptimizer(WrappedOptimizer):
             return self._local_step(closure)
         with torch.no_grad():
             one = self._round = self._this_round()
-            if not_finite_anywhere(self, self.trained, self._groups):
+            if not_finite_anywhere(self, self.trained_parameters, self._groups):
                 return None
         loss = self._local_step(closure)
         self._done += 1
@@ -137,10 +137,10 @@ class AdasumOptimizer(WrappedOptimizer):
 
     def _this_round(self) -> _Round:
         """Return the round under way, or begin one where this rank's weights are now."""
-        one, trained = self._round, self.trained
+        one, trained = self._round, self.trained_parameters
         if one is not None and self._done:
             return one
-        peers, known = self._peers, one is not None and one.of(trained)
+        peers, known = self._peers, one is not None and one.has(trained)
         others = on_any_rank(not known, self._groups)
         if others:
             self._check_alike(trained)
@@ -181,8 +181,8 @@ class _Round:
         self.start = [torch.empty_like(p) for p in self.now]
         self._changes = Buffers(self.now, parts_of(mean_group), in_place=False)
 
-    def of(self, parameters: list[Tensor]) -> bool:
-        """Whether it is of these parameters."""
+    def has(self, parameters: list[Tensor]) -> bool:
+        """Return whether the round is one of these parameters."""
         return [*map(id, parameters)] == [*map(id, self._parameters)]
 
     @property

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from noisescale.checks import checked_count, refuse
+from noisescale.checks import refuse, require_count
 from noisescale.lightning import trainer_access
 from noisescale.lightning.trainer_access import SettingRefusal
 from noisescale.methods.across_ranks.own_steps import OwnSteps, copy_weights_
@@ -49,7 +49,7 @@ class AdasumReduction(OwnSteps[AdasumOptimizer]):
     Args:
         local_steps: Steps of each rank before ranks are combined. Above 1 the noise scale cannot be
             measured, as ranks then have different weights.
-        ranks_per_node: Ranks whose mean is taken before: those of one node, for example.
+        ranks_per_node: The number of ranks whose mean is taken before, such as the ranks of a node.
         log_layers: Whether to log the orthogonality of each layer.
 
     Raises:
@@ -68,8 +68,8 @@ class AdasumReduction(OwnSteps[AdasumOptimizer]):
     def __init__(
         self, local_steps: int = 1, ranks_per_node: int = 1, *, log_layers: bool = True
     ) -> None:
-        self.local_steps = checked_count("local_steps", local_steps, "Pass 1 to combine each step.")
-        self.ranks_per_node = checked_count("ranks_per_node", ranks_per_node, "Pass 1 for none.")
+        self.local_steps = require_count("local_steps", local_steps, "Pass 1 to combine each step.")
+        self.ranks_per_node = require_count("ranks_per_node", ranks_per_node, "Pass 1 for none.")
         self.log_layers = log_layers
         self.same_weights_in_each_step = local_steps == 1
         super().__init__()
@@ -92,7 +92,7 @@ class AdasumReduction(OwnSteps[AdasumOptimizer]):
     def _prepare(self, trainer: pl.Trainer) -> None:
         self._groups = self._groups_of(trainer)
 
-    def _wrapped(self, optimizer: Optimizer) -> AdasumOptimizer:
+    def _wrap(self, optimizer: Optimizer) -> AdasumOptimizer:
         group, mean_group = self._groups
         return AdasumOptimizer(optimizer, group, self.local_steps, mean_group=mean_group)
 
@@ -106,7 +106,7 @@ class AdasumReduction(OwnSteps[AdasumOptimizer]):
     def _groups_of(
         self, trainer: pl.Trainer
     ) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-        """Return the ranks that are combined, and those whose mean is taken before."""
+        """Return the ranks that are combined, and the ranks whose mean is taken before."""
         size, ranks = self.ranks_per_node, trainer.world_size
         if size == 1 or ranks == 1:
             return None, None
@@ -126,13 +126,13 @@ class AdasumReduction(OwnSteps[AdasumOptimizer]):
     def _own_weights(self) -> list[list[Tensor]]:
         # Between two reductions each rank has weights of its own.
         return [
-            [p.detach() for p in each.trained] if each.steps_done else []
+            [p.detach() for p in each.trained_parameters] if each.steps_done else []
             for each in self._optimizers
         ]
 
     def _load_own_weights(self, weights: list[list[Tensor]]) -> None:
         for optimizer, some in zip(self._optimizers, weights, strict=False):
-            copy_weights_(optimizer.trained, some)
+            copy_weights_(optimizer.trained_parameters, some)
 
     def _log(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         metrics: dict[str, float] = {}
@@ -148,11 +148,11 @@ class AdasumReduction(OwnSteps[AdasumOptimizer]):
 def _layers_of(module: torch.nn.Module, optimizer: AdasumOptimizer) -> list[str]:
     """Return the layer of each trained parameter: its name without the last part."""
     names = {id(p): name.rpartition(".")[0] or name for name, p in module.named_parameters()}
-    return [names.get(id(p), "other") for p in optimizer.trained]
+    return [names.get(id(p), "other") for p in optimizer.trained_parameters]
 
 
 def _metrics(prefix: str, optimizer: AdasumOptimizer, layers: list[str]) -> dict[str, float]:
-    """Return means over parameters, and over those of each layer."""
+    """Return means over all parameters, and over the parameters of each layer."""
     assert optimizer.statistics is not None
     coefficient, cosine, orthogonality = torch.stack(optimizer.statistics).tolist()
     found = {

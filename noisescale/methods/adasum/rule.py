@@ -46,13 +46,13 @@ def coefficients(dots: Dots, ranks_in_a: int, ranks_in_b: int) -> tuple[Tensor, 
     return one(share, dots.aa), one(1 - share, dots.bb)
 
 
-def folded(ranks: int) -> tuple[int, int]:
+def core_and_rest(ranks: int) -> tuple[int, int]:
     """Return the largest power of two that is not above `ranks`, and how many ranks are beyond it.
 
-    Rank i of those beyond is combined with rank i first. The tree is over the others.
+    Rank i beyond the power of two is combined with rank i first. The tree is over the others.
 
     Examples:
-        >>> folded(8), folded(7)
+        >>> core_and_rest(8), core_and_rest(7)
         ((8, 0), (4, 3))
     """
     core = 1 << (ranks.bit_length() - 1)
@@ -90,16 +90,16 @@ def adasum(tensors: Sequence[Tensor]) -> Tensor:
         Maleki et al. 2020, arXiv:2006.02924. The rule for any number of ranks is our own.
     """
     _check(tensors)
-    core, beyond = folded(len(tensors))
+    core, beyond = core_and_rest(len(tensors))
     vectors = [(each, 1) for each in tensors[:core]]
     for i in range(beyond):
-        vectors[i] = _combined(vectors[i], (tensors[core + i], 1))
+        vectors[i] = _combine(vectors[i], (tensors[core + i], 1))
     while len(vectors) > 1:
-        vectors = [_combined(*vectors[i : i + 2]) for i in range(0, len(vectors), 2)]
+        vectors = [_combine(*vectors[i : i + 2]) for i in range(0, len(vectors), 2)]
     return vectors[0][0].clone()
 
 
-def _combined(a: tuple[Tensor, int], b: tuple[Tensor, int]) -> tuple[Tensor, int]:
+def _combine(a: tuple[Tensor, int], b: tuple[Tensor, int]) -> tuple[Tensor, int]:
     (x, ranks_in_a), (y, ranks_in_b) = a, b
     flat_x, flat_y = (_real(each).double().flatten() for each in (x, y))
     dots = Dots(flat_x @ flat_y, flat_x @ flat_x, flat_y @ flat_y)

@@ -166,7 +166,7 @@ def fit_loss_curve(
 
 
 def _points(losses: Floats, max_points: int) -> tuple[Floats, Floats]:
-    """At most `max_points` means of equally many losses each, and where on [0, 1) they lie.
+    """Return at most `max_points` means of equally many losses each, and their places on [0, 1).
 
     What does not fill a stretch is left out at the beginning, so that the last is now.
     """

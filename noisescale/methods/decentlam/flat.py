@@ -36,7 +36,7 @@ class Flat:
         self.u_views = self.in_shape(self.u)
         self.z_views = self.in_shape(self.z)
         self.parts: list[tuple[int, slice, slice]] = []
-        """Of each group in it: its index, its elements, its tensors."""
+        """The index, the elements and the tensors of each parameter group in the buffers."""
         start = first = 0
         for group in dict.fromkeys(self.groups):
             count = self.groups.count(group)

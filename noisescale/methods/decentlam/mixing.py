@@ -45,7 +45,7 @@ class Rooms:
     def __init__(self) -> None:
         self._rooms: list[Tensor] = []
 
-    def of(self, own: Tensor, size: int, ranks: int) -> list[list[Tensor]]:
+    def buffers(self, own: Tensor, size: int, ranks: int) -> list[list[Tensor]]:
         """Return sets of buffers of `size` for `ranks` ranks, one for each message under way."""
         sets = min(-(-len(own) // size), _UNDER_WAY)
         while len(self._rooms) < sets * ranks:
@@ -63,7 +63,7 @@ def add_differences_(
     """
     heard, told = neighbours
     size = _AT_ONCE_ON_CPU if own.is_cpu else max(len(own), 1)
-    sets = rooms.of(own, size, len(heard))
+    sets = rooms.buffers(own, size, len(heard))
     under_way: deque[tuple[slice, list[Tensor], list[dist.Work]]] = deque()
 
     def add_next() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Momentum SGD in which each rank averages its weights with those of neighbours."""
+"""Momentum SGD in which each rank averages its weights with its neighbours' weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STATE = "decentlam"
 
 
 class DecentLaM(OwnWeights):
-    """Momentum SGD in which each rank averages its weights with those of neighbours alone.
+    """Momentum SGD in which each rank averages its weights with its neighbours' weights alone.
 
     No rank waits for all others, and no gradient is averaged. Rank i with weights x_i, learning
     rate γ and momentum β steps, with the shares w_ij of a mixing matrix W,
@@ -52,7 +52,7 @@ class DecentLaM(OwnWeights):
     With W = 1/n everywhere this is SGD with momentum on the mean gradient, and without momentum
     decentralized SGD. In one process it is the inner optimizer.
 
-    Ranks have weights of their own while they train. Use the mean of them: `averaged()` swaps it in
+    Ranks have weights of their own while they train. Use the mean of them: `use_mean()` swaps it in
     to validate or to save, `average_()` for good at the end. A noise scale cannot be measured.
     Buffers, such as the running statistics of BatchNorm, are not averaged.
 
@@ -94,7 +94,7 @@ class DecentLaM(OwnWeights):
         >>> optimizer = DecentLaM(sgd, topology="ring")
         >>> model(torch.ones(3, 2)).sum().backward()
         >>> optimizer.step()
-        >>> with optimizer.averaged():
+        >>> with optimizer.use_mean():
         ...     validated = model(torch.ones(3, 2))
 
     References:
@@ -131,7 +131,7 @@ class DecentLaM(OwnWeights):
         if self.is_swapped:
             raise RuntimeError(
                 "The mean of the ranks' weights is swapped in, so there is nothing to step from."
-                " Leave the block of `averaged()` first."
+                " Leave the block of `use_mean()` first."
             )
         if self._alone:
             self._as_plain_momentum()
@@ -141,7 +141,7 @@ class DecentLaM(OwnWeights):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            trained = self.trained
+            trained = self.trained_parameters
             check_sgd_groups(self.param_groups, self._largest_momentum)
             self._set_up(trained)
             if not not_finite_anywhere(self, trained, [self.group]):

@@ -36,7 +36,7 @@ class OwnWeights(WrappedOptimizer):
         return MeanWeights(self._ever_trained, self.group)
 
     def consensus_distance(self) -> float:
-        """Mean over ranks of |x_i - mean|², over |mean|²: 0 if all ranks have the same weights.
+        """Return the mean over ranks of |x_i - mean|²/|mean|². It is 0 if all weights are equal.
 
         Weights that were always frozen do not count. One all-reduce of the weights, which all ranks
         have to join, and the host waits for it.
@@ -44,7 +44,7 @@ class OwnWeights(WrappedOptimizer):
         return consensus_distance(self._ever_trained, self.group)
 
     @contextmanager
-    def averaged(self) -> Iterator[MeanWeights]:
+    def use_mean(self) -> Iterator[MeanWeights]:
         """Give all ranks the mean of their weights in a block, and their own after it."""
         self.swap_in_mean()
         try:
@@ -64,20 +64,20 @@ class OwnWeights(WrappedOptimizer):
 
     @property
     def own_weights(self) -> list[Tensor]:
-        """This rank's weights, also while the mean is swapped in."""
+        """The weights of this rank, also while the mean is swapped in."""
         swapped = self._swapped
         own = {} if swapped is None else dict(zip(swapped.parameters, swapped.own, strict=True))
         return [own.get(p, p.detach()) for p in self._parameters]
 
     def swap_in_mean(self) -> MeanWeights:
-        """Begin a block of `averaged()`."""
+        """Begin a block of `use_mean()`."""
         if self._swapped is None:
             self._swapped = self.mean_weights()
             self._swapped.swap_in()
         return self._swapped
 
     def swap_back(self) -> None:
-        """End a block of `averaged()`, on this rank alone."""
+        """End a block of `use_mean()`, on this rank alone."""
         if self._swapped is not None:
             self._swapped.swap_back()
         self._swapped = None

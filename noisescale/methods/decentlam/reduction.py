@@ -20,7 +20,7 @@ METRIC = "decentlam/consensus_distance"
 
 
 class DecentLaMReduction(OwnSteps[DecentLaM]):
-    """Average each rank's weights with those of neighbours, where DDP would average gradients.
+    """Average each rank's weights with its neighbours' weights, where DDP would average gradients.
 
     Each rank steps by its own gradient, with the momentum of `DecentLaM`. DDP's all-reduce is
     turned off: a rank waits for its neighbours alone. If the model has buffers (as of BatchNorm),
@@ -119,7 +119,7 @@ class DecentLaMReduction(OwnSteps[DecentLaM]):
                 refuse("configure_optimizers", needed, got, remedy)
             seen |= set(own)
 
-    def _wrapped(self, optimizer: Optimizer) -> DecentLaM:
+    def _wrap(self, optimizer: Optimizer) -> DecentLaM:
         return DecentLaM(optimizer, self.topology)
 
     def _advice(self) -> str:

@@ -20,7 +20,7 @@ LR_OF_U = "lr_of_u"
 
 
 class Settings(NamedTuple):
-    """Of a parameter group in one step."""
+    """The settings of a parameter group in one step."""
 
     lr: float
     momentum: float

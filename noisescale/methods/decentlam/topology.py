@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from noisescale.checks import checked_choice, refuse
+from noisescale.checks import refuse, require_choice
 from noisescale.refusal import TypeRefusal
 
 Matrix: TypeAlias = npt.NDArray[np.float64]
@@ -56,7 +56,7 @@ class Topology:
         found = 1.0
         for matrix in self.matrices:
             if not np.allclose(matrix, matrix.T, atol=TOLERANCE):
-                found = min(found, _largest_momentum(_others(matrix)))
+                found = min(found, _largest_momentum(_other_eigenvalues(matrix)))
         return found
 
 
@@ -73,10 +73,10 @@ def topology_of(topology: Any, ranks: int) -> Topology:
         TypeError: If it is neither a name nor a matrix.
     """
     if not isinstance(topology, str):
-        matrix = checked_mixing(topology, ranks)
+        matrix = require_mixing(topology, ranks)
         return Topology("matrix", (matrix,), (matrix,))
     remedy = "Or pass a doubly stochastic matrix, such as `metropolis_weights(adjacency)`."
-    checked_choice("topology", topology, NAMES, remedy)
+    require_choice("topology", topology, NAMES, remedy)
     hops = [1 << k for k in range((ranks - 1).bit_length())]
     if topology == "one-peer":
         share = 0.5 / max(len(hops) - 1, 1)
@@ -128,7 +128,7 @@ def metropolis_weights(adjacency: Any) -> Matrix:
     return weights
 
 
-def checked_mixing(matrix: Any, ranks: int) -> Matrix:
+def require_mixing(matrix: Any, ranks: int) -> Matrix:
     """Return W in float64, or raise an error that says what is wrong with it."""
     remedy = "Pass `metropolis_weights(adjacency)` of the graph that you want."
     mixing = _square("topology", matrix, remedy)
@@ -149,7 +149,7 @@ def checked_mixing(matrix: Any, ranks: int) -> Matrix:
         i, j = np.argwhere(~reached)[0]
         remedy = "Link them, or the groups of ranks train apart."
         refuse("topology", "connect all ranks", f"no way from rank {j} to rank {i}", remedy)
-    if ranks > 1 and abs(_others(mixing)).max() > 1 - TOLERANCE:
+    if ranks > 1 and abs(_other_eigenvalues(mixing)).max() > 1 - TOLERANCE:
         remedy = "Pass (W + I)/2, in which each rank keeps a share of its own weights."
         got = "one that hands them round, with an eigenvalue of modulus 1"
         refuse("topology", "bring the weights of ranks together", got, remedy)
@@ -170,7 +170,7 @@ def _square(name: str, matrix: Any, remedy: str) -> Matrix:
 
 
 def _pairs(ranks: int, hop: int, share: float) -> Matrix:
-    """Rank i and rank i XOR `hop` give each other a share. One without a partner sits out."""
+    """Let rank i and rank i XOR `hop` give each other a share. One without a partner sits out."""
     matrix = np.eye(ranks)
     for rank in range(ranks):
         if (peer := rank ^ hop) < ranks:
@@ -178,8 +178,8 @@ def _pairs(ranks: int, hop: int, share: float) -> Matrix:
     return matrix
 
 
-def _others(matrix: Matrix) -> npt.NDArray[np.complex128]:
-    """All eigenvalues but the 1 of the mean."""
+def _other_eigenvalues(matrix: Matrix) -> npt.NDArray[np.complex128]:
+    """Return all eigenvalues but the 1 of the mean."""
     return np.linalg.eigvals(matrix - 1 / len(matrix)).astype(np.complex128)
 
 

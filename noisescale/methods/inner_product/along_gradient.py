@@ -20,7 +20,7 @@ from noisescale.methods.inner_product.momentum import MomentumDirection
 from noisescale.state import State
 
 LEAST_SHARE = 0.5
-"""Of the alignment that momentum would have if only its own noise turned it."""
+"""A share of the alignment that momentum would have if only its own noise turned it."""
 
 LEAST_ALIGNMENT = 0.25
 """Even noise that is alike in all directions reads too large by the inverse of the alignment."""
@@ -74,7 +74,7 @@ class AlongGradient(State):
 
         Args:
             along: The moments of g·v. They must be finite, and may be negative.
-            whole: Those of g.
+            whole: The moments of g.
             weight: The global batch size of the step.
             step: Optimizer steps of the run up to this one. Default: one more than the last.
         """
@@ -89,7 +89,7 @@ class AlongGradient(State):
         self._alignment.add_relative(of_all, weight, step)
 
     def alignment(self, least: float = 0.0, step: int | None = None) -> NoiseScale:
-        """Return (G·v)²/|G|² of the last steps, between 0 and 1 but for chance.
+        """Return the alignment (G·v)²/|G|² of the last steps, between 0 and 1 but for chance.
 
         Args:
             least: Steps to use at least: as many as resolve |G|².
@@ -156,7 +156,7 @@ class NoiseAlongGradient(ExtraMeasurement):
 
     @property
     def persistence(self) -> float:
-        """The momentum's, as it was last."""
+        """The largest β of the momentum in its last step."""
         if self._entry is not None:
             self._persistence = self._entry.persistence
         return self._persistence

@@ -161,7 +161,7 @@ class MomentumDirection(ExtraEntry):
 
 
 def _dots(gradient: Tensor, mean: Tensor, *, longest: int) -> list[Tensor]:
-    """The dot products of pieces of two vectors. A 16-bit one is exact nowhere: it is widened."""
+    """Return dot products of pieces of two vectors. Vectors of 16 bits are widened, to be exact."""
     if gradient.dtype != mean.dtype or mean.element_size() < 4:
         longest = min(longest, MOST_ELEMENTS)
     return [

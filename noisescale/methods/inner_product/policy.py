@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from noisescale.checks import checked_positive
+from noisescale.checks import require_positive
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.methods.inner_product.along_gradient import NoiseAlongGradient
 from noisescale.plan import Plan
@@ -37,8 +37,8 @@ class InnerProductTest(Policy):
 
     The tests in the paper take a step's own gradient for G, which is biased: with all of its noise
     in both, its variance along itself is too large or, where its norm is mostly noise, the ratio is
-    far too small. Here the direction is that of the optimizer's momentum, whose noise is of earlier
-    steps, and moments are averaged without bias, see `NoiseAlongGradient`.
+    far too small. Here gradients are taken along the optimizer's momentum, whose noise is of
+    earlier steps, and moments are averaged without bias, see `NoiseAlongGradient`.
 
         scheduler = BatchSizeScheduler(InnerProductTest(nu=WIDEST))
 
@@ -70,8 +70,8 @@ class InnerProductTest(Policy):
     by_reduced_values = True
 
     def __init__(self, theta: float = 0.9, nu: float | None = None, **gate: Any) -> None:
-        self._theta = checked_positive("theta", theta, "Leave it at 0.9.")
-        self._nu = nu if nu is None else checked_positive("nu", nu, "Leave it out, or give 5.67.")
+        self._theta = require_positive("theta", theta, "Leave it at 0.9.")
+        self._nu = nu if nu is None else require_positive("nu", nu, "Leave it out, or give 5.67.")
         self._gate = Gate(RatioRule(), **gate)
         across = "" if nu is None else "and across "
         self._gate.seen = f"noise along {across}the gradient"
@@ -80,13 +80,13 @@ class InnerProductTest(Policy):
         """Return the wanted batch size with a reason; the plan's own batch size to stay."""
         unknown = NoiseScale.unknown(noise_scale.confidence)
         along = progress.extra.get(NoiseAlongGradient.name, unknown)
-        wanted = self._gate(self._needed(noise_scale, along), plan, progress)
+        wanted = self._gate(self._required_batch_size(noise_scale, along), plan, progress)
         if wanted < plan.batch_size:
             return Wanted(plan.batch_size, f"{wanted.reason}, and the tests hold")
         return wanted
 
-    def _needed(self, whole: NoiseScale, along: NoiseScale) -> NoiseScale:
-        """The batch size that the tests need, with the interval that follows from both."""
+    def _required_batch_size(self, whole: NoiseScale, along: NoiseScale) -> NoiseScale:
+        """Return the batch size that the tests need, with the interval that follows from both."""
         low, value, high = (x / self._theta**2 for x in (along.low, along.value, along.high))
         if self._nu is not None:
             across = self._nu**2

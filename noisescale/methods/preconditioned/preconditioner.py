@@ -16,7 +16,7 @@ from noisescale.collectors.gradient_norms import ExtraEntry
 from noisescale.collectors.squared_norms import Norm, as_real, norms_of
 from noisescale.refusal import Refusal
 
-# A gradient is scaled in blocks of so many elements: no copy of a large one is ever whole.
+# A gradient is scaled in blocks of this number of elements: no large gradient is copied whole.
 _BLOCK = 2**20
 
 # Blocks on other devices than the CPU are larger (see `together`), and those of small gradients are
@@ -29,7 +29,7 @@ class _Block(NamedTuple):
     gradient: Tensor
     second_moment: Tensor
     step: Tensor
-    """Those behind v, a scalar."""
+    """The number of steps behind v, a scalar."""
     settings: Mapping[str, Any]
 
     @property
@@ -93,10 +93,10 @@ class AdamPreconditioner(ExtraEntry):
             step = torch.as_tensor(state["step"])
             blocks += [_Block(g, v, step, settings) for g, v in cut]
         counted = ((block, block.kind, block.gradient.numel()) for block in blocks)
-        return [norm for some in together(counted) for norm in norms_of(_scaled(some))]
+        return [norm for some in together(counted) for norm in norms_of(_scale(some))]
 
 
-def _scaled(blocks: Sequence[_Block]) -> Sequence[Tensor]:
+def _scale(blocks: Sequence[_Block]) -> Sequence[Tensor]:
     """Return g/(√(v/(1 - βᵗ)) + ε) of blocks of one kind, in four kernels.
 
     In one more for each parameter if only the device knows t.

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The list of runs: like TensorBoard's own, with a box and a colour for each run and a filter above.
+// TensorBoard 2.21 gives a plugin the names of all runs (experimental.GetRuns), but not the runs that are chosen in
+// its own list. So the tab has a list of its own, which starts with the filter of Time Series.
 
 import {element, replaceIn, setColours} from "./dom.js";
 import {runFilter} from "./host.js";

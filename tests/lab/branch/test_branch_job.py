@@ -12,7 +12,7 @@ JOB = BranchJob(Training("train.py:make"), {"rule": "sqrt"}, {"goal": 1}, (8.0, 
 
 
 def wanted(results: dict[str, Any]) -> list[Task]:
-    return JOB.wanted({key: ended(Task(key, {}), each) for key, each in results.items()})
+    return JOB.next_tasks({key: ended(Task(key, {}), each) for key, each in results.items()})
 
 
 def keys(results: dict[str, Any]) -> list[str]:
@@ -45,4 +45,4 @@ def test_a_job_survives_json() -> None:
     record = json.loads(json.dumps({"kind": JOB.kind, **JOB.as_dict()}))
 
     assert job_from(record) == JOB
-    json.dumps(dict(JOB.wanted({})[0].spec))
+    json.dumps(dict(JOB.next_tasks({})[0].spec))

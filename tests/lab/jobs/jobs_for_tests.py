@@ -34,10 +34,10 @@ class Squares:
     def as_dict(self) -> dict[str, Any]:
         return {"count": self.count}
 
-    def finished(self, entries: Mapping[str, Entry]) -> bool:
-        return not self.wanted(entries)
+    def is_finished(self, entries: Mapping[str, Entry]) -> bool:
+        return not self.next_tasks(entries)
 
-    def wanted(self, entries: Mapping[str, Entry]) -> list[Task]:
+    def next_tasks(self, entries: Mapping[str, Entry]) -> list[Task]:
         results = results_of(entries)
         first = [Task(f"n={n}", {"n": n}) for n in range(self.count)]
         missing = [task for task in first if task.key not in results]

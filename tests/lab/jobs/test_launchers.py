@@ -42,12 +42,12 @@ def test_workers_run_end_and_say_why_they_failed(launcher: str, tmp_path: Path) 
         assert working.running() <= 2
         ended(working)
         assert len(list(tmp_path.glob("worker-*"))) == 2
-        assert working.printed() == ""
+        assert working.last_output() == ""
         working.stop()
 
         failing = started(launcher, tmp_path, FAIL, count=1, **OPTIONS[launcher])
         ended(failing)
-        assert "no such job" in failing.printed()
+        assert "no such job" in failing.last_output()
         failing.stop()
 
         waiting = started(launcher, tmp_path, WAIT, count=1, **OPTIONS[launcher])

@@ -44,7 +44,7 @@ def test_the_lock_of_a_process_that_was_killed_is_taken_over(
 
     began = time.monotonic()
     ledger = Ledger.begin(place, "test", Squares())
-    ledger.want(Squares().wanted({}))
+    ledger.want(Squares().next_tasks({}))
 
     assert 1 < time.monotonic() - began < 30
     assert len(ledger.entries()) == 3
@@ -52,7 +52,7 @@ def test_the_lock_of_a_process_that_was_killed_is_taken_over(
 
 def test_a_last_line_that_was_never_finished_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "sweep.journal"
-    Ledger.begin(str(path), "test", Squares()).want(Squares().wanted({}))
+    Ledger.begin(str(path), "test", Squares()).want(Squares().next_tasks({}))
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"op_code":4,"worker_id":"x","tri')
 
@@ -102,7 +102,7 @@ def test_a_proxy_serves_a_ledger(tmp_path: Path) -> None:
         )
         server.start()
         ledger = Ledger.begin(f"grpc://localhost:{port}", "test", Squares())
-        ledger.want(Squares().wanted({}))
+        ledger.want(Squares().next_tasks({}))
         entry = ledger.claim(["n=1"], {"host": "here", "process": 1})
         assert entry is not None
         ledger.finish(entry, {"square": 1})

@@ -14,7 +14,7 @@ from lab.jobs.jobs_for_tests import Squares, script, squares_in
 from optuna.exceptions import StorageInternalError
 
 from noisescale.lab.jobs import trial_process, worker
-from noisescale.lab.jobs.awaited import trained_by_workers
+from noisescale.lab.jobs.awaited import train_by_workers
 from noisescale.lab.jobs.jobs import FAILED, Entry, State, Task
 from noisescale.lab.jobs.ledger import ATTEMPTS, Ledger
 from noisescale.lab.jobs.worker import TELLING, AllFailedError, OnlyHereError, Worker
@@ -75,7 +75,7 @@ def test_a_worker_that_alone_fails_stops_and_its_failures_do_not_count(
     monkeypatch.setattr(trial_process, "command_of", lambda folder, _: [*command, str(folder)])
     job = Squares(6)
     ledger = Ledger.begin(str(tmp_path / "j"), "test", job)
-    ledger.want(job.wanted({}))
+    ledger.want(job.next_tasks({}))
     first = ledger.claim(["n=0"], {"host": "other", "process": 1})
     assert first is not None
     ledger.finish(first, {"square": 0, "ended": "reached"})
@@ -159,7 +159,7 @@ def test_a_worker_that_is_interrupted_ends_its_training_and_puts_it_back(
     with pytest.raises(KeyboardInterrupt):
         working(tmp_path, monkeypatch, "sys.stdin.read(); sys.exit(1)")
     ledger = Ledger.open(str(tmp_path / "j"))
-    ledger.want(Squares().wanted({}))
+    ledger.want(Squares().next_tasks({}))
 
     assert ledger.results() == {}
     assert {entry.state for entry in ledger.entries().values()} == {State.WAITING}
@@ -283,7 +283,7 @@ def test_who_watches_waits_for_a_storage_that_is_out_of_reach(
         return entries()
 
     monkeypatch.setattr(ledger, "entries", once_in_reach)
-    trained_by_workers(
+    train_by_workers(
         ledger,
         Squares(0),
         str(tmp_path / "j"),

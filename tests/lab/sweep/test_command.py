@@ -101,7 +101,7 @@ def children(process: subprocess.Popen[bytes], word: str) -> list[psutil.Process
 def trained_here(job: SweepJob, folder: Path) -> dict[str, Entry]:
     """The entries of a sweep, by trainings in this process, one after the other."""
     entries: dict[str, Entry] = {}
-    while wanted := job.wanted(entries):
+    while wanted := job.next_tasks(entries):
         for task in wanted:
             limit = job.limit_of(task.spec, entries)
             (folder / "limit").write_text(str(limit))
@@ -180,7 +180,7 @@ def test_two_ranks_train_a_trial_and_one_that_dies_fails_it(
 
     def ended_with(name: str) -> tuple[Any, str]:
         process = TrialProcess(here / name, task.spec, 2)
-        process.ended(100)
+        process.wait(100)
         process.stop()
         return process.result(), process.reason()
 
@@ -197,7 +197,7 @@ def test_two_ranks_train_a_trial_and_one_that_dies_fails_it(
 
 def test_a_goal_that_nobody_reaches_ends_with_code_1(here: Path) -> None:
     ledger = Ledger.begin("sweep/sweep.journal", "sweep", begun := settings(here))
-    while wanted := begun.wanted(ledger.entries()):
+    while wanted := begun.next_tasks(ledger.entries()):
         missed = {"steps": [1], "values": [2.0], "seconds": [1.0], "ended": "out of steps"}
         ledger.take((task, missed) for task in wanted)
 

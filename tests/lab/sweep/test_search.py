@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from noisescale.history.metrics import Goal
-from noisescale.lab.parameters import points, ranged
+from noisescale.lab.parameters import points, range_parameter
 from noisescale.lab.sweep.results import DIVERGED, OUT_OF_STEPS, PRUNED, REACHED, TrialResult
 from noisescale.lab.sweep.search import MOST_WIDER, SLACK, Progress, Search, limit_of, progress_of
 
 GOAL = Goal.read("loss<=0.1")
-RATES = (ranged("learning_rate", 0.01, 1.0, "log"),)
+RATES = (range_parameter("learning_rate", 0.01, 1.0, "log"),)
 SEARCH = Search(RATES, trials=9, repeats=3)
 
 Truth = Callable[[float, int], float]
@@ -92,7 +92,7 @@ def test_one_worker_and_many_find_the_same_whatever_ends_first_and_whatever_is_s
 
 def test_a_round_that_refines_stays_as_near_to_the_best_as_the_first_round_is_dense() -> None:
     """Nine points divide one range into ninths, and two ranges into thirds."""
-    for momenta, parts in (((), 9), ((ranged("momentum", 0.5, 0.99, "momentum"),), 3)):
+    for momenta, parts in (((), 9), ((range_parameter("momentum", 0.5, 0.99, "momentum"),), 3)):
         ranges = (*RATES, *momenta)
         search = Search(ranges, trials=9, repeats=1)
         found: list[TrialResult] = []

@@ -10,7 +10,7 @@ from lab.jobs.jobs_for_tests import ended
 from noisescale.history.metrics import Goal
 from noisescale.lab.jobs.jobs import Training
 from noisescale.lab.jobs.known_jobs import job_from
-from noisescale.lab.parameter_texts import swept_parameters
+from noisescale.lab.parameter_texts import sweep_parameters
 from noisescale.lab.sweep.results import trial_name
 from noisescale.lab.sweep.search import Search
 from noisescale.lab.sweep.settings import (
@@ -41,7 +41,7 @@ def test_a_job_survives_json() -> None:
         job(),
         job(
             own=Own(math.inf, None, 0.1),
-            search=Search(swept_parameters(["lr=1..2", "momentum=0..0.9"]), 3, 2),
+            search=Search(sweep_parameters(["lr=1..2", "momentum=0..0.9"]), 3, 2),
         ),
     ):
         record = json.loads(json.dumps({"kind": each.kind, **each.as_dict()}))
@@ -58,7 +58,7 @@ def test_larger_batches_may_take_more_epochs_but_fewer_steps() -> None:
 
 def test_the_learning_rate_is_searched_around_the_module_s_own_by_the_square_root() -> None:
     (small,), (large,) = job().parameters(32), job().parameters(128)
-    (given,) = job(search=Search(swept_parameters(["learning_rate=1..2"]), 3, 2)).parameters(128)
+    (given,) = job(search=Search(sweep_parameters(["learning_rate=1..2"]), 3, 2)).parameters(128)
 
     assert (small.low, small.high) == (0.1 / 8, 0.1 * 8)
     assert (large.low, large.high) == (0.2 / 8, 0.2 * 8)
@@ -66,7 +66,7 @@ def test_the_learning_rate_is_searched_around_the_module_s_own_by_the_square_roo
 
 
 def test_a_task_says_all_that_a_training_needs() -> None:
-    first = job(max_device_batch_size=24).wanted({})
+    first = job(max_device_batch_size=24).next_tasks({})
 
     assert [task.spec["batch_size"] for task in first] == [16] * 3 + [64] * 3 + [256] * 3
     spec = dict(first[3].spec)
@@ -128,7 +128,7 @@ def test_names_of_trainings_have_all_digits_of_a_batch_size() -> None:
 
 
 def test_results_at_one_batch_size_limit_trainings_at_this_one_alone() -> None:
-    tasks = job().wanted({})
+    tasks = job().next_tasks({})
     result = {"steps": [1, 40], "values": [1, 0.1], "seconds": [1, 2], "ended": "x"}
     done = {tasks[3].key: ended(tasks[3], result)}
 

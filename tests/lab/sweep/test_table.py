@@ -43,7 +43,7 @@ def truth(size: int, rate: float, seed: int) -> float:
 def finished(order: int = 0) -> dict[str, Entry]:
     """The entries of a whole sweep, whose trainings end in a random order."""
     rng, entries = random.Random(order), dict[str, Entry]()
-    while wanted := JOB.wanted(entries):
+    while wanted := JOB.next_tasks(entries):
         task = rng.choice(wanted)
         spec = task.spec
         steps = truth(spec["batch_size"], spec["hyperparameters"]["learning_rate"], spec["seed"])
@@ -112,7 +112,7 @@ def test_progress_says_what_was_spent_and_what_is_left(tmp_path: Path) -> None:
     whole = list(finished().values())
     half = whole[: len(whole) // 2]
     taken(ledger, half)
-    ledger.want(wanted := JOB.wanted(ledger.entries()))
+    ledger.want(wanted := JOB.next_tasks(ledger.entries()))
     claimed = ledger.claim([task.key for task in wanted], {"host": "a", "process": 1})
 
     going = sweep_progress(JOB, ledger.entries())

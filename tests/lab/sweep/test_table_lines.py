@@ -27,7 +27,7 @@ def searched(reached: tuple[bool, ...] = (True,) * 3, best: float = 0.1) -> dict
     Of the batch size 64 the best learning rate is `best`.
     """
     found: dict[str, Entry] = {}
-    while wanted := JOB.wanted(found):
+    while wanted := JOB.next_tasks(found):
         for task in wanted:
             middle = 0.1 if task.spec["batch_size"] == 16 else best
             away = abs(math.log(task.spec["hyperparameters"]["learning_rate"] / middle))

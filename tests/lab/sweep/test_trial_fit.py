@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 from noisescale.history.metrics import Goal
 from noisescale.lab.jobs.jobs import Record, Training
-from noisescale.lab.parameters import ranged
+from noisescale.lab.parameters import range_parameter
 from noisescale.lab.sweep.search import Search
 from noisescale.lab.sweep.settings import Own, SweepJob
 from noisescale.lab.sweep.trial_fit import Made, describe, train_task
@@ -62,7 +62,7 @@ def data(batch_size: int = 8) -> tuple[Any, Any]:
 def task(
     size: int = 8, rate: float = 0.01, *, most: int | None = None, epochs: float = 20, **other: Any
 ) -> Record:
-    search = Search((ranged("learning_rate", 0.001, 0.1, "log"),), 3, 1)
+    search = Search((range_parameter("learning_rate", 0.001, 0.1, "log"),), 3, 1)
     job = SweepJob(
         CPU, Own(64, 8, 0.01), other.get("goal", GOAL), (8, 16, 32), search, epochs, most
     )
@@ -204,7 +204,7 @@ def test_a_sampler_of_fewer_examples_makes_no_smaller_batch(
 
     own = describe(Made(Line(), (loader, data()[1])), CPU, GOAL, 8)
     seen.clear()
-    search = Search((ranged("learning_rate", 0.001, 0.1, "log"),), 3, 1)
+    search = Search((range_parameter("learning_rate", 0.001, 0.1, "log"),), 3, 1)
     job = SweepJob(CPU, own, Goal.read("val_loss<=1e-9"), (8, 16), search, 5, 8)
     spec = job.task(16, {"learning_rate": 0.001}, 0).spec
     found = trained(tmp_path, spec, on=(loader, data()[1]))
@@ -292,7 +292,7 @@ class Stream(IterableDataset[Any]):
 
 
 def test_a_stream_shorter_than_a_batch_ends_the_training(tmp_path: Path) -> None:
-    search = Search((ranged("learning_rate", 0.001, 0.1, "log"),), 3, 1)
+    search = Search((range_parameter("learning_rate", 0.001, 0.1, "log"),), 3, 1)
     job = SweepJob(CPU, Own(math.inf, 8, 0.01), GOAL, (8, 64), search, 20, None)
     spec = job.task(64, {"learning_rate": 0.01}, 0).spec
     on = DataLoader(Stream(), batch_size=8), data()[1]

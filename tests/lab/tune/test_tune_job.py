@@ -18,8 +18,8 @@ from noisescale.lab.jobs.known_jobs import job_from
 from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.jobs.storage import StorageError
 from noisescale.lab.jobs.worker import Worker
-from noisescale.lab.parameter_texts import all_parameters
-from noisescale.lab.parameters import ranged
+from noisescale.lab.parameter_texts import search_parameters
+from noisescale.lab.parameters import range_parameter
 from noisescale.lab.sweep.settings import Own
 from noisescale.lab.tune.asking import suggested
 from noisescale.lab.tune.cost_front import CostFront
@@ -48,7 +48,7 @@ if p["learning_rate"] > 0.5:
 
 def job(*search: str, own: Own = OWN, **others: Any) -> TuneJob:
     length = others.pop("length", Length(epochs=2.0))
-    parameters = centered(all_parameters(search or SEARCH), own, length, {"width": 16})
+    parameters = centered(search_parameters(search or SEARCH), own, length, {"width": 16})
     training = others.pop("training", Training("train.py:make"))
     settings: dict[str, Any] = {"trials": 6} | others
     return TuneJob(
@@ -99,7 +99,7 @@ def test_the_settings_come_back_from_json() -> None:
 
 
 def test_a_search_begins_at_the_own_settings_not_at_the_dearest() -> None:
-    (task,) = job().wanted({})
+    (task,) = job().next_tasks({})
 
     assert (task.key, task.spec["parameters"]) == (
         "0",
@@ -125,8 +125,8 @@ def test_the_same_seed_and_results_suggest_the_same_again(searched: Ledger) -> N
     entries = {key: each for key, each in searched.entries().items() if int(key) < 8}
     begun = job(trials=9)
 
-    (again,) = begun.wanted(entries)
-    (other,) = replace(begun, seed=1).wanted(entries)
+    (again,) = begun.next_tasks(entries)
+    (other,) = replace(begun, seed=1).next_tasks(entries)
 
     assert again.spec["parameters"] == parameters_in(searched)[8]
     assert other.spec["parameters"] != again.spec["parameters"]
@@ -135,13 +135,13 @@ def test_the_same_seed_and_results_suggest_the_same_again(searched: Ledger) -> N
 def test_the_suggestion_depends_on_what_is_under_way(searched: Ledger) -> None:
     entries = {key: each for key, each in searched.entries().items() if int(key) < 7}
     begun = job(trials=9)
-    (first,) = begun.wanted(entries)
+    (first,) = begun.next_tasks(entries)
     under_way = Entry("7", State.RUNNING, 9, 1, first.spec, {}, 0.0, {})
 
-    (second,) = begun.wanted({**entries, "7": under_way})
+    (second,) = begun.next_tasks({**entries, "7": under_way})
 
     lost = replace(under_way, state=State.GIVEN_UP, result={FAILED: "no such luck"})
-    (after_failure,) = begun.wanted({**entries, "7": lost})
+    (after_failure,) = begun.next_tasks({**entries, "7": lost})
     assert second.key == after_failure.key == "8"
     assert second.spec["parameters"] != after_failure.spec["parameters"]
 
@@ -150,7 +150,7 @@ def test_what_waits_comes_before_anything_new() -> None:
     begun = job()
     entries = {"0": entry(0, value=1.0, seconds=1.0, ended="done"), "1": entry(1, State.FAILED)}
 
-    (again,) = begun.wanted(entries)
+    (again,) = begun.next_tasks(entries)
 
     assert (again.key, again.spec) == ("1", entries["1"].spec)
 
@@ -160,10 +160,10 @@ def test_the_budget_ends_the_search_and_lets_running_trainings_end() -> None:
     done = entry(0, value=1.0, seconds=9.0, ended="done", device_seconds=1900.0)
     entries = {"0": done, "1": entry(1, State.RUNNING)}
 
-    assert [task.key for task in begun.wanted(entries)] == ["1"]
-    assert not begun.finished(entries)
-    assert begun.wanted({"0": done}) == []
-    assert begun.finished({"0": done})
+    assert [task.key for task in begun.next_tasks(entries)] == ["1"]
+    assert not begun.is_finished(entries)
+    assert begun.next_tasks({"0": done}) == []
+    assert begun.is_finished({"0": done})
 
 
 def test_a_search_goes_on_with_a_larger_budget_and_with_nothing_else_changed(
@@ -310,8 +310,8 @@ def test_settings_that_cannot_be_trained_are_refused(others: dict[str, Any], sai
 
 
 def test_a_center_that_was_given_stays_and_a_real_default_makes_real_values() -> None:
-    rate = ranged("learning_rate", 0.001, 1, center=0.3)
-    (dropout,) = all_parameters(["dropout=0..1:linear"])
+    rate = range_parameter("learning_rate", 0.001, 1, center=0.3)
+    (dropout,) = search_parameters(["dropout=0..1:linear"])
 
     found = centered([rate, dropout], OWN, Length(epochs=1), {"dropout": 0.1})
 

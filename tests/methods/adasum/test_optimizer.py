@@ -362,7 +362,7 @@ def test_ranks_at_different_places_of_a_round_are_told_so() -> None:
 
     def resumed(rank: int) -> AdasumOptimizer:
         optimizer = AdasumOptimizer(sgd(model()), local_steps=3)
-        start = [p.detach().clone() for p in optimizer.trained]
+        start = [p.detach().clone() for p in optimizer.trained_parameters]
         own = {"steps_done": min(rank, 1), "start": start if rank else []}
         optimizer.load_state_dict(optimizer.state_dict() | {"adasum": own})
         return optimizer

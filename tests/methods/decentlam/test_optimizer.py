@@ -473,7 +473,7 @@ def test_the_mean_is_swapped_in_and_out_and_its_distance_told() -> None:
         optimizer = DecentLaM(sgd(net), "ring")
         steps(net, optimizer, last=4)
         own = values(net)
-        with optimizer.averaged() as swapped:
+        with optimizer.use_mean() as swapped:
             inside = values(net)
             try:
                 optimizer.step()

@@ -37,7 +37,7 @@ def test_frozen_weights_stay_as_they_are_to_the_last_bit_on_three_ranks() -> Non
         optimizer = optimizer_of(frozen, trained, topology=LINE)
         step(optimizer, trained)
         own = trained.detach().clone()
-        with optimizer.averaged():
+        with optimizer.use_mean():
             inside, kept = frozen.detach().clone(), optimizer.own_weights
         distance = optimizer.consensus_distance()
         optimizer.average_()

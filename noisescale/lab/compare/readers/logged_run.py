@@ -15,10 +15,10 @@ from noisescale.history.csv_log import CLOCKS, OF_LIGHTNING_IN_WANDB, OF_WANDB, 
 from noisescale.history.event_log import HYPERPARAMETERS, EventLog
 from noisescale.history.history import History
 from noisescale.history.log import Metric
-from noisescale.history.metric_names import measured_in
+from noisescale.history.metric_names import monitor_of
 from noisescale.history.reading import (
     history_in,
-    last_logged,
+    mark_last,
     metrics_of,
     read_log,
     steps_behind,
@@ -40,7 +40,7 @@ EPOCHS = ("epoch", OF_TRANSFORMERS)
 
 def is_csv_run(path: Path, names: Sequence[str]) -> bool:
     """Whether a CSV file has one run, as a logger or tracker wrote it."""
-    if any(measured_in(n) is not None or n in (*CLOCKS[1:], *TIMES) for n in names):
+    if any(monitor_of(n) is not None or n in (*CLOCKS[1:], *TIMES) for n in names):
         return True
     return path.name == "metrics.csv" and not _of_trials(names)
 
@@ -101,7 +101,7 @@ def read_logged_run(run: Path, below: Path, metric: str, submission: str | None)
     found = hyperparameters(given)
     history, behind = _monitored(log, run, metric)
     logged_at, values, logged_seconds = log.metric(metric)
-    last = last_logged(logged_at)
+    last = mark_last(logged_at)
     behind = float(of_lightning) if behind is None else behind
     at = logged_at[last] + behind
     batch_size, learning_rate = found.batch_size, found.learning_rate
@@ -147,12 +147,12 @@ def _monitored(
     log: EventLog | CsvLog, run: Path, metric: str
 ) -> tuple[History | None, float | None]:
     """Return the monitor's history, if there is one, and how far the log is behind."""
-    ours = next((name for name in sorted(log.metrics) if measured_in(name) is not None), "")
+    ours = next((name for name in sorted(log.metrics) if monitor_of(name) is not None), "")
     clock = log.metric(ours, like=metric)
     if not len(clock.steps):
         return None, None
     try:
-        history = history_in(log, run, *(measured_in(ours) or ("", 0)))
+        history = history_in(log, run, *(monitor_of(ours) or ("", 0)))
     except Refusal as refused:
         if refused.word != "empty":  # there is no whole row
             raise
@@ -202,7 +202,7 @@ def _epochs(at: Array, name: str, logged: Metric, behind: float) -> Array:
     as the log.
     """
     steps, values, _ = logged
-    last = last_logged(steps) & np.isfinite(values)
+    last = mark_last(steps) & np.isfinite(values)
     steps, values = steps[last] + behind, values[last]
     if not len(steps):
         return np.full(len(at), math.nan)

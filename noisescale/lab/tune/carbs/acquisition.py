@@ -16,7 +16,7 @@ RADIUS = 0.3
 """Standard deviation of a step, in each basic coordinate."""
 
 CANDIDATES = 100
-"""For each parameter."""
+"""The number of candidates for each parameter."""
 
 EXPLORATION = 1.0
 """How far above the front an output must lie to be an improvement, in its standard deviations."""
@@ -47,14 +47,14 @@ def steps_from(
     if shorter:
         lengths = np.where(rng.random(count) < 0.5, 1.0, rng.random(count))
         moved = at + lengths[:, None] * (moved - at)
-    return snapped(moved, dimensions)
+    return snap(moved, dimensions)
 
 
-def snapped(points: Array, dimensions: Sequence[Dimension]) -> Array:
+def snap(points: Array, dimensions: Sequence[Dimension]) -> Array:
     """Return the points at the nearest values that the parameters can have."""
     ends = np.cumsum([dimension.width for dimension in dimensions])[:-1]
     parts = np.split(points, ends, axis=1)
-    return np.hstack([d.snapped(part) for d, part in zip(dimensions, parts, strict=True)])
+    return np.hstack([d.snap(part) for d, part in zip(dimensions, parts, strict=True)])
 
 
 def log_near(points: Array, origins: Array) -> Array:

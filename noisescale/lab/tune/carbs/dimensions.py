@@ -80,7 +80,7 @@ class Dimension:
             return np.zeros(self.width)
         ends = self.space.to_basic(self.ends)
         finite = np.where(np.isfinite(ends), ends, 0.0)
-        return np.asarray(self.snapped(np.array([[(finite.min() + finite.max()) / 2]]))[0])
+        return np.asarray(self.snap(np.array([[(finite.min() + finite.max()) / 2]]))[0])
 
     def to_basic(self, values: Sequence[Any]) -> Array:
         """Return a row of coordinates for each value."""
@@ -89,7 +89,7 @@ class Dimension:
             return np.asarray(CORNER * np.eye(self.width)[rows])
         return self.space.to_basic(values).reshape(-1, 1)
 
-    def snapped(self, basic: Array) -> Array:
+    def snap(self, basic: Array) -> Array:
         """Return the coordinates of the nearest values."""
         if self.space is None:
             return np.asarray(CORNER * np.eye(self.width)[basic.argmax(axis=1)])
@@ -110,7 +110,7 @@ class Dimension:
         """Return the numbers of space and distribution that are nearest to others."""
         assert self.space is not None
         assert isinstance(self.distribution, (FloatDistribution, IntDistribution))
-        values = np.clip(self.space.rounded(values), *self.ends)
+        values = np.clip(self.space.round(values), *self.ends)
         low, high, step = self.distribution.low, self.distribution.high, self.distribution.step
         if step is not None and step != 1:
             values = low + np.rint((values - low) / step) * step

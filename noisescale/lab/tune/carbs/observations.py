@@ -28,7 +28,7 @@ SUGGESTED = "carbs:suggested"
 """System attribute of a trial: parameters that were suggested but not yet asked for."""
 
 CURVE_POINTS = 5
-"""Of a curve, evenly in log cost. Neighbours say the same twice."""
+"""The points that are taken from a curve, evenly in log cost. Neighbours say the same twice."""
 
 Key = tuple[float, ...]
 """A point, rounded: equal for the same parameters."""
@@ -42,7 +42,7 @@ class Observations:
     """
 
     points: Array
-    """Of successes, and of points on curves."""
+    """The points of successes, and points on curves."""
     costs: Array
     outputs: Array
     """Larger is better."""
@@ -135,7 +135,7 @@ def observe(
 
 
 def params_of(trial: FrozenTrial) -> dict[str, Any]:
-    """Return the parameters of a trial, and those that it has not yet asked for."""
+    """Return the parameters of a trial, including parameters that it has not yet asked for."""
     if trial.state.is_finished() or SUGGESTED not in trial.system_attrs:
         return trial.params
     return {**json.loads(trial.system_attrs[SUGGESTED]), **trial.params}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from noisescale.checks import checked_choice, refuse
+from noisescale.checks import refuse, require_choice
 from noisescale.lab.tune.carbs.trials import cost_of, is_success, one_direction
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ class Group:
 
     @property
     def cost(self) -> float:
-        """The mean."""
+        """The mean over the observations."""
         return math.fsum(self.costs) / len(self.costs)
 
     @property
     def output(self) -> float:
-        """The mean."""
+        """The mean over the observations."""
         return math.fsum(self.outputs) / len(self.outputs)
 
 
@@ -54,7 +54,7 @@ class ParetoPoint:
     """Numbers of the trials with these parameters."""
 
 
-def grouped(
+def group_by_key(
     keys: Iterable[Hashable], costs: Sequence[float], outputs: Sequence[float]
 ) -> list[Group]:
     """Return a group for each key, in the order in which the keys first come."""
@@ -158,7 +158,7 @@ def pareto_front(
         direction, trials = of_study, study.get_trials(deepcopy=False)
     else:
         remedy = "Pass the direction in which the trials were optimized."
-        checked_choice("direction", direction, ["minimize", "maximize"], remedy)
+        require_choice("direction", direction, ["minimize", "maximize"], remedy)
         trials = list(study)
     sign = 1 if direction == "maximize" else -1
     done: list[Any] = [trial for trial in trials if is_success(trial)]
@@ -169,7 +169,7 @@ def pareto_front(
         numbers.setdefault(key, []).append(trial.number)
     params = dict(zip(keys, (trial.params for trial in done), strict=True))
     front = front_of(
-        grouped(keys, costs, [sign * trial.value for trial in done]),
+        group_by_key(keys, costs, [sign * trial.value for trial in done]),
         conservative=conservative,
     )
     return [

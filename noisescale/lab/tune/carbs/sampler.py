@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from noisescale.checks import checked_count, checked_positive, is_positive, is_whole, refuse
+from noisescale.checks import is_positive, is_whole, refuse, require_count, require_positive
 from noisescale.extras import need
 
 for _package in ("optuna", "sklearn"):
@@ -28,7 +28,7 @@ from noisescale.lab.tune.carbs.acquisition import steps_from
 from noisescale.lab.tune.carbs.dimensions import Dimension, dimensions_of
 from noisescale.lab.tune.carbs.observations import SUGGESTED, observe
 from noisescale.lab.tune.carbs.search import Suggestion, suggest
-from noisescale.lab.tune.carbs.spaces import Array, Space, checked_spaces
+from noisescale.lab.tune.carbs.spaces import Array, Space, require_spaces
 from noisescale.lab.tune.carbs.trials import is_success, one_direction
 
 if TYPE_CHECKING:
@@ -67,10 +67,10 @@ class CarbsSampler(BaseSampler):
         length: Name of the parameter that says how long a run is. Needed where trials have the user
             attribute "curve", a list of [cost, value] or [cost, value, length] on the way: each
             point counts as a shorter run.
-        resample_every: Every so many suggestions a member of the Pareto set is repeated; 0 for
-            never.
-        n_startup_trials: Until so many trials have succeeded, suggestions are drawn around the
-            centre.
+        resample_every: After this number of suggestions a member of the Pareto set is repeated; 0
+            for never.
+        n_startup_trials: Until this number of trials has succeeded, suggestions are drawn around
+            the centre.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -128,13 +128,13 @@ class CarbsSampler(BaseSampler):
             remedy = "Pass 0 to repeat no trial."
             refuse("resample_every", "be a whole number from 0 up", repr(resample_every), remedy)
         if max_cost is not None:
-            checked_positive("max_cost", max_cost, "Leave it out for no limit.")
+            require_positive("max_cost", max_cost, "Leave it out for no limit.")
         self._seed = secrets.randbits(63) if seed is None else int(seed)
         self._centers = dict(centers or {})
-        self._spaces = checked_spaces(spaces)
+        self._spaces = require_spaces(spaces)
         self._max_cost, self._cost, self._cost_prior = max_cost, cost, cost_prior
         self._length, self._resample_every = length, resample_every
-        self._startup = checked_count("n_startup_trials", n_startup_trials, "Pass 4.")
+        self._startup = require_count("n_startup_trials", n_startup_trials, "Pass 4.")
 
     def reseed_rng(self) -> None:
         """Do nothing: random numbers depend on the seed and the trial's number alone."""

@@ -17,11 +17,11 @@ from noisescale.lab.tune.carbs.acquisition import (
 )
 from noisescale.lab.tune.carbs.dimensions import Dimension
 from noisescale.lab.tune.carbs.observations import Key, Observations, key_of
-from noisescale.lab.tune.carbs.pareto import Group, front_of, grouped
+from noisescale.lab.tune.carbs.pareto import Group, front_of, group_by_key
 from noisescale.lab.tune.carbs.spaces import Array
 from noisescale.lab.tune.carbs.surrogates import (
-    fitted,
-    fitted_front,
+    fit_front,
+    fit_process,
     log_success,
     normal_scores,
 )
@@ -37,10 +37,10 @@ more, up to 2.3 times in three problems of 30 trials; with two deviations up to 
 """
 
 REPEATS = 3
-"""A member of the Pareto set is repeated until it has so many samples."""
+"""A member of the Pareto set is repeated until it has this number of samples."""
 
 LogPrior = Callable[[Array], Array]
-"""From points to the logs of the costs that the user predicts."""
+"""A function from points to the logs of the costs that the user predicts."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Suggestion:
     why: str
     """"startup", "retry", "resample" or "search"."""
     cost: float = math.nan
-    """As the model predicts it."""
+    """The cost that the model predicts."""
 
 
 def suggest(
@@ -90,13 +90,13 @@ def suggest(
     keys = [key_of(point) for point in seen.points]
     if resample and (found := _to_resample(seen, keys, max_cost)) is not None:
         return found
-    return _searched(seen, keys, dimensions, max_cost, log_prior, rng)
+    return _search(seen, keys, dimensions, max_cost, log_prior, rng)
 
 
 def _to_resample(
     seen: Observations, keys: Sequence[Key], max_cost: float | None
 ) -> Suggestion | None:
-    """Return the cheapest member of the (plain) Pareto set among those with the fewest samples."""
+    """Return the cheapest of the members of the (plain) Pareto set with the fewest samples."""
     whole = {key for key, complete in zip(keys, seen.whole, strict=True) if complete}
     running: list[Hashable] = [key_of(point) for point in seen.running]
     members = [
@@ -111,7 +111,7 @@ def _to_resample(
     return Suggestion(seen.points[keys.index(least.key)], "resample", least.cost)
 
 
-def _searched(
+def _search(
     seen: Observations,
     keys: Sequence[Key],
     dimensions: Sequence[Dimension],
@@ -127,9 +127,9 @@ def _searched(
     scores = normal_scores(seen.outputs)
     members = front_of(_groups(seen, keys, scores), cheapest=0.0)
     origins = np.array([seen.points[keys.index(group.key)] for group in members])
-    output = fitted(seen.points, scores, rng).imagining(seen.running, rng)
-    cost = fitted(seen.points, np.log(seen.costs) - log_prior(seen.points), rng)
-    front = fitted_front(members, rng).falling_to(float(scores.min()), BELOW)
+    output = fit_process(seen.points, scores, rng).imagining(seen.running, rng)
+    cost = fit_process(seen.points, np.log(seen.costs) - log_prior(seen.points), rng)
+    front = fit_front(members, rng).falling_to(float(scores.min()), BELOW)
 
     width = sum(dimension.width for dimension in dimensions)
     candidates = _new(
@@ -155,7 +155,7 @@ def _searched(
 
 
 def _groups(seen: Observations, keys: Sequence[Key], outputs: Array) -> list[Group]:
-    return grouped(keys, seen.costs.tolist(), outputs.tolist())
+    return group_by_key(keys, seen.costs.tolist(), outputs.tolist())
 
 
 def _new(candidates: Array, known: Array) -> Array:

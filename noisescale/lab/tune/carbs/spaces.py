@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
-from noisescale.checks import checked_count, checked_positive, refuse
+from noisescale.checks import refuse, require_count, require_positive
 from noisescale.refusal import TypeRefusal
 
 Array = NDArray[np.float64]
@@ -46,8 +46,8 @@ class Space:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        checked_positive("scale", self.scale, "Pass the size of a large step.")
-        checked_count("rounding_factor", self.rounding_factor, "Pass 8 for multiples of 8.")
+        require_positive("scale", self.scale, "Pass the size of a large step.")
+        require_count("rounding_factor", self.rounding_factor, "Pass 8 for multiples of 8.")
         if self.is_integer and not self.rounds:
             refuse(
                 "is_integer",
@@ -86,9 +86,9 @@ class Space:
         """Return the values at coordinates, rounded."""
         with np.errstate(all="ignore"):
             values = self._value(np.asarray(basic, np.float64) * self.scale)
-            return np.clip(self.rounded(values), *self.domain)
+            return np.clip(self.round(values), *self.domain)
 
-    def rounded(self, values: Array) -> Array:
+    def round(self, values: Array) -> Array:
         """Return the values of the space that are nearest to others."""
         if not self.is_integer:
             return values
@@ -195,12 +195,12 @@ class PowerOfTwoSpace(LogSpace):
             return super().ends(low, high)
         return 2.0 ** math.ceil(math.log2(max(low, 1))), 2.0 ** math.floor(math.log2(high))
 
-    def rounded(self, values: Array) -> Array:
+    def round(self, values: Array) -> Array:
         """Return the nearest powers of two, in logs."""
         return np.asarray(2.0 ** np.rint(np.log2(values)))
 
 
-def checked_spaces(spaces: Any) -> dict[str, Space]:
+def require_spaces(spaces: Any) -> dict[str, Space]:
     """Return the spaces by their parameters, or raise a TypeError that names the wrong one."""
     for name, space in dict(spaces or {}).items():
         if not isinstance(space, Space):

@@ -28,7 +28,7 @@ FITTED = 128
 """Kernels are fitted to at most this many observations, and then see all of them."""
 
 ITERATIONS = 25
-"""Of the fit of a kernel."""
+"""The most iterations of the fit of a kernel."""
 
 SPREAD = 1.0
 """Standard deviation of each log hyperparameter, around its initial value."""
@@ -64,7 +64,7 @@ class Surrogate:
             return self
         mean, covariance = self.process.predict(points, return_cov=True)
         drawn = rng.multivariate_normal(mean, covariance, method="eigh", check_valid="ignore")
-        process = _conditioned(
+        process = _condition_on(
             self.process.kernel_,
             np.vstack([self.process.X_train_, points]),
             np.concatenate([self.process.y_train_, drawn]),
@@ -73,7 +73,7 @@ class Surrogate:
         return Surrogate(process, self.mean, self.deviation, self.noise)
 
 
-def fitted(
+def fit_process(
     points: Array, values: Array, rng: np.random.Generator, *, kernel: Kernel | None = None
 ) -> Surrogate:
     """Fit a process to values: a linear kernel plus a Matérn 3/2 kernel, and noise.
@@ -92,7 +92,7 @@ def fitted(
     shape = kernel if kernel is not None else _kernel(points.shape[1])
     best = _at_maximum(shape + WhiteKernel(NOISE, (1e-5, 1.0)), points, standard, rng)
     noise = float(best.k2.noise_level)
-    return Surrogate(_conditioned(best.k1, points, standard, noise), mean, deviation, noise)
+    return Surrogate(_condition_on(best.k1, points, standard, noise), mean, deviation, noise)
 
 
 def normal_scores(outputs: Array) -> Array:
@@ -111,7 +111,7 @@ class Front:
     outputs: Array
 
     def at(self, log_costs: Array | float) -> Array:
-        """Return the outputs at logs of costs; beyond the ends of the set those of its ends."""
+        """Return the outputs at logs of costs; beyond an end of the set, the output of this end."""
         return np.asarray(np.interp(log_costs, self.log_costs, self.outputs))
 
     def falling_to(self, worst: float, within: float) -> Front:
@@ -126,7 +126,7 @@ class Front:
         )
 
 
-def fitted_front(groups: Sequence[Group], rng: np.random.Generator) -> Front:
+def fit_front(groups: Sequence[Group], rng: np.random.Generator) -> Front:
     """Fit a one-dimensional process with an RBF kernel to the members of the Pareto set.
 
     This differs from the authors' implementation in: its mean is made monotone, by its running
@@ -143,7 +143,7 @@ def fitted_front(groups: Sequence[Group], rng: np.random.Generator) -> Front:
         return Front(costs[:1], np.array([outputs.mean()]))
     middle, half = (costs.max() + costs.min()) / 2, np.ptp(costs) / 2
     kernel = ConstantKernel(1.0, (1e-2, 1e2)) * RBF(1.0, (0.1, 1e2))
-    front = fitted(((costs - middle) / half)[:, None], outputs, rng, kernel=kernel)
+    front = fit_process(((costs - middle) / half)[:, None], outputs, rng, kernel=kernel)
     grid = np.linspace(-1, 1, 65)
     mean, _ = front.predict(grid[:, None])
     return Front(middle + half * grid, np.maximum.accumulate(mean))
@@ -164,7 +164,7 @@ def log_success(points: Array, succeeded: Array, failed: Array, rng: np.random.G
     kernel = ConstantKernel(1.0, "fixed") * Matern(LENGTH, (0.1, 10.0), nu=1.5)
     at = np.vstack([succeeded, failed])
     best = _at_maximum(kernel + WhiteKernel(0.1, "fixed"), at, labels, rng)
-    process = _conditioned(best, at, labels, 0.0)
+    process = _condition_on(best, at, labels, 0.0)
     mean, deviation = process.predict(points, return_std=True)
     return np.asarray(log_ndtr(mean / deviation))
 
@@ -203,7 +203,7 @@ def _at_maximum(kernel: Kernel, points: Array, values: Array, rng: np.random.Gen
     return kernel.clone_with_theta(found.x)
 
 
-def _conditioned(
+def _condition_on(
     kernel: Kernel, points: Array, values: Array, noise: float
 ) -> GaussianProcessRegressor:
     return GaussianProcessRegressor(kernel, alpha=noise + 1e-8, optimizer=None).fit(points, values)

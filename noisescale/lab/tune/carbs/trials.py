@@ -24,21 +24,21 @@ def state_of(trial: FrozenTrial) -> str:
 
 
 def is_success(trial: FrozenTrial) -> bool:
-    """Whether the trial has completed with a finite value."""
+    """Return whether the trial has completed with a finite value."""
     if state_of(trial) != "COMPLETE" or trial.user_attrs.get(UNRELATED):
         return False
     return trial.value is not None and math.isfinite(trial.value)
 
 
 def is_failure(trial: FrozenTrial) -> bool:
-    """Whether the trial's parameters are to be avoided."""
+    """Return whether the trial's parameters are to be avoided."""
     if trial.user_attrs.get(UNRELATED):
         return False
     return state_of(trial) in ("COMPLETE", "FAIL", "PRUNED") and not is_success(trial)
 
 
 def is_unrelated(trial: FrozenTrial) -> bool:
-    """Whether the trial has ended, and in a way that says nothing about its parameters."""
+    """Return whether the trial has ended in a way that says nothing about its parameters."""
     return trial.state.is_finished() and bool(trial.user_attrs.get(UNRELATED))
 
 

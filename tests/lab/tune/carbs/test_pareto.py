@@ -3,7 +3,7 @@ import pytest
 from lab.tune.carbs.studies import ended, study
 from optuna.trial import TrialState
 
-from noisescale.lab.tune.carbs.pareto import Group, front_of, grouped, pareto_front
+from noisescale.lab.tune.carbs.pareto import Group, front_of, group_by_key, pareto_front
 
 
 def of_paper(sign: float = 1.0) -> list[tuple[str, float, float]]:
@@ -18,7 +18,7 @@ def keys(groups: list[Group]) -> str:
 
 def test_the_example_of_the_paper() -> None:
     names, costs, outputs = zip(*of_paper(), strict=True)
-    groups = grouped(names, costs, outputs)
+    groups = group_by_key(names, costs, outputs)
 
     assert keys(front_of(groups)) == "ACD"
     assert keys(front_of(groups, conservative=False)) == "ABCD"

@@ -16,7 +16,7 @@ from noisescale.lab.tune.carbs.spaces import (
     MomentumSpace,
     PowerOfTwoSpace,
     Space,
-    checked_spaces,
+    require_spaces,
 )
 
 SCALES = st.floats(0.1, 100.0)
@@ -133,7 +133,7 @@ def test_arguments_that_a_space_does_not_have_are_refused(make: Any, said: str) 
 
 def test_what_is_no_space_is_refused() -> None:
     with pytest.raises(TypeError) as refusal:
-        checked_spaces({"lr": "log"})
+        require_spaces({"lr": "log"})
 
     assert str(refusal.value) == (
         "`spaces` must have a space of noisescale.lab.tune.carbs.spaces for 'lr', got 'log'."

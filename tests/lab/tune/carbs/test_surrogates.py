@@ -7,8 +7,8 @@ import pytest
 from noisescale.lab.tune.carbs.pareto import Group
 from noisescale.lab.tune.carbs.surrogates import (
     FITTED,
-    fitted,
-    fitted_front,
+    fit_front,
+    fit_process,
     log_success,
     normal_scores,
 )
@@ -24,7 +24,7 @@ def plane(count: int, noise: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
 def test_a_plane_is_learnt_and_continued(count: int) -> None:
     points, values = plane(count)
 
-    mean, deviation = fitted(points, values, np.random.default_rng(0)).predict(
+    mean, deviation = fit_process(points, values, np.random.default_rng(0)).predict(
         np.array([[0.1, 0.2, 0.0], [3.0, 0.0, 0.0]])
     )
 
@@ -36,7 +36,7 @@ def test_a_plane_is_learnt_and_continued(count: int) -> None:
 def test_noise_is_told_from_the_function() -> None:
     points, values = plane(120, noise=0.5)
 
-    found = fitted(points, values, np.random.default_rng(0))
+    found = fit_process(points, values, np.random.default_rng(0))
 
     assert found.deviation * found.noise**0.5 == pytest.approx(0.5, rel=0.25)
     _, deviation = found.predict(points)
@@ -45,7 +45,7 @@ def test_noise_is_told_from_the_function() -> None:
 
 def test_a_running_point_is_imagined_by_a_draw_of_the_process() -> None:
     points, values = plane(20, noise=0.2)
-    process = fitted(points, values, np.random.default_rng(0))
+    process = fit_process(points, values, np.random.default_rng(0))
     far = np.array([[0.0, 0.0, 2.5]])
     mean, deviation = process.predict(far)
 
@@ -67,20 +67,20 @@ def test_the_front_passes_its_members_and_never_falls() -> None:
     rng = np.random.default_rng(0)
     groups = [Group(k, (10.0**k,), (output,)) for k, output in enumerate([0, 1.5, 1.6, 2.4])]
 
-    front = fitted_front(groups, rng)
+    front = fit_front(groups, rng)
 
     at = front.at(np.log([0.1, 1, 10, 100, 1000, 1e5]))
     assert at[1:5] == pytest.approx([0, 1.5, 1.6, 2.4], abs=0.3)
     assert at[0] == at[1]
     assert at[-1] == at[-2]
     assert (np.diff(front.outputs) >= 0).all()
-    assert fitted_front(groups[:1], rng).at(3.0) == 0.0
+    assert fit_front(groups[:1], rng).at(3.0) == 0.0
 
 
 def test_below_its_cheapest_member_the_front_falls_to_the_worst_output() -> None:
     rng = np.random.default_rng(0)
     groups = [Group(k, (10.0**k,), (output,)) for k, output in enumerate([0, 1.5, 1.6, 2.4])]
-    front = fitted_front(groups, rng)
+    front = fit_front(groups, rng)
 
     falling = front.falling_to(-2.0, math.log(4))
 
