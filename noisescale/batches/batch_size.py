@@ -237,12 +237,12 @@ def _of_lists(lists: list[Sequence[Any]], *, alone: bool) -> Count:
 
 
 def _agree(parts: Sequence[_Part]) -> bool:
-    """Whether all have the same first dimension."""
+    """Return whether all parts have the same first dimension."""
     return len({part.size for part in parts}) < 2
 
 
 def _may_be_images(parts: Sequence[_Part]) -> bool:
-    """Whether tensors may each be an image. Their common first dimension would be its channels."""
+    """Return whether each tensor may be an image, with its channels as the first dimension."""
     return parts[0].size <= _MOST_CHANNELS and all(len(part.shape) == 2 for part in parts)
 
 
@@ -352,7 +352,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _is_uniform(values: Sequence[Any]) -> bool:
-    """Whether all elements are of one kind: tensors of one rank, records of the same fields."""
+    """Return whether all elements are alike: tensors of one rank, records of the same fields."""
     return len({_kind(value) for value in values}) == 1
 
 

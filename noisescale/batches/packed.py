@@ -74,7 +74,7 @@ class PackedSequences:
 
 
 def _is_of(lengths: Tensor, x: Tensor) -> bool:
-    """Whether a tensor may hold sequences of these lengths, or something for each of them."""
+    """Return whether a tensor may hold sequences of these lengths, or one item a sequence."""
     sequences = len(lengths)
     if sequences in x.shape[:2] or len(x) == 1:
         return lengths.dim() == 1

@@ -30,11 +30,14 @@ class _Seen:
 
     begun: bool = False
     announced: Tensor | None = None
-    """When it was announced."""
+    """The share when the pass was announced."""
     before: Tensor | None = None
-    """At its beginning; `zero_grad` may have been called since, or passes have run (GradCache)."""
+    """The share at the beginning of the pass.
+
+    `zero_grad` may have been called after the announcement, or passes may have run (GradCache).
+    """
     after: Tensor | None = None
-    """At its end."""
+    """The share at the end of the pass."""
 
 
 class AveragedGradient(HookErrors):
@@ -54,7 +57,7 @@ class AveragedGradient(HookErrors):
         self.came: set[int] = set()
         """Parameters, by index, whose gradients came since the step began."""
         self.gone: set[int] = set()
-        """Those of them that had no gradient any more at the end of a pass."""
+        """Parameters, by index, whose gradients came and were gone at the end of a pass."""
 
     @property
     def captured(self) -> bool:
@@ -62,7 +65,7 @@ class AveragedGradient(HookErrors):
         return bool(self._passes) and self._passes[-1].after is not None
 
     def sq_norms(self) -> Tensor:
-        """This rank's share, shape (entries,): as captured, or as `p.grad` is now.
+        """Return this rank's share, shape (entries,): as captured, or as `p.grad` is now.
 
         Raises:
             Exception: The error of the capture, if it failed.
@@ -134,7 +137,7 @@ class AveragedGradient(HookErrors):
         one.after = self.now()
 
     def now(self) -> Tensor:
-        """This rank's share as `p.grad` is now, shape (entries,)."""
+        """Return this rank's share as `p.grad` is now, shape (entries,)."""
         pieces = []
         for index, start, stop in self._share:
             p = self._norms.parameters[index]
@@ -165,7 +168,7 @@ def share_of(parameters: list[Parameter], rank: int, ranks: int) -> list[tuple[i
     total = sum(p.numel() for p in parameters)
 
     def first_row(of_rank: int, offset: int, rows: int, row: int) -> int:
-        """The first row that starts where the interval of that rank does, or later."""
+        """Return the first row that starts where the interval of that rank does, or later."""
         elements = Fraction(of_rank * total, ranks) - offset
         return min(max(math.ceil(elements / row), 0), rows)
 

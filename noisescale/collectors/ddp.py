@@ -66,11 +66,11 @@ class _Pass:
     by_hooks: bool
     """Whether capture B norms all gradients; else it norms the sparse ones."""
     graph_task: int | None = None
-    """Autograd's number of it, once it has started."""
+    """Autograd's number of the pass, once the pass has started."""
     nested: bool = False
-    """Whether gradients came in a backward pass within it."""
+    """Whether gradients came in another backward pass within this one."""
     averaged_in: dict[int, int] = field(default_factory=dict)
-    """For each parameter autograd's number of the first pass that averaged its gradient."""
+    """Autograd's number of the first pass that averaged a gradient, by the parameter's index."""
     averaged_again: set[int] = field(default_factory=set)
     """Parameters whose gradients were averaged in another pass, too."""
     norms_of: dict[int, Norms] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class DdpCollector(Collector):
         self._averaged = 0
         self._pass: _Pass | None = None
         self._live: _Pass | None = None
-        """The same while it is under way: hooks on parameters ask for it."""
+        """The last pass while it is under way: hooks on parameters ask for it."""
         self._hooks: dict[int, RemovableHandle] = {}
         self._hooked: Iterable[int] = range(len(norms.parameters))
         """The parameters that have a hook in a measured step, by their index."""
@@ -132,7 +132,7 @@ class DdpCollector(Collector):
             loss.register_hook(self._on_backward_start)
 
     def small_sq_norms(self) -> Tensor | None:
-        """|g_rank|² of the captured backward pass; None if no reliable one was captured."""
+        """Return |g_rank|² of the captured backward pass; None if no reliable one was captured."""
         self.raise_error_of_hook()
         one = self._pass
         if self.averaged_too_often or one is None or one.graph_task is None:
@@ -264,7 +264,7 @@ def spoiling_comm_hook(ddp: DistributedDataParallel) -> tuple[str, str, str] | N
 
 
 def _names(hook: Any, seen: set[int]) -> Iterator[str]:
-    """The names of a comm hook and of the hooks it wraps, as `fp16_compress_wrapper` does."""
+    """Yield the names of a comm hook and of the hooks it wraps, as `fp16_compress_wrapper` does."""
     if id(hook) in seen:  # a closure that refers to itself
         return
     seen.add(id(hook))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses that see the rows of other ranks, as contrastive ones with more negatives do.
+"""Losses that see the rows of other ranks, as contrastive losses with more negatives do.
 
 The gradients of ranks are not independent then: each rank's depends on what the others have drawn.
 A collective that gradients flow through is a node of the graph. One without a gradient is not seen.
@@ -49,7 +49,7 @@ def _gathering_node(start: Node) -> str | None:
 
 
 def _gathers(node: Node) -> bool:
-    """Whether a Function has the name of such a collective, or calls one in its forward pass."""
+    """Return whether a Function is such a collective by name, or calls one in its forward pass."""
     if not issubclass(type(node), BackwardCFunction):
         return False
     made_by = getattr(type(node), "_forward_cls", None)

@@ -22,8 +22,10 @@ from noisescale.collectors.squared_norms import (
 )
 
 Norms = list[list[Norm]]
-"""For each entry of a row, the norms from which `sums_of_squares` computes the entry; and for each
-`ExtraEntry` one list more, of the numbers of the current part."""
+"""A list of norms for each entry of a row: `sums_of_squares` computes the entry from them.
+
+Each `ExtraEntry` has one list more, with the numbers of the current part.
+"""
 
 
 _ALL_ROWS = slice(None)
@@ -46,7 +48,7 @@ class ExtraEntry:
     """
 
     cost = 0.0
-    """Cost of the numbers, in those of the norms, see `Collector.cost`."""
+    """The cost of the numbers relative to the cost of the norms, see `Collector.cost`."""
     needs_whole = False
     """Whether the numbers of all parameters make one, so that ranks cannot share parameters out."""
 
@@ -108,7 +110,7 @@ class GradientNorms:
         entry_of_group = {name: entry for entry, name in enumerate(self.group_names)}
         self.entry_of = [len(entry_of_group) if g is None else entry_of_group[g] for g in group_of]
         self._streams: set[torch.Stream] = set()
-        """On which norms were made in the step under way."""
+        """The streams on which norms were made in the step under way."""
         self._left_out: frozenset[int] = frozenset()
 
     @property
@@ -229,9 +231,9 @@ class GradientNorms:
         return sums
 
     def any_gradient(self) -> bool:
-        """Whether any parameter has a gradient; none has after `zero_grad`."""
+        """Return whether any parameter has a gradient; after `zero_grad` none has one."""
         return any(p.grad is not None for p in self.parameters)
 
     def any_trained(self) -> bool:
-        """Whether a backward pass can reach any parameter; not while all are toggled off."""
+        """Return whether a backward pass can reach any parameter: False if all are toggled off."""
         return any(p.requires_grad for p in self.parameters)

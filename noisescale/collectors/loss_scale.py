@@ -52,7 +52,7 @@ class LossScale:
         return sq_norms / to_device(scale, sq_norms.device, sq_norms.dtype).square()
 
     def _has_unscaled(self, scaler: GradScaler) -> bool:
-        """Whether the gradients of an optimizer that steps measured parameters are unscaled.
+        """Return whether the gradients of an optimizer that steps measured parameters are unscaled.
 
         Only a step whose norms were not captured at the end of its last pass gets here.
         """

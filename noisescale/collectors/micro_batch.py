@@ -35,7 +35,7 @@ class Pass:
     """A backward pass, and what was seen of it."""
 
     task: int | None = None
-    """Autograd's number of it, once it has started."""
+    """Autograd's number of the pass, once the pass has started."""
     seen: set[int] = field(default_factory=set)
     """Parameters, by index, whose gradients came."""
     reached: bool = False
@@ -73,7 +73,7 @@ class MicroBatchCollector(Collector):
 
     @property
     def reached(self) -> list[bool]:
-        """For each pass: whether it reached a measured parameter. Another optimizer's may not."""
+        """Whether each pass reached a measured parameter. Another optimizer's pass may not."""
         return [one.reached for one in self._step.passes]
 
     @property
@@ -106,7 +106,7 @@ class MicroBatchCollector(Collector):
         self._average.before_backward(loss, capture=capture_average)
 
     def small_sq_norms(self) -> Tensor | None:
-        """Sum of |g|² over the micro-batches since the last reset; None if there were none."""
+        """Return Σ|g|² over the micro-batches since the last reset; None if there were none."""
         self.raise_error_of_hook()
         if not any(self._step.captured.found) or self._step.in_pieces:
             return None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from scipy.special import stdtrit
 
 LEAST_FREEDOM = 1e-9
-"""With fewer degrees of freedom the covariance is not known."""
+"""The covariance is not known with fewer degrees of freedom."""
 
 
 class RatioInterval(NamedTuple):

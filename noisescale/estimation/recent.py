@@ -38,14 +38,14 @@ run (0.5: 88 to 96 %, 0.7: 90 to 99 %).
 """
 
 EARLY = 8
-"""In this many first steps the noise scale changes little."""
+"""The noise scale changes little in this many first steps."""
 
 
 class Window(NamedTuple):
     """The last measured steps that an estimate is of."""
 
     steps: int
-    """How many."""
+    """The number of measured steps."""
     drift: float
     """Variance of the logarithm of the noise scale now around that of these steps."""
 

@@ -171,7 +171,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         self._hooks.append(trainer_access.on_first_training_pass(model, measure))
 
     def _guessed_unit(self, model: nn.Module) -> str:
-        """What the first dimension of the inputs counts. It is said beside the batch size.
+        """Return what the first dimension of the inputs counts, which is shown with the batch size.
 
         A training that is resumed keeps its unit.
         """

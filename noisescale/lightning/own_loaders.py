@@ -11,7 +11,7 @@ from noisescale.lightning.trainer_access import DATA_MODULES, HOOKS
 
 
 def makes_loaders(module: Any, hook: str = "train_dataloader") -> bool:
-    """Whether a module has a hook of its own that makes data loaders.
+    """Return whether a module has a hook of its own that makes data loaders.
 
     Examples:
         >>> makes_loaders(pl.LightningModule())

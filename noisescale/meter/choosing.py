@@ -122,7 +122,7 @@ def assigned_groups(
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module that averages gradients, without wrappers of Fabric and torch.compile."""
+    """Return the module that averages gradients, without wrappers of Fabric and torch.compile."""
     for attribute in ("_forward_module", "_orig_mod"):
         if isinstance(inner := getattr(model, attribute, None), nn.Module):
             return unwrapped(inner)
@@ -168,7 +168,7 @@ def _trained_or_refuse(
 def _trained_parameters(
     model: nn.Module, only: Iterable[Parameter] | None
 ) -> list[tuple[str, Parameter]]:
-    """What is averaged over ranks, of that what is in `only`, by the names the user gave it."""
+    """Return parameters that are averaged over ranks and are in `only`, by the user's names."""
     ignored: Collection[str] = ()
     if isinstance(model, DistributedDataParallel):
         ignored, model = model.parameters_to_ignore, model.module

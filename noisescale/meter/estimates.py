@@ -96,7 +96,7 @@ class Estimates(State):
         self.sums = MomentSums(0.0, 0.0, 0.0)
         """Sums of the whole gradient's moments over all measured steps."""
         self.run = RunAverage()
-        """Of the whole gradient."""
+        """The average of the whole gradient's moments over the run."""
         self.increments = Increments()
         """Increments of the whole gradient since the last row of the history."""
         self.whole = options.new_estimator()

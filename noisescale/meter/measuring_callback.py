@@ -40,7 +40,7 @@ class MeasuringCallback(ABC):
         self._guard = Guard(*let_pass)
 
     def __repr__(self) -> str:
-        """The arguments that are not the defaults, and the estimate of the last log step."""
+        """Show the arguments that are not the defaults, and the estimate of the last log step."""
         known = f": {self._last_logged}" if self.history else ""
         return f"{type(self).__name__}({self._arguments}){known}"
 

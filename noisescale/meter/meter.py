@@ -50,7 +50,7 @@ class _Counts:
     skipped_steps: int = 0
     examples: float = 0.0
     unmeasured_examples: float = 0.0
-    """This rank's examples since the last measured step."""
+    """Examples of this rank since the last measured step."""
     batch_size: float = math.nan
     accumulation: int = 1
     lone_since: int | None = None
@@ -533,7 +533,7 @@ class NoiseScaleMeter:
             counts.skipped_steps += 1
 
     def _is_sound(self, step: MeasuredStep, coverage: float) -> bool:
-        """Whether a step shows the noise; warn if it does not and the user can change that."""
+        """Return whether a step shows the noise; warn if not and the user can change that."""
         capture, counts, changes = self._capture, self._counts, step.changes
         if changes.checked:
             capture.note_check(clean=changes.cause is None)

@@ -48,7 +48,7 @@ _MOVES_KEPT = 1000
 
 
 def _read(path: str) -> Any:
-    """An attribute that is read alone."""
+    """Return a property that reads an attribute of the state."""
     return property(attrgetter(path))
 
 

@@ -299,7 +299,7 @@ def _run_so_far(state: ControllerState, noise_scale: NoiseScale) -> RunSoFar:
 def _noise_scale_of_the_run(
     state: ControllerState, average: GradientMoments | None, *, rising: bool
 ) -> float:
-    """The noise scale that the learning rate goes by: the ratio of the moments' averages.
+    """Return the noise scale that the learning rate goes by: the ratio of the moments' averages.
 
     The ratio can be huge by chance while |G|² is lost in the noise. Below the first batch size that
     errs on the safe side. Above it the ratio is capped by the critical batch size so far, or before

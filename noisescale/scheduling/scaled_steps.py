@@ -115,7 +115,7 @@ def check_betas(optimizers: Iterable[Optimizer], largest_ratio: float) -> None:
 
 
 def _scaled(group: dict[str, Any], factors: Factors) -> dict[str, Any]:
-    """The settings of a group that change. A learning rate on the device stays there."""
+    """Return the settings of a group that change. A learning rate on the device stays there."""
     scaled = {"lr": group["lr"] * factors.learning_rate}
     if (ratio := factors.batch_ratio) is not None:
         scaled["betas"] = tuple(1 - ratio * (1 - beta) for beta in group["betas"])

@@ -40,7 +40,7 @@ class Measured(NamedTuple):
 
     run: str
     monitor: str = ""
-    """Its name; empty: without one."""
+    """The name of the monitor; empty if it has none."""
     optimizer: int = 0
 
     @property
@@ -79,7 +79,7 @@ class LoggedRuns(NamedTuple):
     """The folder of all runs, if TensorBoard was given one."""
 
     def any(self) -> bool:
-        """Whether there is a run with a monitor."""
+        """Return whether there is a run with a monitor."""
         without_a_name = [f"{before}{prefix_of(0)}step" for before in TRAINER_PREFIXES]
         return bool(self._tags(without_a_name)) or bool(self.measured())
 

@@ -36,7 +36,7 @@ from noisescale.tensorboard_plugin.tab import Tab
 Application = Callable[..., Any]
 
 MOST_RUNS = 30
-"""That are compared at once: each is predicted anew whenever the page looks for news."""
+"""The most runs that are compared: each is predicted anew whenever the page looks for news."""
 
 
 SAMPLED = (
@@ -111,7 +111,7 @@ class NoiseScalePlugin(Tab):
         }
 
     def _comparison(self, request: wrappers.Request) -> dict[str, Any]:
-        """Runs of which nothing can be predicted say why; the others are compared."""
+        """Compare the chosen runs. Runs of which nothing can be predicted say why."""
         ids, across = request.args.getlist("of"), request.args.get("across", ACROSS[0])
         if across not in ACROSS:
             refuse("across", f"be one of {', '.join(ACROSS)}", repr(across), "Choose one of them.")
@@ -166,7 +166,7 @@ def _predicted(runs: LoggedRuns, measured: Measured, asked: Mapping[str, str]) -
 
 
 def _drawn(figures: Sequence[Figure]) -> dict[str, Any]:
-    """What the page needs to draw them."""
+    """Return what the page needs to draw figures."""
     return {
         "figures": [figure._asdict() for figure in figures],
         "settings": dict(SETTINGS),

@@ -12,7 +12,7 @@ Array = NDArray[np.float64]
 Scalars = Mapping[str, tuple[Array, Array]]
 
 Points = Mapping[str, tuple[Array, Array, Array]]
-"""From a tag to the logged steps, the times of writing and the values, in the order of writing."""
+"""The logged steps, times of writing and values of each tag, in the order of writing."""
 
 LONGEST_GAP = 20
 """If fewer rows than this lie between two kept values of a tag, it was logged at these rows, too.

@@ -20,7 +20,7 @@ class Tab(base_plugin.TBPlugin):  # type: ignore[misc] # TensorBoard has no type
         self._logdir = context.logdir or ""
 
     def is_active(self) -> bool:
-        """Whether there is a run to show."""
+        """Return whether there is a run to show."""
         return LoggedRuns(self._provider, RequestContext(), "").any()
 
     def data_plugin_names(self) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ class _Step:
     captured: Norms
     passes: int = 0
     rounds: list[int] = field(default_factory=list)
-    """For each the passes up to its end."""
+    """The number of passes up to the end of each round."""
     scattered_only: bool = False
     """Whether the last round's gradients are still to be summed over replicas."""
     in_parts: bool = False
@@ -206,7 +206,7 @@ class _AveragedShards(AveragedGradient):
         self._replicas = replicas
 
     def now(self) -> Tensor:
-        """This rank's share as `p.grad` is now, shape (entries,)."""
+        """Return this rank's share as `p.grad` is now, shape (entries,)."""
         norms, pieces = self._norms, []
         for index, p in enumerate(norms.parameters):
             if p.grad is not None and p.requires_grad:

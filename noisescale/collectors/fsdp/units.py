@@ -47,7 +47,7 @@ except ImportError:  # before torch 2.9, or built without distributed
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether `fully_shard` was applied to any module in the model."""
+    """Return whether `fully_shard` was applied to any module in the model."""
     # By name, for a torch that was built without distributed.
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     return "FSDPModule" in kinds
@@ -66,7 +66,7 @@ class Unit(HookErrors, ReduceScatter):
         self, unit: Any, norms: GradientNorms, on_reduce: Callable[[Unit, Tensor], None]
     ) -> None:
         self.waiting: Callable[[int], None] | None = None
-        """Told which parameters are in a buffer whose contents are not known yet."""
+        """Called with each parameter in a buffer whose contents are not known yet."""
         self._unit = unit
         self._on_reduce = on_reduce
         self._wrapped: Any = unit._reduce_scatter_comm
@@ -100,7 +100,7 @@ class Unit(HookErrors, ReduceScatter):
         return ranks / (self._unit.gradient_divide_factor or ranks)
 
     def divided_by(self, dtype: torch.dtype) -> float:
-        """The divisor of the buffer before it is reduced: half precision would overflow."""
+        """Return the divisor of the buffer before it is reduced, or half precision would overflow."""
         unit = self._unit
         before, _, _, _ = _get_gradient_divide_factors(
             unit._reduce_scatter_process_group,
@@ -113,7 +113,7 @@ class Unit(HookErrors, ReduceScatter):
         return before or 1.0
 
     def came_in(self, buffer: Tensor) -> set[int]:
-        """The measured parameters in a buffer, by index; none if some trained one is not in it."""
+        """Return the indices of measured parameters in a buffer; none if it lacks a trained one."""
         trained = [i for i, p in enumerate(self._unit.fsdp_params) if p.sharded_param.requires_grad]
         elements = buffer.numel() // self._unit.mesh_info.shard_mesh_size
         if sum(self._columns[i] for i in trained) != elements:
@@ -193,10 +193,10 @@ class Unit(HookErrors, ReduceScatter):
     def _cut_later(
         self, rows: Tensor, trained: list[int], take: Callable[[list[Piece]], None]
     ) -> None:
-        """Some parameter got no gradient, and FSDP does not say which until it has reduced.
+        """Cut a buffer that lacks the gradient of some parameter, once it is known which one.
 
-        Then it calls the hooks of every parameter that was in the buffer, in order, as autograd
-        does where it has written a gradient.
+        FSDP does not say until it has reduced. Then it calls the hooks of every parameter that
+        was in the buffer, in order, as autograd does where it has written a gradient.
         """
         present: list[int] = []
 

@@ -86,7 +86,7 @@ class ModuleCalls(HookErrors):
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in the output of a module: one, or a mapping or sequence of them."""
+    """Yield the tensors in the output of a module: one, or a mapping or sequence of them."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):

@@ -45,7 +45,7 @@ class Halves(NamedTuple):
     sq_norms: Tensor
     """|g_s|², shape (entries,)."""
     which: int
-    """Of the step's backward passes."""
+    """The index of the backward pass in the step."""
     parts: Parts
 
 
@@ -59,7 +59,7 @@ class _Batch(NamedTuple):
     row_weights: Tensor | None
     row_groups: RowGroups | None
     which: int
-    """Of the step's backward passes."""
+    """The index of the backward pass in the step."""
 
 
 _NOTHING = _Batch(0.0, None, None, None, 0)
@@ -152,9 +152,9 @@ class HalvesCollector(MicroBatchCollector):
         super().before_backward(loss, size, capture_average=capture_average)
 
     def small_sq_norms(self) -> Tensor | None:
-        """Σ|g_part|² over the halves or micro-batches since the last reset.
+        """Return Σ|g_part|² over the halves or micro-batches since the last reset.
 
-        For one batch it is |g|² + |g_s|², the mean over both halves.
+        The result for one batch is |g|² + |g_s|², the mean over both halves.
         """
         small = super().small_sq_norms()
         if sum(self.reached) > 1:
@@ -176,7 +176,7 @@ class HalvesCollector(MicroBatchCollector):
         return UNKNOWN if len(sizes) == 1 else super().layout(sizes, loss_divisor)
 
     def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """As `layout`, with weights; of a single batch only those of its rows have an effect."""
+        """Return the layout with weights. In a single batch only weights of rows have an effect."""
         if len(sizes) == 1 and self._halves is not None:
             return self._halves.parts.layout()
         return UNKNOWN if len(sizes) == 1 else super().weighted_layout(sizes, weights)
@@ -204,7 +204,7 @@ class HalvesCollector(MicroBatchCollector):
 
     @property
     def _none_before(self) -> bool:
-        """Whether no earlier pass of the step came to a measured parameter."""
+        """Whether no earlier pass of the step reached a measured parameter."""
         return not any(self.reached)
 
     @keeps_errors

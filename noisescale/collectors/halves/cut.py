@@ -56,8 +56,10 @@ class Pattern(NamedTuple):
     names: tuple[tuple[str, int], ...]
     """Kinds of nodes in the order of the walk, and how many gradients each passes on."""
     stops: tuple[tuple[int, int, int], ...]
-    """Of the edges that are cut: the node by its place in the walk (-1: the start), the position
-    and the repeats."""
+    """The node, the position and the repeats of each edge that is cut.
+
+    A node is given by its place in the walk; -1 is the start.
+    """
 
 
 def find_cut(
@@ -125,7 +127,7 @@ def find_again(loss: GradientEdge, rows: int, pattern: Pattern) -> list[CutEdge]
 
 
 class _Search:
-    """For a cut of one graph."""
+    """A search for a cut of one graph."""
 
     def __init__(
         self,
@@ -202,7 +204,7 @@ class _Search:
         return Cut(edges, sorted(set(past.values())), region), met
 
     def _trained(self, region: Region) -> dict[Node, int]:
-        """The trained parameters in a region, which no stop separates from the loss."""
+        """Return the trained parameters in a region: no stop separates them from the loss."""
         return {
             node: self._parameters[id(node.variable)]
             for node in region.nodes
@@ -213,7 +215,7 @@ class _Search:
         return self._graph.shape(output) == (self._rows, self._rows)
 
     def _repeats(self, output: Output, several: bool) -> int:
-        """How many rows each example has in it, next to each other; 0 if it has none."""
+        """Return how many neighbouring rows each example has in an output; 0 if it has none."""
         shape = self._graph.shape(output)
         if shape[:1] == (self._rows,):
             return 1
@@ -224,7 +226,7 @@ class _Search:
         return self._repeated[output]
 
     def _was_viewed(self, output: Output) -> bool:
-        """Whether its rows come from a view of a tensor with the rows of the batch in front."""
+        """Return whether an output's rows come from a view of a tensor with the batch in front."""
 
         def leading_to(node: Node, rows: tuple[int, ...]) -> list[Node]:
             edges = self._graph.edges(node)

@@ -43,13 +43,13 @@ from noisescale.collectors.halves.graph import (
 from noisescale.collectors.own_pass import own_pass
 
 MOST_NUMBERS = 2**22
-"""At the cut. The second derivative takes about eight copies of these."""
+"""The most numbers at the cut. The second derivative takes about eight copies of them."""
 
 _DRAWS = 3
-"""Of a part A. Two rows are apart in one of them with a probability of 7/8 or more."""
+"""Draws of a part A. At least one of them separates two rows with a probability of 7/8 or more."""
 
 _ROUNDINGS = 4
-"""Of each number of h and of dL/dz."""
+"""Roundings of each number of h and of dL/dz."""
 
 _MOST_ROOTS = 8
 
@@ -157,7 +157,7 @@ def _share_of_others(
 
 
 def _roots(graph: Graph, cut: Cut) -> list[Output]:
-    """Roots of one number, and norms. The loss may be a sum of these: see `where_rows_meet`."""
+    """Return roots of one number, and norms: a loss may sum them up, see `where_rows_meet`."""
     found = [
         node
         for node in cut.region.nodes

@@ -34,7 +34,7 @@ from noisescale.collectors.halves.graph import (
 from noisescale.collectors.own_pass import own_pass
 
 _DRAWS = 2
-"""Of a part A. Two rows are apart in one of them with a probability of 3/4 or more."""
+"""Draws of a part A. At least one of them separates two rows with a probability of 3/4 or more."""
 
 _OF_INDICES = ("Embedding", "Index", "Gather", "Take")
 
@@ -107,18 +107,18 @@ def first_rows(graph: Graph, cut: Cut, rows: int) -> list[Output]:
 
 
 def _may_have_rows(shape: tuple[int, ...], rows: int) -> bool:
-    """Whether the first dimension has one or more rows for each example, or groups of rows."""
+    """Return whether the first dimension has rows for each example, or groups of rows."""
     return has_rows(shape[:1], rows) or (shape[:1] > (1,) and rows % shape[0] == 0)
 
 
 def _is_for_all(graph: Graph, output: Output, result: Output) -> bool:
-    """Whether a tensor has been expanded by one or more dimensions in front."""
+    """Return whether a tensor has been expanded by one or more dimensions in front."""
     shape, wider = graph.shape(output), graph.shape(result)
     return len(shape) < len(wider) and wider[-len(shape) :] == shape
 
 
 def _moves_first(graph: Graph, output: Output, result: Output) -> bool:
-    """Whether the first dimension went elsewhere, as that of (positions, rows, ...) may."""
+    """Return whether the first dimension moved, as in a transpose to (positions, rows, ...)."""
     node, shape = result[0], graph.shape(output)
     over = dimensions_of(node, len(shape))
     if kind(node) == "Permute":

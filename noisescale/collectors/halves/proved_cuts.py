@@ -52,7 +52,7 @@ class _Kind(NamedTuple):
 
     pattern: Pattern
     training: tuple[bool, ...]
-    """Of each module: BatchNorm that was frozen may be trained from some step on."""
+    """Whether each module trains: a BatchNorm that was frozen may be trained from some step on."""
     grouped: bool
     """Whether rows of one group may act on each other."""
 
@@ -73,7 +73,7 @@ class _Restored(NamedTuple):
     """What has been restored after passes of ours."""
 
     saved: list[Restored]
-    """Of what Functions save, by their names."""
+    """The tensors that Functions save, by the names of the Functions."""
     buffers: list[Restored]
 
 
@@ -98,7 +98,7 @@ class ProvedCuts:
         self._scalars = [i for i, p in enumerate(norms.parameters) if p.numel() == 1]
         self._few = [i for i, p in enumerate(norms.parameters) if p.numel() <= _FEW]
         self._known: dict[_Kind, tuple[int, ...]] = {}
-        """And the parameters that are left out where it is cut so."""
+        """The parameters that are left out, for each proved cut."""
         self._refused: set[_Kind] = set()
         self._proving: _Proving | None = None
         self._searching = True
@@ -193,7 +193,7 @@ class ProvedCuts:
         return cut.edges
 
     def _outputs_in(self, graph: Graph) -> dict[Output, int]:
-        """What modules gave that is in the graph, and how deep each was called within others."""
+        """Return the modules' outputs in the graph, and how deep each was called in others."""
         if self._names is not None and not self._calls.any:
             raise EndsTraining(
                 "`cut` must name modules whose outputs the loss depends on, got"
@@ -204,7 +204,7 @@ class ProvedCuts:
         return self._calls.outputs_in(graph)
 
     def _few_past(self, graph: Graph, cut: Cut) -> tuple[int, ...]:
-        """The parameters of few numbers that are reached past the cut, and not through it too."""
+        """Return parameters of few numbers that are reached past the cut, and not through it."""
         behind = graph.behind([edge.output[0] for edge in cut.region.stops])
         through = {id(node.variable) for node in behind if hasattr(node, "variable")}
         return tuple(

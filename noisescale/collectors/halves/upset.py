@@ -45,14 +45,14 @@ class Values:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Have autograd not see what a block writes to them."""
+        """Hide from autograd what a block writes to the tensors."""
         with ExitStack() as versions:
             for before in self._before:
                 versions.enter_context(_unsafe_preserve_version_counter(before.tensor))
             yield
 
     def restore(self) -> list[Restored]:
-        """Restore them. The host does not wait to know which ones differ: it is on the device."""
+        """Restore the values. The host does not wait: which ones differ is on the device."""
         return [Restored(before.name, before.restore()) for before in self._before]
 
 
@@ -62,9 +62,9 @@ class _Before(NamedTuple):
     name: str
     tensor: Tensor
     value: Tensor
-    """Of what `_distinct` leaves of the tensor."""
+    """The value of what `_distinct` leaves of the tensor."""
     nbytes: int
-    """Of the memory that the tensor is in."""
+    """The bytes of the memory that the tensor is in."""
 
     @classmethod
     def of(cls, name: str, tensor: Tensor) -> _Before:
@@ -72,7 +72,7 @@ class _Before(NamedTuple):
         return cls(name, tensor, value, tensor.untyped_storage().nbytes())
 
     def restore(self) -> Tensor:
-        """Restore it and return whether it differed, shape (1,)."""
+        """Restore the tensor and return whether it differed, shape (1,)."""
         differs = torch.ones(1, dtype=torch.bool, device="cpu")
         memory = self.tensor.untyped_storage()
         if memory.nbytes() < self.nbytes:  # it has been freed
@@ -90,7 +90,7 @@ class Buffers:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.written: set[str] = set()
-        """Those that passes have been seen to write to."""
+        """The names of buffers that passes have been seen to write to."""
 
     def values(self) -> Values:
         """Return the values of all buffers."""
@@ -98,7 +98,7 @@ class Buffers:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Restore after a block those that passes write to."""
+        """Restore after a block the buffers that passes write to."""
         named = self._model.named_buffers() if self.written else ()
         kept = [_distinct(b.data) for n, b in named if n in self.written and _counts(b)]
         before = [(buffer, buffer.clone()) for buffer in kept]
@@ -289,7 +289,7 @@ def _saved_by(node: Node) -> list[Tensor]:
 
 
 def _counts(tensor: Tensor) -> bool:
-    """Whether it has numbers, and a count of the writes to them."""
+    """Return whether a tensor has numbers, and a count of the writes to them."""
     return tensor.layout is torch.strided and not tensor.is_inference()
 
 
@@ -302,6 +302,6 @@ def _distinct(tensor: Tensor) -> Tensor:
 
 
 def _differ(tensor: Tensor, value: Tensor) -> Tensor:
-    """Whether bits differ, shape (1,): NaN is NaN."""
+    """Return whether bits differ, shape (1,): NaN equals NaN."""
     ours, theirs = (x.detach().contiguous().reshape(-1).view(torch.uint8) for x in (tensor, value))
     return (ours != theirs).any().view(1)

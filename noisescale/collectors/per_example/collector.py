@@ -140,7 +140,7 @@ class PerExampleCollector(Collector):
         return each_example(sizes, [one.rows for one in self._passes], loss_divisor)
 
     def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """As `layout`, with a weight for each micro-batch."""
+        """Return the layout with a weight for each micro-batch."""
         return weighted_examples(sizes, [one.rows for one in self._passes], weights)
 
     @property

@@ -104,7 +104,10 @@ def weighted_micro_batches(sizes: Sequence[float], weights: Sequence[Weight]) ->
 def weighted_examples(
     sizes: Sequence[float], rows: Sequence[int | None], weights: Sequence[Weight]
 ) -> WindowLayout:
-    """As `weighted_micro_batches`, but each row is a part; rows of one micro-batch weigh alike."""
+    """Every row is a part; rows of one micro-batch have equal weights.
+
+    Weights are given as for `weighted_micro_batches`.
+    """
     layout = weighted_micro_batches(sizes, weights)
     part_sizes = each_example(sizes, rows, 1.0)  # checks them
     if not math.isfinite(part_sizes.inverse_part_size):
@@ -152,7 +155,7 @@ def _squares(weights: Sequence[Weight]) -> list[Weight]:
 
 
 def _sum(numbers: Sequence[Weight]) -> Weight:
-    """Their sum, which on the device adds no zero."""
+    """Return the sum of numbers, without adding a zero to numbers on the device."""
     return sum(numbers[1:], start=numbers[0]) if numbers else 0.0
 
 
@@ -189,7 +192,7 @@ def each_example(
 
 
 def mean_inverse(sizes: Sequence[float]) -> float:
-    """Mean of 1/n; infinite if a part is empty, NaN if there is no part."""
+    """Return the mean of 1/n; infinite if a part is empty, NaN if there is no part."""
     if not sizes:
         return math.nan
     return sum(1 / n if n else math.inf for n in sizes) / len(sizes)

@@ -62,9 +62,9 @@ class _Fit:
     weight: float | Tensor | None = None
     """The weight of the batch in the loss, in a measured step with `weight_fn`."""
     terms: Tensor | None = None
-    """Its tokens, in a measured step without."""
+    """The tokens of the batch, in a measured step without `weight_fn`."""
     row_groups: RowGroups | None = None
-    """The groups of its rows, in a measured step with `group_fn`."""
+    """The groups of the rows of the batch, in a measured step with `group_fn`."""
     rows_of_batch: int | None = None
     """The rows of the batch, if `batch_size_fn` counts something else."""
     stepped: bool = False

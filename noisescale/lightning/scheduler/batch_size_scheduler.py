@@ -165,7 +165,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         self._warned = False
 
     def __repr__(self) -> str:
-        """The arguments but `monitor` that are not the defaults, and the plan of a begun fit."""
+        """Show arguments other than `monitor` that are not the defaults, and the plan of a fit."""
         plan = f": {self.plan}" if self.plan is not None else ""
         own = {
             "progress": self._progress,

@@ -67,7 +67,7 @@ def fits(trainer: pl.Trainer, batch: Any, growth: float) -> str | None:
 
 
 def _repeated(tensor: Tensor, of_batch: int, growth: float) -> Tensor:
-    """The first dimension cycled until it is long enough, where it is the batch's."""
+    """Cycle a tensor's first dimension, if it is the batch's, until it is long enough."""
     if not tensor.dim() or len(tensor) != of_batch:
         return tensor
     return tensor[torch.arange(round(growth * of_batch), device=tensor.device) % of_batch]
@@ -107,7 +107,7 @@ def _as_it_was(trainer: pl.Trainer, module: Any) -> Iterator[None]:
 
 
 def _copy(trainer: pl.Trainer) -> Any:
-    """A module of its own state, on the memory of the parameters that are trained."""
+    """Copy the module and its state, on the memory of the parameters that are trained."""
     module = trainer.lightning_module
     shared: dict[int, Any] = {id(trainer): trainer}
     for parameter in module.parameters():
@@ -133,7 +133,7 @@ def _copy(trainer: pl.Trainer) -> Any:
 
 
 class _LocalBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
-    """Of any number of dimensions, as a synchronized one is."""
+    """A BatchNorm of any number of dimensions, as a synchronized one is."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Refuse no number of dimensions."""

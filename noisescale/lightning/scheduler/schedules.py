@@ -107,7 +107,7 @@ class ClockedSchedules:
                 config.frequency = 1 if is_due else _NEVER
 
     def drifts(self, trainer: pl.Trainer) -> bool:
-        """Whether a schedule counts optimizer steps, in a fit that counts epochs."""
+        """Return whether a schedule counts optimizer steps, in a fit that counts epochs."""
         by_epochs = trainer.max_steps == -1 and trainer.max_epochs not in (None, -1)
         counts = any(map(_counts_steps, trainer.lr_scheduler_configs))
         return self.progress == "steps" and by_epochs and counts
@@ -154,13 +154,13 @@ class ClockedSchedules:
                     config.frequency = _NEVER
 
     def _of_epoch(self, step: int, epoch_began: int) -> int:
-        """The number, from 1, that a step has in its epoch at the first batch size."""
+        """Return the number, from 1, that a step has in its epoch at the first batch size."""
         if math.isfinite(self._steps_per_epoch):
             return (step - 1) % int(self._steps_per_epoch) + 1
         return step - epoch_began
 
     def _is_due(self, config: Any, of_epoch: int, batches: float) -> bool:
-        """Whether Lightning would step a schedule at this step of an epoch."""
+        """Return whether Lightning would step a schedule at this step of an epoch."""
         _, frequency = self._frequencies[id(config)]
         return int(min(of_epoch * self._accumulation, batches)) % frequency == 0
 
@@ -185,13 +185,13 @@ class ClockedSchedules:
 
 
 def went_by(saved: dict[str, Any]) -> ProgressBy | None:
-    """The kind of clock that a saved run had; None for a new run."""
+    """Return the kind of clock that a saved run had; None for a new run."""
     taken = saved and saved["controller"]["steps"]
     return saved["schedules"]["progress"] if taken else None
 
 
 def default_progress(saved: dict[str, Any], *, by_gain: bool, measured: bool) -> ProgressBy:
-    """The default clock of the schedules: a resumed run keeps its clock.
+    """Return the default clock of the schedules: a resumed run keeps its clock.
 
     Args:
         saved: State of the callback to go on from; empty for a new run.
@@ -209,7 +209,7 @@ _NEVER = sys.maxsize
 
 
 def _end_clock(clock: Any, trainer: pl.Trainer, steps_per_epoch: float) -> None:
-    """Tell it what a schedule is sized for: `trainer.estimated_stepping_batches`, at the start."""
+    """Tell the clock what schedules are sized for: first `trainer.estimated_stepping_batches`."""
     if math.isfinite(clock.steps_per_epoch):
         steps_per_epoch = clock.steps_per_epoch
     endless = trainer.max_epochs in (None, -1)
@@ -224,7 +224,7 @@ def _counts_steps(config: Any, *, waits: bool = False) -> bool:
 
 
 def _is_over(schedule: Any) -> bool:
-    """Whether a schedule has no further step: OneCycleLR, alone or in others, raises at one."""
+    """Return whether a schedule has no further step: OneCycleLR raises at one, also in others."""
     if isinstance(schedule, OneCycleLR):
         return bool(schedule.last_epoch >= schedule.total_steps)
     combined = getattr(schedule, "_schedulers", ())
