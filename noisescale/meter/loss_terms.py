@@ -77,7 +77,7 @@ class LossTerms:
             self._read = [number for (number,) in numbers]
 
     def settle(self) -> None:
-        """Warn of weights that losses do not follow, and of sorted parts, once losses are read."""
+        """Warn if losses do not follow their weights, or if parts are sorted, once losses are read."""
         if self._read is None:
             return
         numbers, self._read = iter(self._read), None

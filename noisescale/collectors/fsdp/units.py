@@ -100,7 +100,7 @@ class Unit(HookErrors, ReduceScatter):
         return ranks / (self._unit.gradient_divide_factor or ranks)
 
     def divided_by(self, dtype: torch.dtype) -> float:
-        """Return the divisor of the buffer before it is reduced, or half precision would overflow."""
+        """Return the divisor of the buffer before it is reduced: without, half precision overflows."""
         unit = self._unit
         before, _, _, _ = _get_gradient_divide_factors(
             unit._reduce_scatter_process_group,

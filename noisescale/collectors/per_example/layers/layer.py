@@ -115,5 +115,5 @@ class Layer(ABC):
 
 
 def positions_in_the_middle(x: Tensor) -> Tensor:
-    """View (b, ..., features) as (b, t, features)."""
+    """Reshape a tensor (b, ..., features) to (b, t, features)."""
     return x.unsqueeze(1) if x.dim() == 2 else x.flatten(1, -2)
