@@ -26,7 +26,7 @@ from noisescale.guard import HookErrors, keeps_errors
 
 @dataclass
 class _Seen:
-    """What was seen of `p.grad` in one backward pass, as `AveragedGradient.now` returns it."""
+    """What was seen of `p.grad` in one backward pass, see `AveragedGradient.current_sq_norms`."""
 
     begun: bool = False
     announced: Tensor | None = None
@@ -72,13 +72,13 @@ class AveragedGradient(HookErrors):
         """
         self.raise_error_of_hook()
         captured = self._passes[-1].after if self._passes else None
-        return self.now() if captured is None else captured
+        return self.current_sq_norms() if captured is None else captured
 
     def before_backward(self, loss: Tensor, *, capture: bool) -> None:
         """Arrange for the norms to be captured at the end of the pass from `loss`, if wanted."""
         self._passes.append(one := _Seen())
         if self.checking:
-            one.announced = self.now()
+            one.announced = self.current_sq_norms()
         if (capture or self.checking) and loss.requires_grad:
             loss.register_hook(partial(self._on_backward_start, one))
 
@@ -126,7 +126,7 @@ class AveragedGradient(HookErrors):
             return
         one.begun = True
         if self.checking:
-            one.before = self.now()
+            one.before = self.current_sq_norms()
         # Callbacks run first in, first out, and DDP's, which writes the averages, is queued when
         # its last bucket is ready: one that is queued by a callback queued early comes after it.
         queue_callback = torch.autograd.Variable._execution_engine.queue_callback
@@ -134,9 +134,9 @@ class AveragedGradient(HookErrors):
 
     @keeps_errors
     def _capture(self, one: _Seen) -> None:
-        one.after = self.now()
+        one.after = self.current_sq_norms()
 
-    def now(self) -> Tensor:
+    def current_sq_norms(self) -> Tensor:
         """Return this rank's share as `p.grad` is now, shape (entries,)."""
         pieces = []
         for index, start, stop in self._share:
@@ -152,7 +152,7 @@ class AveragedGradient(HookErrors):
             else:
                 rows = slice(start, stop)
                 pieces.append(Piece(index, p.grad[rows], rows))
-        return self._norms.sums(self._norms.of_share(pieces, self._ranks))
+        return self._norms.sums(self._norms.compute_share(pieces, self._ranks))
 
 
 def share_of(parameters: list[Parameter], rank: int, ranks: int) -> list[tuple[int, int, int]]:

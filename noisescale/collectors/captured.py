@@ -40,7 +40,7 @@ class Captured:
 
     def __init__(self, norms: GradientNorms) -> None:
         self._norms = norms
-        self.found = norms.none()
+        self.found = norms.empty()
         """The norms of all gradients that came before `norm_kept`."""
         self._kept: defaultdict[torch.Stream | torch.device, _Kept] = defaultdict(_Kept)
         """Gradients still to be normed, by their stream, or by device if it has no streams.

@@ -71,7 +71,7 @@ class ReducedChanges(NamedTuple):
                 return cast(Cause, cause)
         return None
 
-    def told(self, cause: Cause, gone: Sequence[str], suspects: Sequence[str]) -> str:
+    def explain(self, cause: Cause, gone: Sequence[str], suspects: Sequence[str]) -> str:
         """Say what happened and what helps.
 
         Args:

@@ -34,7 +34,7 @@ class GatheredRows:
         self._looks_left = 0 if alone else _LOOKS
         self._found: str | None = None
 
-    def in_graph_of(self, loss: Tensor) -> str | None:
+    def find_in_graph(self, loss: Tensor) -> str | None:
         """Name the collective that rows of other ranks come from, if there is one."""
         if self._looks_left > 0 or self._found is not None:
             self._looks_left -= 1

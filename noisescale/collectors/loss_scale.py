@@ -34,7 +34,7 @@ class LossScale:
         self._measured = {id(p) for p in parameters}
         self._owns: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
 
-    def without(self, sq_norms: Tensor, *, unscaled_with_gradients: bool = False) -> Tensor:
+    def unscale(self, sq_norms: Tensor, *, unscaled_with_gradients: bool = False) -> Tensor:
         """Return squared norms as they would be without the scale.
 
         Args:

@@ -78,7 +78,7 @@ class MicroBatchCollector(Collector):
 
     @property
     def _first_pass(self) -> tuple[int, Tensor] | None:
-        """Ranks of a group find an average in `p.grad`, if they find something else at all."""
+        """See `Collector`. None for ranks of a group: what they find in `p.grad` is an average."""
         return None if self.group is not None or self._step.in_pieces else self._step.first
 
     @property

@@ -101,7 +101,7 @@ def as_real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.conj() if tensor.is_conj() else tensor)
 
 
-def scaled(norms: Sequence[Norm], factor: float) -> list[Norm]:
+def scale(norms: Sequence[Norm], factor: float) -> list[Norm]:
     """Return what `norms_of` gives for tensors that are `factor` times as large."""
     return [x * (factor if isinstance(x, Tensor) else factor**2) for x in norms]
 

@@ -90,11 +90,11 @@ class UnaveragedCollector(Collector):
         if not self._captured:
             self._measure()
         self.raise_error_of_hook()
-        return self._of_step()[0]
+        return self._norms_of_step()[0]
 
     def big_sq_norms(self) -> Tensor:
         """Return this rank's share of |g|², as `small_sq_norms` found it."""
-        return self._of_step()[1]
+        return self._norms_of_step()[1]
 
     def reset(self) -> None:
         """Begin another step."""
@@ -117,7 +117,7 @@ class UnaveragedCollector(Collector):
     def _begin(self) -> None:
         self._captured, self._found = False, None
 
-    def _of_step(self) -> tuple[Tensor, Tensor]:
+    def _norms_of_step(self) -> tuple[Tensor, Tensor]:
         assert self._found is not None, "small_sq_norms comes first"
         return self._found
 
@@ -129,7 +129,7 @@ class UnaveragedCollector(Collector):
         """
         norms = []
         for indices in self._buckets:
-            mean = self._packed(indices)
+            mean = self._pack(indices)
             if mean is None:
                 mean = self._unknown(indices)
             dist.all_reduce(mean, group=self.group)
@@ -152,7 +152,7 @@ class UnaveragedCollector(Collector):
             yield bucket
 
     @keeps_errors
-    def _packed(self, indices: list[int]) -> Tensor:
+    def _pack(self, indices: list[int]) -> Tensor:
         """Return this rank's gradients of a bucket in one row, divided by the number of ranks."""
         gradients = [_flat_gradient(self.norms.parameters[index]) for index in indices]
         return torch.cat([to_device(g, self.device) for g in gradients]).div_(self._ranks)
@@ -177,7 +177,7 @@ class UnaveragedCollector(Collector):
             if (rows := self._rows_of.get(index)) is not None:
                 shaped = to_device(gradient, p.device).view_as(p)
                 pieces.append(Piece(index, shaped[rows] if p.dim() else shaped, rows))
-        return self.norms.of(pieces)
+        return self.norms.compute(pieces)
 
     @keeps_errors
     def _sums(self, norms: list[Norms | None]) -> tuple[Tensor, Tensor] | None:
@@ -189,7 +189,7 @@ class UnaveragedCollector(Collector):
             for index, p in enumerate(self.norms.parameters)
             if p.grad is not None and p.requires_grad
         ]
-        return self.norms.sums(self.norms.of(pieces)), self.norms.sums(big)
+        return self.norms.sums(self.norms.compute(pieces)), self.norms.sums(big)
 
 
 def _wide(p: Tensor) -> torch.dtype:

@@ -17,10 +17,10 @@ class RatioInterval(NamedTuple):
     """The ratio of two means, with its interval."""
 
     value: float
-    """NaN if the mean in the denominator is not positive."""
+    """The ratio; NaN if the mean in the denominator is not positive."""
     low: float
     high: float
-    """Infinite if the mean in the denominator may be zero."""
+    """The upper end; infinite if the mean in the denominator may be zero."""
 
 
 class WeightedMeans(NamedTuple):

@@ -23,7 +23,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.utils.logging import get_logger
 
 from noisescale.batches import batch_counter
-from noisescale.meter.choosing import unwrapped
+from noisescale.meter.choosing import unwrap
 
 
 def on_first_training_pass(
@@ -37,10 +37,10 @@ def on_first_training_pass(
     """
 
     def on_forward(module: nn.Module, _: Any) -> None:
-        inner = unwrapped(module)
+        inner = unwrap(module)
         if isinstance(inner, DistributedDataParallel):
-            inner = unwrapped(inner.module)
-        if inner is unwrapped(model) and trains(module):
+            inner = unwrap(inner.module)
+        if inner is unwrap(model) and trains(module):
             handle.remove()
             callback(module)
 

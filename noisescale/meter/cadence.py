@@ -68,7 +68,7 @@ class Cadence:
         >>> cadence, spent = Cadence("auto", cost=0.01), Spent()
         >>> for step in range(1, 2001):
         ...     if due := cadence.due(step, spent, cost=0.125):
-        ...         spent = spent.after(due, cost=0.125)
+        ...         spent = spent.plus(due, cost=0.125)
         >>> spent.steps
         160
     """
@@ -121,7 +121,7 @@ class Due(enum.IntEnum):
 
     NOT = 0
     REGULAR = 1
-    """The budget pays for it."""
+    """The budget pays for the step."""
     OPENING = 2
     """The step is one of the further steps at the beginning."""
 
@@ -138,7 +138,7 @@ class Spent(NamedTuple):
     opening_steps: int = 0
     """Extra first steps that were measured."""
 
-    def after(self, due: Due, cost: float) -> Spent:
+    def plus(self, due: Due, cost: float) -> Spent:
         """Return the cost after one more measured step."""
         if due is Due.OPENING:
             opening = self.opening + cost, self.steps + 1, self.opening_steps + 1

@@ -185,7 +185,7 @@ class StepCapture:
             seen = one.weight if given else terms
             self.terms.look(loss, seen, which=len(step.passes), given=given)
             step.passes.append(one)
-            step.gathered = self._gathered.in_graph_of(loss) or step.gathered
+            step.gathered = self._gathered.find_in_graph(loss) or step.gathered
             step.begun_in_a_pass |= torch._C._current_graph_task_id() != -1
             if step.begun_in_a_pass:
                 return
@@ -319,7 +319,7 @@ class StepCapture:
         found = collector.changes
         sq_norms = found.sq_norms
         if sq_norms is not None:
-            sq_norms = self._loss_scale.without(sq_norms)
+            sq_norms = self._loss_scale.unscale(sq_norms)
         if found.gone:
             self.gone = collector.names_of_gone
         return Changes(sq_norms, found.gone, found.in_pieces or step.begun_in_a_pass)
@@ -355,10 +355,10 @@ class StepCapture:
         return (
             None
             if small is None
-            else self._loss_scale.without(
+            else self._loss_scale.unscale(
                 small, unscaled_with_gradients=collector.small_norms_are_late
             ),
-            self._loss_scale.without(big, unscaled_with_gradients=as_they_are_now),
+            self._loss_scale.unscale(big, unscaled_with_gradients=as_they_are_now),
         )
 
 

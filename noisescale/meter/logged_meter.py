@@ -68,13 +68,13 @@ class Metrics(NamedTuple):
     estimate: NoiseScale
     """The noise scale of the whole gradient."""
 
-    def named(self, prefix: str) -> Metrics:
+    def with_prefix(self, prefix: str) -> Metrics:
         """Return the metrics under names with the prefix."""
         unresolved = {prefix + name for name in self.unresolved}
         return Metrics({prefix + n: v for n, v in self.all.items()}, unresolved, self.estimate)
 
     @property
-    def known(self) -> dict[str, float]:
+    def loggable(self) -> dict[str, float]:
         """The metrics for loggers: finite values, and noise scales only if they are resolved."""
         return {
             name: value
@@ -180,7 +180,7 @@ class LoggedMeter:
                     examples = now.all["examples"] + self.meter.unmeasured_examples
                     now.all.update(step=float(self.meter.steps), examples=examples)
                 self._append_row(now)
-            return now.named(self._prefix)
+            return now.with_prefix(self._prefix)
         return self._unknown()
 
     def _append_row(self, now: Metrics) -> None:
@@ -203,7 +203,7 @@ class LoggedMeter:
         Use it between two rows of the history. It reads the device, as `read` does.
         """
         with self.guard("The noise scale was not logged"):
-            return self._metrics(in_step=False).named(self._prefix)
+            return self._metrics(in_step=False).with_prefix(self._prefix)
         return self._unknown()
 
     def _unknown(self) -> Metrics:

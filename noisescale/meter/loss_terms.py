@@ -38,7 +38,7 @@ class LossTerms:
         self._seen: list[tuple[int, bool, Tensor | None, Tensor | float]] = []
         self._over = False
         self._read: list[float] | None = None
-        """What was on the device."""
+        """The losses and terms that were on the device; None before they are read."""
         self._warn = WarnOnce()
 
     def look(self, loss: object, terms: Tensor | float | None, *, which: int, given: bool) -> None:
@@ -77,7 +77,7 @@ class LossTerms:
             self._read = [number for (number,) in numbers]
 
     def settle(self) -> None:
-        """Warn if losses do not follow their weights, or if parts are sorted, once losses are read."""
+        """Warn if losses do not follow weights, or if parts are sorted, once losses are read."""
         if self._read is None:
             return
         numbers, self._read = iter(self._read), None

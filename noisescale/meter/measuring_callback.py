@@ -65,7 +65,7 @@ class MeasuringCallback(ABC):
     @property
     def noise_scale(self) -> NoiseScale:
         """The latest estimate, during and after training. Reads the device."""
-        return self._unmeasured if self._first is None else self._first.meter.noise_scale
+        return self._unknown_noise_scale if self._first is None else self._first.meter.noise_scale
 
     @property
     def group_noise_scales(self) -> dict[str, NoiseScale]:
@@ -87,7 +87,7 @@ class MeasuringCallback(ABC):
         return self._meters[0] if self._meters else None
 
     @property
-    def _unmeasured(self) -> NoiseScale:
+    def _unknown_noise_scale(self) -> NoiseScale:
         return self._options.new_estimator().estimate()
 
     @property

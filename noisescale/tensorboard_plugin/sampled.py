@@ -96,7 +96,7 @@ def on_common_steps(scalars: Scalars, base: str) -> dict[str, tuple[Array, Array
         (array([4., 6., 8.]), array([40., 60., 80.]))
     """
     rows = np.unique(scalars[base][0])
-    return {tag: _at(rows, *_latest(*points)) for tag, points in scalars.items()}
+    return {tag: _values_at(rows, *_latest(*points)) for tag, points in scalars.items()}
 
 
 def _latest(steps: Array, values: Array) -> tuple[Array, Array]:
@@ -105,7 +105,7 @@ def _latest(steps: Array, values: Array) -> tuple[Array, Array]:
     return unique, values[::-1][from_the_end]
 
 
-def _at(rows: Array, steps: Array, values: Array) -> tuple[Array, Array]:
+def _values_at(rows: Array, steps: Array, values: Array) -> tuple[Array, Array]:
     exact = np.isin(rows, steps)
     # TensorBoard keeps as many points of each tag: one with fewer than the base has them all.
     if len(steps) < len(rows) or exact.all():

@@ -21,7 +21,7 @@ class Tab(base_plugin.TBPlugin):  # type: ignore[misc] # TensorBoard has no type
 
     def is_active(self) -> bool:
         """Return whether there is a run to show."""
-        return LoggedRuns(self._provider, RequestContext(), "").any()
+        return LoggedRuns(self._provider, RequestContext(), "").has_runs()
 
     def data_plugin_names(self) -> tuple[str, ...]:
         """Return none: with "scalars" the tab would appear for every folder of logs."""

@@ -99,8 +99,8 @@ class Unit(HookErrors, ReduceScatter):
         ranks: int = self._unit.mesh_info.mesh.size()
         return ranks / (self._unit.gradient_divide_factor or ranks)
 
-    def divided_by(self, dtype: torch.dtype) -> float:
-        """Return the divisor of the buffer before it is reduced: without, half precision overflows."""
+    def reduce_divisor(self, dtype: torch.dtype) -> float:
+        """Return the divisor of a buffer before it is reduced: half precision needs it."""
         unit = self._unit
         before, _, _, _ = _get_gradient_divide_factors(
             unit._reduce_scatter_process_group,
@@ -112,7 +112,7 @@ class Unit(HookErrors, ReduceScatter):
         )
         return before or 1.0
 
-    def came_in(self, buffer: Tensor) -> set[int]:
+    def parameters_in(self, buffer: Tensor) -> set[int]:
         """Return the indices of measured parameters in a buffer; none if it lacks a trained one."""
         trained = [i for i, p in enumerate(self._unit.fsdp_params) if p.sharded_param.requires_grad]
         elements = buffer.numel() // self._unit.mesh_info.shard_mesh_size
@@ -200,22 +200,22 @@ class Unit(HookErrors, ReduceScatter):
         """
         present: list[int] = []
 
-        def found(position: int) -> None:
+        def note_present(position: int) -> None:
             present.append(position)
             if sum(self._columns[i] for i in present) == rows.shape[1]:
                 self.waiting = None
                 keep_from(None, [rows])  # FSDP keeps the buffer for its reduce-scatter only
                 take(self._pieces(rows, present))
 
-        self.waiting = found
+        self.waiting = note_present
         if not self._hooks:
             for position in trained:
                 parameter = self._unit.fsdp_params[position].sharded_param
-                hook = partial(self._on_written, position)
+                hook = partial(self._on_write, position)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
     @keeps_errors
-    def _on_written(self, position: int, _: Tensor) -> None:
+    def _on_write(self, position: int, _: Tensor) -> None:
         if self.waiting is not None:
             self.waiting(position)
 

@@ -82,7 +82,7 @@ class RowsApart:
     def by_derivatives(
         self, graph: Graph, cut: Cut, rows: int, groups: RowGroups | None, gradient: Tensor
     ) -> Derived:
-        """Take derivatives, for `found`. The host does not wait for them.
+        """Take derivatives, for `judge_derivatives`. The host does not wait for them.
 
         Args:
             graph: The graph of the loss.
@@ -106,7 +106,7 @@ class RowsApart:
             )
         return Derived([in_network, in_loss])
 
-    def found(self, in_network: float, in_loss: float, kind: Hashable) -> str:
+    def judge_derivatives(self, in_network: float, in_loss: float, kind: Hashable) -> str:
         """Say that rows act on each other, by derivatives; empty if derivatives do not show it.
 
         Args:

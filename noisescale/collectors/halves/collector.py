@@ -141,7 +141,7 @@ class HalvesCollector(MicroBatchCollector):
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Measure the halves of a batch that is likely the step's only one, and do as `super`."""
         likely = self._takes_a_pass if self._last is None else self._last
-        if self._none_before:
+        if self._is_first_to_reach:
             self._halves = None
             batch = self._expected._replace(size=size, which=len(self._step.passes))
             if likely and isinstance(loss, Tensor) and loss.requires_grad:
@@ -203,7 +203,7 @@ class HalvesCollector(MicroBatchCollector):
         self._cuts.watch(self.watching)
 
     @property
-    def _none_before(self) -> bool:
+    def _is_first_to_reach(self) -> bool:
         """Whether no earlier pass of the step reached a measured parameter."""
         return not any(self.reached)
 
@@ -221,7 +221,7 @@ class HalvesCollector(MicroBatchCollector):
 
     @keeps_errors
     def _measure(self, loss: GradientEdge, gradient: Tensor, batch: _Batch) -> None:
-        parts = Parts.checked(batch.size, batch.rows, batch.row_weights, batch.row_groups)
+        parts = Parts.from_batch(batch.size, batch.rows, batch.row_weights, batch.row_groups)
         if parts.number > parts.size > 0:
             raise EndsTraining(
                 f"The size that is counted must be at least the {parts.kind} of the batch, got"
@@ -242,7 +242,7 @@ class HalvesCollector(MicroBatchCollector):
             return
         captured = Captured(self.norms)
         live: list[Tensor] | None = [] if parts.row_weights is None else None
-        with self._cuts.nothing_else_changed():
+        with self._cuts.change_nothing_else():
             self._draws += 1
             row_pass(
                 loss,
@@ -265,5 +265,5 @@ class HalvesCollector(MicroBatchCollector):
     @keeps_errors
     def _on_gradient(self, index: int, gradient: Tensor) -> None:
         super()._on_gradient(index, gradient)
-        if self._live is not None and self._none_before and not measuring():
+        if self._live is not None and self._is_first_to_reach and not measuring():
             self._cuts.compare(index, gradient)

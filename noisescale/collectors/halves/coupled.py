@@ -26,9 +26,9 @@ from noisescale.collectors.halves.graph import (
     Output,
     Region,
     dimensions_of,
-    ends_first,
     kind,
-    that_lead_to,
+    nodes_leading_to,
+    order_from_ends,
     walk,
 )
 
@@ -100,10 +100,10 @@ def where_rows_meet(
             return maker
     stops = set(cut.region.stops)
     ends = [edge.node for edge in stops if edge.node is not None]
-    leading = that_lead_to(cut.region, ends)
+    leading = nodes_leading_to(cut.region, ends)
     summed: dict[Node, bool] = {}
     picked: dict[Node, tuple[Hashable, ...]] = {}
-    for node in ends_first(cut.region, leading):
+    for node in order_from_ends(cut.region, leading):
         edges = cut.region.nodes[node]
         from_rows = [edge for edge in edges if edge in stops or edge.output[0] in leading]
         step = _Step(
@@ -113,7 +113,7 @@ def where_rows_meet(
             edges,
             from_rows,
             [edge not in stops and summed.get(edge.output[0], False) for edge in from_rows],
-            [() if edge in stops else _picked(edge, picked) for edge in from_rows],
+            [() if edge in stops else _picks_of(edge, picked) for edge in from_rows],
         )
         if _meets(graph, node, step, rows, groups, derived):
             return f"{step.kind} of shape {step.shape}"
@@ -123,7 +123,7 @@ def where_rows_meet(
     return None
 
 
-def _picked(edge: Edge, picked: Mapping[Node, tuple[Hashable, ...]]) -> tuple[Hashable, ...]:
+def _picks_of(edge: Edge, picked: Mapping[Node, tuple[Hashable, ...]]) -> tuple[Hashable, ...]:
     how = picked.get(edge.output[0], ())
     return (*how, edge.output[1]) if how and isinstance(how[-1], _Parts) else how
 

@@ -13,7 +13,15 @@ from typing import NamedTuple
 
 from torch.autograd.graph import GradientEdge
 
-from noisescale.collectors.halves.graph import Graph, Node, Output, Region, kind, that_lead_to, walk
+from noisescale.collectors.halves.graph import (
+    Graph,
+    Node,
+    Output,
+    Region,
+    kind,
+    nodes_leading_to,
+    walk,
+)
 
 _VIEWS = ("View", "UnsafeView", "_UnsafeView", "ReshapeAlias")
 
@@ -172,7 +180,7 @@ class _Search:
                 if any(self._is_square((node, i)) for i in range(len(graph.shapes(node))))
                 and not graph.is_weight(node)
             ]
-            avoided = that_lead_to(above, coupled)
+            avoided = nodes_leading_to(above, coupled)
 
         def takes(output: Output) -> int:
             node = output[0]
@@ -182,10 +190,10 @@ class _Search:
 
         region = graph.region(lambda output: output in called and takes(output))
         met = bool(region.stops)
-        past = self._trained(region)
+        past = self._trained_parameters(region)
         leaky: Collection[Node] = frozenset()
         if {index for index in past.values() if index not in self.scalars} or not met:
-            leaky = that_lead_to(
+            leaky = nodes_leading_to(
                 region, [n for n, i in past.items() if not met or i not in self.scalars]
             )
 
@@ -194,16 +202,16 @@ class _Search:
 
         region = graph.region(stops_at)
         # What is behind a cut is cut off there: a way round the cut is cut before it comes to that.
-        behind = graph.behind([edge.output[0] for edge in region.stops])
+        behind = graph.nodes_behind([edge.output[0] for edge in region.stops])
         if not behind.isdisjoint(region.nodes):
             region = graph.region(
                 lambda output: takes(output) and (stops_at(output) or output[0] in behind)
             )
-        past = self._trained(region)
+        past = self._trained_parameters(region)
         edges = [CutEdge(e.node, e.position, takes(e.output)) for e in region.stops]
         return Cut(edges, sorted(set(past.values())), region), met
 
-    def _trained(self, region: Region) -> dict[Node, int]:
+    def _trained_parameters(self, region: Region) -> dict[Node, int]:
         """Return the trained parameters in a region: no stop separates them from the loss."""
         return {
             node: self._parameters[id(node.variable)]

@@ -65,7 +65,7 @@ def random_on_rows(
 ) -> Tensor:
     """Return random numbers of a tensor's shape, times a factor for each row; `alike` in all."""
     shape = graph.shape(output)
-    dtype, device = graph.kept_in(output)
+    dtype, device = graph.dtype_and_device(output)
     drawn = torch.randn(
         (1 if alike else shape[0], *shape[1:]),
         generator=generator,

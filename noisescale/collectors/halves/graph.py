@@ -25,14 +25,14 @@ _T = TypeVar("_T")
 
 
 class Edge(NamedTuple):
-    """Where a gradient flows: out of a node, into the one that made what it is the gradient of."""
+    """An edge along which a gradient flows, from a node to the node that made `output`."""
 
     node: Node | None
-    """Nearer to the loss; None: the backward pass starts with this gradient."""
+    """The node nearer to the loss; None: the backward pass starts with this gradient."""
     position: int
-    """Which of the node's inputs it is."""
+    """The index of the output among the node's inputs."""
     output: Output
-    """Whose gradient flows."""
+    """The output whose gradient flows."""
 
 
 class Region(NamedTuple):
@@ -80,14 +80,14 @@ class Graph:
         self.shape((node, 0))
         return self._shapes[node]
 
-    def kept_in(self, output: Output) -> tuple[torch.dtype, torch.device]:
+    def dtype_and_device(self, output: Output) -> tuple[torch.dtype, torch.device]:
         """Return the kind of numbers in what a node gave, and the device that has them."""
         metadata = output[0]._input_metadata[output[1]]
         return metadata.dtype, metadata.device
 
     def zeros(self, output: Output) -> Tensor:
         """Return zeros like what a node gave."""
-        dtype, device = self.kept_in(output)
+        dtype, device = self.dtype_and_device(output)
         return torch.zeros(self.shape(output), dtype=dtype, device=device)
 
     def region(self, stops_at: Callable[[Output], object]) -> Region:
@@ -105,7 +105,7 @@ class Graph:
                 left.extend(reversed(nodes[node]))
         return Region(nodes, stops)
 
-    def behind(self, nodes: Iterable[Node]) -> set[Node]:
+    def nodes_behind(self, nodes: Iterable[Node]) -> set[Node]:
         """Return nodes and all nodes that gradients flow on to from them."""
         return set(walk(nodes, lambda node: [e.output[0] for e in self.edges(node)]))
 
@@ -140,7 +140,7 @@ def device_behind(node: Node, position: int) -> torch.device:
     return device
 
 
-def that_lead_to(region: Region, ends: Iterable[Node]) -> Collection[Node]:
+def nodes_leading_to(region: Region, ends: Iterable[Node]) -> Collection[Node]:
     """Return the nodes of a region from which one of some nodes in it is reached, with those."""
     before: dict[Node, list[Node]] = {}
     for node, edges in region.nodes.items():
@@ -149,7 +149,7 @@ def that_lead_to(region: Region, ends: Iterable[Node]) -> Collection[Node]:
     return set(walk(ends, lambda node: before.get(node, ())))
 
 
-def ends_first(region: Region, leading: Collection[Node]) -> list[Node]:
+def order_from_ends(region: Region, leading: Collection[Node]) -> list[Node]:
     """Return the nodes of a region that are in `leading`, each after those that it leads to."""
     ordered: dict[Node, None] = {}
     for start in region.nodes:

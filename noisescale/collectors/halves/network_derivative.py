@@ -28,7 +28,7 @@ from noisescale.collectors.halves.graph import (
     Region,
     dimensions_of,
     kind,
-    that_lead_to,
+    nodes_leading_to,
     walk,
 )
 from noisescale.collectors.own_pass import own_pass
@@ -82,9 +82,9 @@ def first_rows(graph: Graph, cut: Cut, rows: int) -> list[Output]:
         if not hasattr(node, "variable")
         and (len(edges) < len(node.next_functions) or node.name().startswith(_OF_INDICES))
     ]
-    of_data = that_lead_to(Region(graph.nodes, []), with_data)
+    of_data = nodes_leading_to(Region(graph.nodes, []), with_data)
 
-    def before(output: Output) -> list[Output]:
+    def data_inputs(output: Output) -> list[Output]:
         return [
             edge.output
             for edge in graph.edges(output[0])
@@ -94,7 +94,7 @@ def first_rows(graph: Graph, cut: Cut, rows: int) -> list[Output]:
     def further(output: Output) -> list[Output]:
         return [
             one
-            for one in before(output)
+            for one in data_inputs(output)
             if _may_have_rows(graph.shape(one), rows) and not _moves_first(graph, one, output)
         ]
 
@@ -102,7 +102,7 @@ def first_rows(graph: Graph, cut: Cut, rows: int) -> list[Output]:
     return [
         output
         for output in walk(ends, further)
-        if output not in ends and graph.shape(output)[:1] == (rows,) and not before(output)
+        if output not in ends and graph.shape(output)[:1] == (rows,) and not data_inputs(output)
     ]
 
 

@@ -39,7 +39,7 @@ class Parts(NamedTuple):
     groups: RowGroups | None
 
     @classmethod
-    def checked(
+    def from_batch(
         cls, size: float, rows: int | None, row_weights: Tensor | None, groups: RowGroups | None
     ) -> Parts:
         """Return the parts of a batch of `rows` rows; None: as many as are counted.
@@ -87,8 +87,8 @@ class Parts(NamedTuple):
         """
         if self.groups is None:
             return live.sum() < _fewest_live(self.rows)
-        alive = _apart(self.sums(live))
-        whole = _apart(self.sums(torch.ones(self.rows, device="cpu")))
+        alive = _pair_share(self.sums(live))
+        whole = _pair_share(self.sums(torch.ones(self.rows, device="cpu")))
         return ~(alive * (1 + LARGEST_ERROR) >= float(whole))  # NaN where no row has a loss
 
     def sq_norms(self, halved: Tensor, whole: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class Parts(NamedTuple):
         return layout._replace(small_scale=squared, big_scale=squared)
 
 
-def _apart(weights: Tensor) -> Tensor:
+def _pair_share(weights: Tensor) -> Tensor:
     """Return the share of the products of two different parts in (Σw)²."""
     return 1 - weights.square().sum() / weights.sum().square()
 

@@ -39,7 +39,7 @@ class Proof:
         self._halved[index] = gradient.detach().clone()
 
     def take_own(self, index: int, gradient: Tensor) -> None:
-        """Compare it with the gradient of the training's own pass, and release it."""
+        """Compare a halved gradient with that of the training's own pass, and release both."""
         if index in self._left_out:
             return
         if index in self._totals:

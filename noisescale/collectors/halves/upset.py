@@ -44,7 +44,7 @@ class Values:
         self._before = [_Before.of(n, one) for n, one in named if _counts(one)]
 
     @contextmanager
-    def uncounted(self) -> Iterator[None]:
+    def hide_writes(self) -> Iterator[None]:
         """Hide from autograd what a block writes to the tensors."""
         with ExitStack() as versions:
             for before in self._before:
@@ -97,7 +97,7 @@ class Buffers:
         return Values(self._model.named_buffers())
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def keep_values(self) -> Iterator[None]:
         """Restore after a block the buffers that passes write to."""
         named = self._model.named_buffers() if self.written else ()
         kept = [_distinct(b.data) for n, b in named if n in self.written and _counts(b)]
@@ -119,7 +119,7 @@ def values_saved_in(graph: Graph) -> Values:
         (node.name().removesuffix("Backward"), tensor)
         for node in graph.nodes
         if issubclass(type(node), BackwardCFunction)
-        for tensor in _saved_by(node)
+        for tensor in _saved_tensors(node)
     )
 
 
@@ -186,7 +186,7 @@ def hooks_of_tensors(parameters: Iterable[Parameter]) -> list[Hooks]:
 
 
 @contextmanager
-def silenced(all_hooks: Iterable[Hooks]) -> Iterator[None]:
+def silence(all_hooks: Iterable[Hooks]) -> Iterator[None]:
     """Have a block with a backward pass call no hooks of tensors but those that it registers."""
     before = [(hooks, hooks.copy()) for hooks in all_hooks]
     for hooks, _ in before:
@@ -229,7 +229,7 @@ class ChangingHooks:
 
 
 @contextmanager
-def retained_gradients_kept() -> Iterator[None]:
+def keep_retained_gradients() -> Iterator[None]:
     """Restore the gradients that users retain, after a block with a backward pass."""
     before = [(tensor, tensor.grad) for tensor in _noted.keys()]  # noqa: SIM118 - a weak dict's
     for tensor, _ in before:
@@ -280,7 +280,7 @@ def _name(hook: Any) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def _saved_by(node: Node) -> list[Tensor]:
+def _saved_tensors(node: Node) -> list[Tensor]:
     try:
         saved = [tensor for tensor in node.saved_tensors if tensor is not None]
     except RuntimeError:  # freed by an earlier pass, or saved in a way that cannot be read twice

@@ -161,7 +161,7 @@ class Probe(HookErrors):
         keep_from(stream, (total, spread))  # a layer may have run on a stream of its own
 
     def end_pass(self, size: float, take_rows: Callable[[int | None], object]) -> None:
-        """End a pass of that size. `verdicts` tells its rows, or None: see `batch_rows`."""
+        """End a pass of `size` examples. `verdicts` calls `take_rows` with its `batch_rows`."""
         self._ended.append(_Ended(size, self._seen, take_rows))
         for index in self._awaited:
             self._judge(index, Verdict.USED_ELSEWHERE)
@@ -245,7 +245,7 @@ class Probe(HookErrors):
         return [not conclusive, *found, *compared]
 
     def _end(self, one: _Ended) -> None:
-        """Judge what has no rows in front in a pass, and tell its rows."""
+        """Judge what has no rows in front in a pass, and hand on the number of rows."""
         rows = batch_rows(one.size, one.seen)
         for seen in one.seen:
             if seen.constant or seen.shape[0] != rows:

@@ -92,13 +92,13 @@ def halves_of_a_batch(size: float, rows: int, loss_divisor: float) -> WindowLayo
 def weighted_rank(sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
     """The rank is the part: a weighted mean over its micro-batches, as heavy as all of them."""
     total = _sum(weights)
-    return _weighted(sizes, _squares(weights), part_weight=total * total, total_weight=total)
+    return _weighted_layout(sizes, _squares(weights), part_weight=total * total, total_weight=total)
 
 
 def weighted_micro_batches(sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
     """Every micro-batch is a part, with a weight of its own."""
     squares = _squares(weights)
-    return _weighted(sizes, squares, part_weight=_sum(squares), total_weight=_sum(weights))
+    return _weighted_layout(sizes, squares, part_weight=_sum(squares), total_weight=_sum(weights))
 
 
 def weighted_examples(
@@ -121,7 +121,7 @@ def weighted_rounds(
 ) -> WindowLayout:
     """Every round is a part, as heavy as its micro-batches; `rounds`: micro-batches up to each."""
     of_rounds = [_sum(weights[start:end]) for start, end in pairwise([0, *rounds])]
-    return _weighted(
+    return _weighted_layout(
         sizes,
         _squares(weights),
         part_weight=_sum(_squares(of_rounds)),
@@ -141,7 +141,7 @@ def weighted_rows(sizes: Tensor, weights: Tensor) -> WindowLayout:
     return WindowLayout(1.0, 1.0, inverse, inverse, squares.sum(), weights.sum())
 
 
-def _weighted(
+def _weighted_layout(
     sizes: Sequence[float], squares: Sequence[Weight], *, part_weight: Weight, total_weight: Weight
 ) -> WindowLayout:
     # With parts of weights u the mean of |g_part|², weighted by u², is E = |G|² + tr(Σ)·Σ(u²/n)/Σu²

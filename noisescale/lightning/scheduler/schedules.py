@@ -55,7 +55,7 @@ class ClockedSchedules:
         self._steps_per_epoch = math.inf
         if math.isfinite(self._batches):
             self._steps_per_epoch = math.ceil(self._batches / self._accumulation)
-        self._set_clock(trainer, went_by(saved), new_layout=bool(kept))
+        self._set_clock(trainer, saved_progress(saved), new_layout=bool(kept))
         if progress != "steps":
             _end_clock(controller.clock, trainer, self._steps_per_epoch)
         self._epoch_began = trainer.global_step
@@ -95,14 +95,14 @@ class ClockedSchedules:
         for step in range(clock.taken - due + 1, clock.taken + 1):
             for config in trainer.lr_scheduler_configs:
                 if _counts_steps(config) and self._is_due(
-                    config, self._of_epoch(step, clock.epoch_began), batches
+                    config, self._step_in_epoch(step, clock.epoch_began), batches
                 ):
                     self._step(trainer, config)
         if clock.is_past_end and any(map(_counts_steps, trainer.lr_scheduler_configs)):
             self._warn_that_it_is_over()
         for config in trainer.lr_scheduler_configs:
             if _counts_steps(config, waits=True):  # Lightning asks for its metric after this
-                step = self._of_epoch(trainer.global_step, self._epoch_began)
+                step = self._step_in_epoch(trainer.global_step, self._epoch_began)
                 is_due = self._is_due(config, step, batches)
                 config.frequency = 1 if is_due else _NEVER
 
@@ -153,7 +153,7 @@ class ClockedSchedules:
                 if not config.reduce_on_plateau:
                     config.frequency = _NEVER
 
-    def _of_epoch(self, step: int, epoch_began: int) -> int:
+    def _step_in_epoch(self, step: int, epoch_began: int) -> int:
         """Return the number, from 1, that a step has in its epoch at the first batch size."""
         if math.isfinite(self._steps_per_epoch):
             return (step - 1) % int(self._steps_per_epoch) + 1
@@ -184,7 +184,7 @@ class ClockedSchedules:
             )
 
 
-def went_by(saved: dict[str, Any]) -> ProgressBy | None:
+def saved_progress(saved: dict[str, Any]) -> ProgressBy | None:
     """Return the kind of clock that a saved run had; None for a new run."""
     taken = saved and saved["controller"]["steps"]
     return saved["schedules"]["progress"] if taken else None
@@ -199,7 +199,7 @@ def default_progress(saved: dict[str, Any], *, by_gain: bool, measured: bool) ->
         measured: Whether there is a noise scale, from which the gain is computed.
     """
     default: ProgressBy = "gain" if by_gain else "run"
-    went = went_by(saved)
+    went = saved_progress(saved)
     return default if went is None or (went == "gain" and not measured) else went
 
 

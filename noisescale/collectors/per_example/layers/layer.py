@@ -94,11 +94,11 @@ class Layer(ABC):
         per_chunk = max(at_once * b // max(numbers * dtype.itemsize, 1), 1)
         for start in range(0, max(b, 1), per_chunk):
             some = slice(start, start + per_chunk)
-            x_some = None if wanted is None else self._widened(wanted[some], dtype)
+            x_some = None if wanted is None else self._widen(wanted[some], dtype)
             stats = statistics and tuple(y[some].to(dtype) for y in statistics)
             yield self._gradients(x_some, d[some].to(dtype), names, stats)
 
-    def _widened(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def _widen(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return x.to(dtype)
 
     def _gradients(

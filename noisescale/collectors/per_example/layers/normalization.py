@@ -41,7 +41,7 @@ class NormLayer(Layer):
 
     def weight(self, x: Tensor, d: Tensor) -> Summed:
         """g_i = Σ_t d_t ⊙ x̂_t."""
-        return Summed(self.terms(self.normalized(x).mul_(d)))
+        return Summed(self.terms(self.normalize(x).mul_(d)))
 
     def weight_by(self, statistics: Statistics, x: Tensor, d: Tensor) -> Normalized:
         """Describe the gradients of the weight without x̂."""
@@ -64,7 +64,7 @@ class NormLayer(Layer):
         statistics: Statistics = (node._saved_result1, node._saved_result2)  # type: ignore[attr-defined]
         return statistics if statistics[0].element_size() >= 4 else None
 
-    def normalized(self, x: Tensor) -> Tensor:
+    def normalize(self, x: Tensor) -> Tensor:
         """Return x̂ as a tensor of its own."""
         shape = list(self.module.normalized_shape)
         if isinstance(self.module, nn.LayerNorm):
@@ -86,7 +86,7 @@ class GroupNormLayer(NormLayer):
         """Return True: the input of GroupNorm always has a batch."""
         return True
 
-    def normalized(self, x: Tensor) -> Tensor:
+    def normalize(self, x: Tensor) -> Tensor:
         """Return x̂ as a tensor of its own."""
         return F.group_norm(x, self.module.num_groups, eps=self.module.eps)
 
