@@ -68,10 +68,10 @@ DOCSTRINGS_LEFT: dict[str, int] = {
     "made": 1,
     "methods": 27,
     "plan.py": 4,
-    "prediction": 17,
-    "report": 27,
+    "prediction": 32,
+    "report": 7,
     "step_time": 7,
-    "tradeoff": 12,
+    "tradeoff": 15,
 }
 """Docstrings of each room that are still to be mended. Numbers may only go down."""
 
@@ -83,14 +83,13 @@ NAMES_LEFT: dict[str, int] = {
     "made": 1,
     "methods": 21,
     "plan.py": 2,
-    "prediction": 8,
-    "predictor.py": 1,
+    "prediction": 18,
     "printable.py": 1,
     "refusal.py": 3,
-    "report": 15,
+    "report": 3,
     "state.py": 1,
     "step_time": 1,
-    "tradeoff": 3,
+    "tradeoff": 4,
 }
 """Names of each room that are still to be changed. Numbers may only go down."""
 
