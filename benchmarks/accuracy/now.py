@@ -87,7 +87,7 @@ def measured_steps(steps: int, cost: float | None) -> Iterator[int]:
     spent = NOTHING
     for step in range(1, steps + 1):
         if due := cadence.due(step, spent, HALVES):
-            spent = spent.after(due, HALVES)
+            spent = spent.plus(due, HALVES)
             yield step
 
 

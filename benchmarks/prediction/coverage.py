@@ -143,7 +143,7 @@ def history_of(setting: Setting, grad_sq_norm: Array, noise_trace: Array) -> His
     last = of_row = 0
     for step, (signal, noise) in enumerate(pairs, start=1):
         if due := cadence.due(step, spent, cost):
-            spent = spent.after(due, cost)
+            spent = spent.plus(due, cost)
             moments = GradientMoments(grad_sq_norm=signal, noise_trace=noise)
             increments.add(moments, BATCH_SIZE, step - last)
             sums = sums.plus(moments, BATCH_SIZE)

@@ -109,7 +109,7 @@ def _ranks(batch: Any) -> tuple[int, ...]:
 
 
 def _may_be_sequence_first(batch: Any) -> bool:
-    """Whether all tensors share two dimensions, either of which may be the positions."""
+    """Return whether all tensors share two dimensions, either of which may be the positions."""
     tensors = _tensors(batch)
     sequences = [x for x in tensors if x.dim() == 3 or not x.is_floating_point()]
     shared = {x.shape[:2] for x in tensors}

@@ -79,17 +79,17 @@ def examples_in(batch: Any) -> Count:
     if (size := _size(batch)) is not None:
         return Count(size)
     if _is_list(batch) and batch and all(_is_record(x) for x in batch) and _is_uniform(batch):
-        return _of_records(batch)
+        return _count_records(batch)
     top = list(_fields(batch))
     lists = [field for field in top if _is_list(field) and field]
     parts = [part for field in top if not _is_list(field) for part in _parts(field)]
     if not lists:
-        return _of_tensors(batch, parts)
+        return _count_tensors(batch, parts)
     if parts:
-        return _beside_tensors(parts, lists)
+        return _size_of_tensors(parts, lists)
     if len(lists) == 1:
         return examples_in(lists[0])
-    return _of_lists(lists, alone=len(lists) == len(top) and _is_list(batch))
+    return _count_lists(lists, alone=len(lists) == len(top) and _is_list(batch))
 
 
 def rows_in(batch: Any, count: Callable[[Any], Count] = examples_in) -> int | None:
@@ -130,7 +130,7 @@ def examples_of_loaders(iterables: Any, batch: Any) -> Count:
     )
 
 
-def _of_tensors(batch: Any, parts: list[_Part]) -> Count:
+def _count_tensors(batch: Any, parts: list[_Part]) -> Count:
     """Count the examples in a record of tensors, or in a plain list of tensors."""
     if not parts:
         return Count(None)
@@ -163,7 +163,7 @@ def _of_tensors(batch: Any, parts: list[_Part]) -> Count:
     return Count(length, f"{doubt} one example, or one field of the batch.")
 
 
-def _beside_tensors(parts: list[_Part], lists: list[Sequence[Any]]) -> Count:
+def _size_of_tensors(parts: list[_Part], lists: list[Sequence[Any]]) -> Count:
     """Return the tensors' first dimension. Lists must have as many elements, or share it."""
     size = parts[0].size
     if not _agree(parts):
@@ -174,7 +174,7 @@ def _beside_tensors(parts: list[_Part], lists: list[Sequence[Any]]) -> Count:
     return Count(size)
 
 
-def _of_records(batch: Sequence[Any]) -> Count:
+def _count_records(batch: Sequence[Any]) -> Count:
     """Count the examples in a list of records of one kind. A record is an example or a batch."""
     parts_of_each = [_parts(record) for record in batch]
     parts = [part for of_one in parts_of_each for part in of_one]
@@ -202,7 +202,7 @@ def _of_records(batch: Sequence[Any]) -> Count:
     return Count(len(batch))
 
 
-def _of_lists(lists: list[Sequence[Any]], *, alone: bool) -> Count:
+def _count_lists(lists: list[Sequence[Any]], *, alone: bool) -> Count:
     """Count the examples in several lists. A list is a field, an example, or a list of fields."""
     parts_of_each = [_parts(listed) for listed in lists]
     parts = [part for of_one in parts_of_each for part in of_one]
@@ -237,12 +237,12 @@ def _of_lists(lists: list[Sequence[Any]], *, alone: bool) -> Count:
 
 
 def _agree(parts: Sequence[_Part]) -> bool:
-    """Whether all have the same first dimension."""
+    """Return whether all parts have the same first dimension."""
     return len({part.size for part in parts}) < 2
 
 
 def _may_be_images(parts: Sequence[_Part]) -> bool:
-    """Whether tensors may each be an image. Their common first dimension would be its channels."""
+    """Return whether each tensor may be an image, with its channels as the first dimension."""
     return parts[0].size <= _MOST_CHANNELS and all(len(part.shape) == 2 for part in parts)
 
 
@@ -352,7 +352,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _is_uniform(values: Sequence[Any]) -> bool:
-    """Whether all elements are of one kind: tensors of one rank, records of the same fields."""
+    """Return whether all elements are alike: tensors of one rank, records of the same fields."""
     return len({_kind(value) for value in values}) == 1
 
 

@@ -46,11 +46,11 @@ class PackedSequences:
 
     def __call__(self, batch: Any) -> Sequences | None:
         """Return the number of sequences; None if nothing says that the batch is packed."""
-        named = {name: x for name, x in _named(batch) if isinstance(x, Tensor) and x.dim()}
+        named = {name: x for name, x in _named_fields(batch) if isinstance(x, Tensor) and x.dim()}
         in_one_row = any(len(x) == 1 and x.dim() > 1 for x in named.values())
         for name, x in named.items():
             if name.startswith(_BOUNDARIES) and x.numel() > 1:
-                return Sequences(_between(x), in_one_row)
+                return Sequences(_count_between(x), in_one_row)
         for name in _LENGTHS:
             lengths = named.get(name)
             if lengths is not None and all(_is_of(lengths, x) for x in named.values()):
@@ -74,7 +74,7 @@ class PackedSequences:
 
 
 def _is_of(lengths: Tensor, x: Tensor) -> bool:
-    """Whether a tensor may hold sequences of these lengths, or something for each of them."""
+    """Return whether a tensor may hold sequences of these lengths, or one item a sequence."""
     sequences = len(lengths)
     if sequences in x.shape[:2] or len(x) == 1:
         return lengths.dim() == 1
@@ -82,7 +82,7 @@ def _is_of(lengths: Tensor, x: Tensor) -> bool:
     return len(x) > sequences and (not on_host or int(lengths.sum()) == len(x))
 
 
-def _between(boundaries: Tensor) -> int:
+def _count_between(boundaries: Tensor) -> int:
     if boundaries.device.type != "cpu":
         return boundaries.numel() - 1
     return int((boundaries.reshape(-1).diff() > 0).sum())  # some repeat the last one as padding
@@ -99,7 +99,7 @@ def _distinct(indices: Tensor) -> int:
     return 1 + int((changes & (indices[1:] >= 0)).sum())  # padding is -1
 
 
-def _named(batch: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
+def _named_fields(batch: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield the named fields of a batch, and of the records in it."""
     if depth > _MOST_NESTED:
         return
@@ -116,4 +116,4 @@ def _named(batch: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
     for name, x in items:
         yield name, x
         if not isinstance(x, Tensor):
-            yield from _named(x, depth + 1)
+            yield from _named_fields(x, depth + 1)

@@ -25,9 +25,9 @@ class RowGroups(NamedTuple):
     """The group of each row."""
 
     of_rows: Tensor
-    """The index of its group, from 0 on, on the host."""
+    """The index of each row's group, from 0 on, on the host."""
     number: int
-    """Groups."""
+    """The number of groups."""
 
     def sums(self, rows: Tensor) -> Tensor:
         """Sum numbers of rows over each group."""

@@ -165,7 +165,7 @@ def row_checksums(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def _bits(t: Tensor) -> Tensor:
-    """The bits of some numbers of each example."""
+    """Return the bits of some numbers of each example."""
     numbers = (torch.view_as_real(t) if t.is_complex() else t).reshape(len(t), -1)
     numbers = numbers[:, :: math.ceil(numbers.shape[1] / _NUMBERS)].contiguous()
     bits = numbers.view(_INTEGERS[numbers.element_size()]).to(torch.int64)

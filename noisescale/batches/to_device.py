@@ -27,7 +27,7 @@ def to_device(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = 
 
 @cache
 def _copies_from_pinned(kind: str) -> bool:
-    """Whether a type of device copies from pinned memory, which is not reused until it has."""
+    """Return whether a type of device copies from pinned memory before that is used again."""
     accelerator = torch.accelerator.current_accelerator()
     # On MPS the memory may be freed before it is copied (torch 2.13, pytorch#189690).
     if accelerator is None or accelerator.type != kind or kind == "mps":

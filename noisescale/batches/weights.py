@@ -26,7 +26,7 @@ def checked_weight(weight: Any) -> float | Tensor:
 
 
 def terms_in(batch: Any) -> Tensor | None:
-    """The tokens of a batch that count, by its labels of -100 or its attention mask; else None."""
+    """Return how many tokens of a batch count, by labels of -100 or attention mask; or None."""
     if not isinstance(batch, Mapping):
         return None
     labels, mask = batch.get("labels"), batch.get("attention_mask")

@@ -26,15 +26,18 @@ from noisescale.guard import HookErrors, keeps_errors
 
 @dataclass
 class _Seen:
-    """What was seen of `p.grad` in one backward pass, as `AveragedGradient.now` returns it."""
+    """What was seen of `p.grad` in one backward pass, see `AveragedGradient.current_sq_norms`."""
 
     begun: bool = False
     announced: Tensor | None = None
-    """When it was announced."""
+    """The share when the pass was announced."""
     before: Tensor | None = None
-    """At its beginning; `zero_grad` may have been called since, or passes have run (GradCache)."""
+    """The share at the beginning of the pass.
+
+    `zero_grad` may have been called after the announcement, or passes may have run (GradCache).
+    """
     after: Tensor | None = None
-    """At its end."""
+    """The share at the end of the pass."""
 
 
 class AveragedGradient(HookErrors):
@@ -54,7 +57,7 @@ class AveragedGradient(HookErrors):
         self.came: set[int] = set()
         """Parameters, by index, whose gradients came since the step began."""
         self.gone: set[int] = set()
-        """Those of them that had no gradient any more at the end of a pass."""
+        """Parameters, by index, whose gradients came and were gone at the end of a pass."""
 
     @property
     def captured(self) -> bool:
@@ -62,20 +65,20 @@ class AveragedGradient(HookErrors):
         return bool(self._passes) and self._passes[-1].after is not None
 
     def sq_norms(self) -> Tensor:
-        """This rank's share, shape (entries,): as captured, or as `p.grad` is now.
+        """Return this rank's share, shape (entries,): as captured, or as `p.grad` is now.
 
         Raises:
             Exception: The error of the capture, if it failed.
         """
         self.raise_error_of_hook()
         captured = self._passes[-1].after if self._passes else None
-        return self.now() if captured is None else captured
+        return self.current_sq_norms() if captured is None else captured
 
     def before_backward(self, loss: Tensor, *, capture: bool) -> None:
         """Arrange for the norms to be captured at the end of the pass from `loss`, if wanted."""
         self._passes.append(one := _Seen())
         if self.checking:
-            one.announced = self.now()
+            one.announced = self.current_sq_norms()
         if (capture or self.checking) and loss.requires_grad:
             loss.register_hook(partial(self._on_backward_start, one))
 
@@ -123,7 +126,7 @@ class AveragedGradient(HookErrors):
             return
         one.begun = True
         if self.checking:
-            one.before = self.now()
+            one.before = self.current_sq_norms()
         # Callbacks run first in, first out, and DDP's, which writes the averages, is queued when
         # its last bucket is ready: one that is queued by a callback queued early comes after it.
         queue_callback = torch.autograd.Variable._execution_engine.queue_callback
@@ -131,10 +134,10 @@ class AveragedGradient(HookErrors):
 
     @keeps_errors
     def _capture(self, one: _Seen) -> None:
-        one.after = self.now()
+        one.after = self.current_sq_norms()
 
-    def now(self) -> Tensor:
-        """This rank's share as `p.grad` is now, shape (entries,)."""
+    def current_sq_norms(self) -> Tensor:
+        """Return this rank's share as `p.grad` is now, shape (entries,)."""
         pieces = []
         for index, start, stop in self._share:
             p = self._norms.parameters[index]
@@ -149,7 +152,7 @@ class AveragedGradient(HookErrors):
             else:
                 rows = slice(start, stop)
                 pieces.append(Piece(index, p.grad[rows], rows))
-        return self._norms.sums(self._norms.of_share(pieces, self._ranks))
+        return self._norms.sums(self._norms.compute_share(pieces, self._ranks))
 
 
 def share_of(parameters: list[Parameter], rank: int, ranks: int) -> list[tuple[int, int, int]]:
@@ -165,7 +168,7 @@ def share_of(parameters: list[Parameter], rank: int, ranks: int) -> list[tuple[i
     total = sum(p.numel() for p in parameters)
 
     def first_row(of_rank: int, offset: int, rows: int, row: int) -> int:
-        """The first row that starts where the interval of that rank does, or later."""
+        """Return the first row that starts where the interval of that rank does, or later."""
         elements = Fraction(of_rank * total, ranks) - offset
         return min(max(math.ceil(elements / row), 0), rows)
 

@@ -40,10 +40,10 @@ class Captured:
 
     def __init__(self, norms: GradientNorms) -> None:
         self._norms = norms
-        self.found = norms.none()
-        """Those of all gradients that came before `norm_kept`."""
+        self.found = norms.empty()
+        """The norms of all gradients that came before `norm_kept`."""
         self._kept: defaultdict[torch.Stream | torch.device, _Kept] = defaultdict(_Kept)
-        """By the stream on which gradients came, or the device if it has no streams.
+        """Gradients still to be normed, by their stream, or by device if it has no streams.
 
         Autograd has a thread for each device, which alone changes what is kept of that device. What
         all threads change are lists and sets that they only add to.

@@ -28,12 +28,12 @@ _OURS = __name__.partition(".")[0]
 
 
 class Changes(NamedTuple):
-    """What one rank saw of one step."""
+    """What one rank saw happen to the gradients of one step."""
 
     sq_norms: Tensor | None = None
     """See `AveragedGradient.changes`; None: the step was not checked."""
     gone: int = 0
-    """How many parameters had lost their gradient by the end of the pass in which it came."""
+    """The number of parameters whose gradient was gone by the end of the pass in which it came."""
     in_pieces: bool = False
     """Whether gradients came in pieces, by passes within a pass."""
 
@@ -42,20 +42,20 @@ UNTOUCHED = Changes()
 
 
 class ReducedChanges(NamedTuple):
-    """The same, of all ranks."""
+    """What all ranks saw happen to the gradients of one step: `Changes`, reduced."""
 
     stale: float = 0.0
     """|g|² that the first pass found, as a share of the step's |g|²."""
     between: float = 0.0
-    """By how much |g|² changed between passes, in the same unit."""
+    """The change of |g|² between passes, as a share of the step's |g|²."""
     within: float = 0.0
-    """By how much |g|² after the first pass is not that of what came in it."""
+    """The difference of |g|² after the first pass and of what came in it, as a share."""
     gone: float = 0.0
     """Parameters that lost their gradient, summed over ranks."""
     in_pieces: float = 0.0
     """Ranks on which gradients came in pieces."""
     checked: bool = False
-    """Whether this rank looked at what was there before and after each pass."""
+    """Whether this rank looked at `p.grad` before and after each pass."""
 
     @property
     def cause(self) -> Cause | None:
@@ -73,7 +73,7 @@ class ReducedChanges(NamedTuple):
                 return cast(Cause, cause)
         return None
 
-    def told(self, cause: Cause, gone: Sequence[str], suspects: Sequence[str]) -> str:
+    def explain(self, cause: Cause, gone: Sequence[str], suspects: Sequence[str]) -> str:
         """Say what happened and what helps.
 
         Args:

@@ -117,7 +117,7 @@ class Collector(HookErrors, State, ABC):
 
     @property
     def reached(self) -> list[bool] | None:
-        """For each pass since the last reset: whether it reached a measured parameter.
+        """Whether each pass since the last reset reached a measured parameter.
 
         None if that is not known: then all passes count as having reached one.
         """
@@ -204,7 +204,7 @@ class Collector(HookErrors, State, ABC):
 
     @abstractmethod
     def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """As `layout`, if the step's gradient is a weighted mean over backward passes.
+        """Return the layout of a step whose gradient is a weighted mean over backward passes.
 
         Args:
             sizes: This rank's examples in every backward pass since the last reset.
@@ -213,10 +213,10 @@ class Collector(HookErrors, State, ABC):
 
     @abstractmethod
     def small_sq_norms(self) -> Tensor | None:
-        """Σ|g_part|² over this rank's parts, shape (entries,); None if it is not reliable."""
+        """Return Σ|g_part|² over this rank's parts, shape (entries,); None if not reliable."""
 
     def big_sq_norms(self) -> Tensor:
-        """This rank's share of |g|², shape (entries,). Summed over ranks, the shares are |g|²."""
+        """Return this rank's share of |g|², shape (entries,). Summed over ranks it is |g|²."""
         return self._average.sq_norms()
 
     def reset(self) -> None:

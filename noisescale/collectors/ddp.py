@@ -66,11 +66,11 @@ class _Pass:
     by_hooks: bool
     """Whether capture B norms all gradients; else it norms the sparse ones."""
     graph_task: int | None = None
-    """Autograd's number of it, once it has started."""
+    """Autograd's number of the pass, once the pass has started."""
     nested: bool = False
-    """Whether gradients came in a backward pass within it."""
+    """Whether gradients came in another backward pass within this one."""
     averaged_in: dict[int, int] = field(default_factory=dict)
-    """For each parameter autograd's number of the first pass that averaged its gradient."""
+    """Autograd's number of the first pass that averaged a gradient, by the parameter's index."""
     averaged_again: set[int] = field(default_factory=set)
     """Parameters whose gradients were averaged in another pass, too."""
     norms_of: dict[int, Norms] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class DdpCollector(Collector):
         self._averaged = 0
         self._pass: _Pass | None = None
         self._live: _Pass | None = None
-        """The same while it is under way: hooks on parameters ask for it."""
+        """The last pass while it is under way: hooks on parameters ask for it."""
         self._hooks: dict[int, RemovableHandle] = {}
         self._hooked: Iterable[int] = range(len(norms.parameters))
         """The parameters that have a hook in a measured step, by their index."""
@@ -132,7 +132,7 @@ class DdpCollector(Collector):
             loss.register_hook(self._on_backward_start)
 
     def small_sq_norms(self) -> Tensor | None:
-        """|g_rank|² of the captured backward pass; None if no reliable one was captured."""
+        """Return |g_rank|² of the captured backward pass; None if no reliable one was captured."""
         self.raise_error_of_hook()
         one = self._pass
         if self.averaged_too_often or one is None or one.graph_task is None:
@@ -142,7 +142,7 @@ class DdpCollector(Collector):
         self._probes_left -= 1
         if self.phase is Phase.PROBING and self._probes_left <= 0 and one.norms_of:
             self._leave_one_hook(last_ready=next(reversed(one.norms_of)))
-        return self._with_hooked(one, self.norms.none())
+        return self._sums_with_hooks(one, self.norms.empty())
 
     def reset(self) -> None:
         """Begin another step."""
@@ -187,10 +187,10 @@ class DdpCollector(Collector):
                 if index not in self._sparse and p.grad is not None and p.requires_grad
             ]
             self._average.came.update(piece.which for piece in pieces)
-            one.sq_norms = self._with_hooked(one, self.norms.of(pieces))
+            one.sq_norms = self._sums_with_hooks(one, self.norms.compute(pieces))
 
     @keeps_errors
-    def _on_accumulated(self, index: int, parameter: Parameter) -> None:
+    def _on_accumulation(self, index: int, parameter: Parameter) -> None:
         one = self._live
         if one is None:
             return
@@ -210,9 +210,9 @@ class DdpCollector(Collector):
     def _norm_by_hook(self, one: _Pass, index: int, parameter: Parameter) -> None:
         if parameter.grad is not None:
             one.norms_of.pop(index, None)  # reinserted: see `_Pass`
-            one.norms_of[index] = self.norms.of([Piece(index, parameter.grad)])
+            one.norms_of[index] = self.norms.compute([Piece(index, parameter.grad)])
 
-    def _with_hooked(self, one: _Pass, every_norm: Norms) -> Tensor:
+    def _sums_with_hooks(self, one: _Pass, every_norm: Norms) -> Tensor:
         """Return the sums of what the hooks normed and of `every_norm`."""
         # In the order of capture A, so that a resumed run rounds its first sums alike.
         for _, norms in sorted(one.norms_of.items()):
@@ -223,12 +223,12 @@ class DdpCollector(Collector):
     def _install_hooks(self) -> None:
         for index in self._hooked:
             if index not in self._hooks:
-                hook = partial(self._on_accumulated, index)
+                hook = partial(self._on_accumulation, index)
                 parameter = self.norms.parameters[index]
                 self._hooks[index] = parameter.register_post_accumulate_grad_hook(hook)
 
     def _leave_one_hook(self, *, last_ready: int) -> None:
-        """Go over to capture A, but for sparse gradients. The last parameter ready stays on watch.
+        """Switch to capture A, except for sparse gradients. The last parameter keeps its hook.
 
         It is there that DDP finishes: should its backward ever be nested (checkpointing that
         starts in mid-run), that step is left out and capture B comes back.
@@ -264,7 +264,7 @@ def spoiling_comm_hook(ddp: DistributedDataParallel) -> tuple[str, str, str] | N
 
 
 def _names(hook: Any, seen: set[int]) -> Iterator[str]:
-    """The names of a comm hook and of the hooks it wraps, as `fp16_compress_wrapper` does."""
+    """Yield the names of a comm hook and of the hooks it wraps, as `fp16_compress_wrapper` does."""
     if id(hook) in seen:  # a closure that refers to itself
         return
     seen.add(id(hook))

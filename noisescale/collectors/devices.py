@@ -84,7 +84,7 @@ class OnItsWay:
         self._copied = None if stream is None else stream.record_event()
 
     def read(self) -> list[float]:
-        """Wait for it."""
+        """Wait for the copy, and return what is in the vector."""
         if self._copied is not None:
             self._copied.synchronize()
         numbers: list[float] = self._vector.tolist()

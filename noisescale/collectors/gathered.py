@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses that see the rows of other ranks, as contrastive ones with more negatives do.
+"""Losses that see the rows of other ranks, as contrastive losses with more negatives do.
 
 The gradients of ranks are not independent then: each rank's depends on what the others have drawn.
 A collective that gradients flow through is a node of the graph. One without a gradient is not seen.
@@ -34,7 +34,7 @@ class GatheredRows:
         self._looks_left = 0 if alone else _LOOKS
         self._found: str | None = None
 
-    def in_graph_of(self, loss: Tensor) -> str | None:
+    def find_in_graph(self, loss: Tensor) -> str | None:
         """Name the collective that rows of other ranks come from, if there is one."""
         if self._looks_left > 0 or self._found is not None:
             self._looks_left -= 1
@@ -49,7 +49,7 @@ def _gathering_node(start: Node) -> str | None:
 
 
 def _gathers(node: Node) -> bool:
-    """Whether a Function has the name of such a collective, or calls one in its forward pass."""
+    """Return whether a Function is such a collective by name, or calls one in its forward pass."""
     if not issubclass(type(node), BackwardCFunction):
         return False
     made_by = getattr(type(node), "_forward_cls", None)

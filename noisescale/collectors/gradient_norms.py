@@ -22,8 +22,10 @@ from noisescale.collectors.squared_norms import (
 )
 
 Norms = list[list[Norm]]
-"""For each entry of a row, the norms from which `sums_of_squares` computes the entry; and for each
-`ExtraEntry` one list more, of the numbers of the current part."""
+"""A list of norms for each entry of a row: `sums_of_squares` computes the entry from them.
+
+Each `ExtraEntry` has one list more, with the numbers of the current part.
+"""
 
 
 _ALL_ROWS = slice(None)
@@ -46,11 +48,11 @@ class ExtraEntry:
     """
 
     cost = 0.0
-    """Cost of the numbers, in those of the norms, see `Collector.cost`."""
+    """The cost of the numbers relative to the cost of the norms, see `Collector.cost`."""
     needs_whole = False
     """Whether the numbers of all parameters make one, so that ranks cannot share parameters out."""
 
-    def of(self, gradients: Iterable[tuple[Parameter, Tensor, slice]]) -> Sequence[Norm]:
+    def compute(self, gradients: Iterable[tuple[Parameter, Tensor, slice]]) -> Sequence[Norm]:
         """Return numbers of gradients, each of some rows of a parameter."""
         raise NotImplementedError
 
@@ -108,7 +110,7 @@ class GradientNorms:
         entry_of_group = {name: entry for entry, name in enumerate(self.group_names)}
         self.entry_of = [len(entry_of_group) if g is None else entry_of_group[g] for g in group_of]
         self._streams: set[torch.Stream] = set()
-        """On which norms were made in the step under way."""
+        """The streams on which norms were made in the step under way."""
         self._left_out: frozenset[int] = frozenset()
 
     @property
@@ -116,7 +118,7 @@ class GradientNorms:
         """Where norms are summed up now: `module.to` moves parameters."""
         return self.home.device if self.fixed_device is None else self.fixed_device
 
-    def restricted_to(self, indices: Sequence[int]) -> GradientNorms:
+    def select(self, indices: Sequence[int]) -> GradientNorms:
         """Return the norms of only these parameters, in the same entries; before `leave_out`."""
         some = copy.copy(self)
         some.names = [self.names[i] for i in indices]
@@ -156,21 +158,21 @@ class GradientNorms:
             tensors = (x for x in norms if isinstance(x, Tensor))
             keep_from(stream, (x for x in tensors if x.device == stream.device))
 
-    def none(self) -> Norms:
+    def empty(self) -> Norms:
         """Return empty norms, to add to."""
         return [[] for _ in range(self.entries + len(self.extra))]
 
-    def of(self, pieces: Iterable[Piece]) -> Norms:
+    def compute(self, pieces: Iterable[Piece]) -> Norms:
         """Return the norms of gradients, with one fused call for each entry."""
-        return self.add(self.none(), pieces)
+        return self.add(self.empty(), pieces)
 
-    def of_share(self, pieces: Iterable[Piece], ranks: int) -> Norms:
+    def compute_share(self, pieces: Iterable[Piece], ranks: int) -> Norms:
         """Return the norms of a rank's share of what is in `p.grad`."""
-        norms = self.add(self.none(), pieces, shared=True)
+        norms = self.add(self.empty(), pieces, shared=True)
         for extra, numbers in zip(self.extra, norms[self.entries :], strict=True):
             if extra.needs_whole:  # it is squared: each rank's share is 1/W of the square
                 with torch.no_grad():
-                    whole = extra.of(
+                    whole = extra.compute(
                         (p, p.grad, _ALL_ROWS)
                         for which, p in enumerate(self.parameters)
                         if p.grad is not None and p.requires_grad and which not in self._left_out
@@ -190,7 +192,7 @@ class GradientNorms:
                 whole.append((self.parameters[piece.which], piece.gradient, piece.rows))
             for extra, numbers in zip(self.extra, norms[self.entries :], strict=True):
                 if not (shared and extra.needs_whole):
-                    numbers.extend(extra.of(whole))
+                    numbers.extend(extra.compute(whole))
             for entry, gradients in enumerate(of_entry):
                 norms[entry].extend(norms_of(gradients))
             for device in {gradient.device for gradients in of_entry for gradient in gradients}:
@@ -207,7 +209,7 @@ class GradientNorms:
         self.note_stream(gradient.device)
         parameter = self.parameters[which]
         for extra, numbers in zip(self.extra, norms[self.entries :], strict=True):
-            numbers += extra.of([(parameter, gradient, _ALL_ROWS)])
+            numbers += extra.compute([(parameter, gradient, _ALL_ROWS)])
 
     def end_part(self, norms: Norms) -> None:
         """End a small batch whose norms are in `norms`."""
@@ -229,9 +231,9 @@ class GradientNorms:
         return sums
 
     def any_gradient(self) -> bool:
-        """Whether any parameter has a gradient; none has after `zero_grad`."""
+        """Return whether any parameter has a gradient; after `zero_grad` none has one."""
         return any(p.grad is not None for p in self.parameters)
 
     def any_trained(self) -> bool:
-        """Whether a backward pass can reach any parameter; not while all are toggled off."""
+        """Return whether a backward pass can reach any parameter: False if all are toggled off."""
         return any(p.requires_grad for p in self.parameters)

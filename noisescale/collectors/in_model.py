@@ -47,7 +47,7 @@ class InModel:
         self._places = self._places_now()
 
     def _places_now(self) -> list[tuple[dict[str, Any], str, object]]:
-        """Where the parameters are, and the modules that they are in, but within TorchScript."""
+        """Return where parameters and their modules are, TorchScript modules aside."""
         measured = {id(p) for _, p in self._named}
         return [
             (holder, key, one)

@@ -34,7 +34,7 @@ class LossScale:
         self._measured = {id(p) for p in parameters}
         self._owns: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
 
-    def without(self, sq_norms: Tensor, *, unscaled_with_gradients: bool = False) -> Tensor:
+    def unscale(self, sq_norms: Tensor, *, unscaled_with_gradients: bool = False) -> Tensor:
         """Return squared norms as they would be without the scale.
 
         Args:
@@ -52,7 +52,7 @@ class LossScale:
         return sq_norms / to_device(scale, sq_norms.device, sq_norms.dtype).square()
 
     def _has_unscaled(self, scaler: GradScaler) -> bool:
-        """Whether the gradients of an optimizer that steps measured parameters are unscaled.
+        """Return whether the gradients of an optimizer that steps measured parameters are unscaled.
 
         Only a step whose norms were not captured at the end of its last pass gets here.
         """

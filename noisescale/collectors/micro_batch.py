@@ -35,7 +35,7 @@ class Pass:
     """A backward pass, and what was seen of it."""
 
     task: int | None = None
-    """Autograd's number of it, once it has started."""
+    """Autograd's number of the pass, once the pass has started."""
     seen: set[int] = field(default_factory=set)
     """Parameters, by index, whose gradients came."""
     reached: bool = False
@@ -73,12 +73,12 @@ class MicroBatchCollector(Collector):
 
     @property
     def reached(self) -> list[bool]:
-        """For each pass: whether it reached a measured parameter. Another optimizer's may not."""
+        """Whether each pass reached a measured parameter. Another optimizer's pass may not."""
         return [one.reached for one in self._step.passes]
 
     @property
     def _first_pass(self) -> tuple[int, Tensor] | None:
-        """Ranks of a group find an average in `p.grad`, if they find something else at all."""
+        """See `Collector`. None for ranks of a group: what they find in `p.grad` is an average."""
         return None if self.group is not None or self._step.in_pieces else self._step.first
 
     @property
@@ -106,7 +106,7 @@ class MicroBatchCollector(Collector):
         self._average.before_backward(loss, capture=capture_average)
 
     def small_sq_norms(self) -> Tensor | None:
-        """Sum of |g|² over the micro-batches since the last reset; None if there were none."""
+        """Return Σ|g|² over the micro-batches since the last reset; None if there were none."""
         self.raise_error_of_hook()
         if not any(self._step.captured.found) or self._step.in_pieces:
             return None

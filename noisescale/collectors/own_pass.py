@@ -13,7 +13,7 @@ _running = 0  # for all threads: those of autograd call hooks as well
 
 
 def measuring() -> bool:
-    """Whether the running backward pass is one that noisescale added to measure the noise.
+    """Return whether the running backward pass is one that noisescale added to measure the noise.
 
     Call it in each backward hook on a module, and return at once while it is true: with
     `small_batch="half"` a measured step has one more pass. A model with other hooks on modules is

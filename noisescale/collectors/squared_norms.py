@@ -101,7 +101,7 @@ def as_real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.conj() if tensor.is_conj() else tensor)
 
 
-def scaled(norms: Sequence[Norm], factor: float) -> list[Norm]:
+def scale(norms: Sequence[Norm], factor: float) -> list[Norm]:
     """Return what `norms_of` gives for tensors that are `factor` times as large."""
     return [x * (factor if isinstance(x, Tensor) else factor**2) for x in norms]
 
@@ -169,18 +169,18 @@ def _together(sums: Sequence[Tensor], device: torch.device, *, entries: int) -> 
 
 
 def _dots(flat: Tensor) -> float:
-    """|flat|² of a CPU tensor, piece by piece."""
+    """Return |flat|² of a CPU tensor, piece by piece."""
     if flat.numel() <= LONGEST_DOT:
         return float(torch.dot(flat, flat))
     return sum(float(torch.dot(piece, piece)) for piece in flat.split(LONGEST_DOT))
 
 
 _HAS_FLOAT64: dict[str, bool] = {}
-"""By type of device."""
+"""Whether a type of device has float64."""
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """float64, or float32 on a type of device that has none (Macs' MPS, some XPUs and NPUs)."""
+    """Return float64, or float32 on devices without float64 (Macs' MPS, some XPUs and NPUs)."""
     if device.type not in _HAS_FLOAT64:
         _HAS_FLOAT64[device.type] = _sums_up_float64(device)
     return torch.float64 if _HAS_FLOAT64[device.type] else torch.float32
@@ -197,7 +197,7 @@ def _sums_up_float64(device: torch.device) -> bool:
 
 
 def _widened_row_norms(rows: Tensor) -> Iterator[Tensor]:
-    """Norms of the rows of a 16-bit CPU tensor. Squared in 16 bits, half overflows at 256²."""
+    """Yield norms of rows of a 16-bit CPU tensor. Squared in 16 bits, half overflows at 256²."""
     for block in rows.split(_ROWS_WIDENED_AT_ONCE):
         yield torch.linalg.vector_norm(block, dim=1, dtype=torch.float32)
 

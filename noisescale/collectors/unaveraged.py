@@ -49,7 +49,7 @@ class UnaveragedCollector(Collector):
 
     @property
     def cost(self) -> float:
-        """That of one more all-reduce."""
+        """The cost of one more all-reduce."""
         return _COST
 
     @property
@@ -64,7 +64,7 @@ class UnaveragedCollector(Collector):
 
     @property
     def captures_freely(self) -> bool:
-        """No: a capture is a collective, at which all ranks have to take part."""
+        """False: a capture is a collective, in which all ranks have to take part."""
         return False
 
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
@@ -86,15 +86,15 @@ class UnaveragedCollector(Collector):
             loss.register_hook(self._on_backward_start)
 
     def small_sq_norms(self) -> Tensor | None:
-        """|g_rank|². The collectives come first, so that no rank is left waiting in them."""
+        """Return |g_rank|². The collectives come first, so that no rank is left waiting in them."""
         if not self._captured:
             self._measure()
         self.raise_error_of_hook()
-        return self._of_step()[0]
+        return self._norms_of_step()[0]
 
     def big_sq_norms(self) -> Tensor:
-        """This rank's share of |g|², as `small_sq_norms` found it."""
-        return self._of_step()[1]
+        """Return this rank's share of |g|², as `small_sq_norms` found it."""
+        return self._norms_of_step()[1]
 
     def reset(self) -> None:
         """Begin another step."""
@@ -117,7 +117,7 @@ class UnaveragedCollector(Collector):
     def _begin(self) -> None:
         self._captured, self._found = False, None
 
-    def _of_step(self) -> tuple[Tensor, Tensor]:
+    def _norms_of_step(self) -> tuple[Tensor, Tensor]:
         assert self._found is not None, "small_sq_norms comes first"
         return self._found
 
@@ -129,7 +129,7 @@ class UnaveragedCollector(Collector):
         """
         norms = []
         for indices in self._buckets:
-            mean = self._packed(indices)
+            mean = self._pack(indices)
             if mean is None:
                 mean = self._unknown(indices)
             dist.all_reduce(mean, group=self.group)
@@ -152,13 +152,13 @@ class UnaveragedCollector(Collector):
             yield bucket
 
     @keeps_errors
-    def _packed(self, indices: list[int]) -> Tensor:
-        """This rank's part of a mean."""
+    def _pack(self, indices: list[int]) -> Tensor:
+        """Return this rank's gradients of a bucket in one row, divided by the number of ranks."""
         gradients = [_flat_gradient(self.norms.parameters[index]) for index in indices]
         return torch.cat([to_device(g, self.device) for g in gradients]).div_(self._ranks)
 
     def _unknown(self, indices: list[int]) -> Tensor:
-        """The same if it is not known. All ranks leave the step out then."""
+        """Return NaN in place of unknown gradients. All ranks then leave the step out."""
         parameters = [self.norms.parameters[index] for index in indices]
         return torch.full(
             (sum(p.numel() for p in parameters),),
@@ -169,7 +169,7 @@ class UnaveragedCollector(Collector):
 
     @keeps_errors
     def _norms_of(self, mean: Tensor, indices: list[int]) -> Norms:
-        """Norms of this rank's share of a mean."""
+        """Return the norms of this rank's share of a mean gradient."""
         parameters = [self.norms.parameters[index] for index in indices]
         gradients = mean.split([p.numel() for p in parameters])
         pieces = []
@@ -177,7 +177,7 @@ class UnaveragedCollector(Collector):
             if (rows := self._rows_of.get(index)) is not None:
                 shaped = to_device(gradient, p.device).view_as(p)
                 pieces.append(Piece(index, shaped[rows] if p.dim() else shaped, rows))
-        return self.norms.of(pieces)
+        return self.norms.compute(pieces)
 
     @keeps_errors
     def _sums(self, norms: list[Norms | None]) -> tuple[Tensor, Tensor] | None:
@@ -189,16 +189,16 @@ class UnaveragedCollector(Collector):
             for index, p in enumerate(self.norms.parameters)
             if p.grad is not None and p.requires_grad
         ]
-        return self.norms.sums(self.norms.of(pieces)), self.norms.sums(big)
+        return self.norms.sums(self.norms.compute(pieces)), self.norms.sums(big)
 
 
 def _wide(p: Tensor) -> torch.dtype:
-    """The dtype in which the gradient is averaged: of 32 bits where it has 16."""
+    """Return the dtype in which a gradient is averaged: 32 bits for a gradient of 16."""
     return torch.promote_types(p.dtype, torch.float32)
 
 
 def _flat_gradient(p: Tensor) -> Tensor:
-    """The gradient as one row, zeros where there is none."""
+    """Return the gradient as one row; zeros if there is none."""
     if p.grad is None or not p.requires_grad:
         return torch.zeros(p.numel(), dtype=_wide(p), device=p.device)
     gradient = p.grad.to_dense() if p.grad.is_sparse else p.grad

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the squared norms of steps to the noise scale with its interval."""
+"""Turn the squared norms of steps into the noise scale with its interval."""

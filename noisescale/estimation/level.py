@@ -57,7 +57,7 @@ class Level(NamedTuple):
     sq_norm: float = 0.0
     """The trailing average of |g|²; 0 before the first step."""
 
-    def of(self, moments: GradientMoments, batch_size: float) -> float | None:
+    def divisor(self, moments: GradientMoments, batch_size: float) -> float | None:
         """Return the level that a step's moments are divided by; None before there is one."""
         sq_norm = moments.grad_sq_norm + moments.noise_trace / batch_size
         return max(self.sq_norm, sq_norm / LARGEST_STEP) if self.sq_norm else None
@@ -76,7 +76,7 @@ class Level(NamedTuple):
             relative moments are None.
         """
         sq_norm = moments.grad_sq_norm + moments.noise_trace / batch_size
-        level = self.of(moments, batch_size)
+        level = self.divisor(moments, batch_size)
         if level is None:
             # Unequal parts may spoil a step's |g|²: such a step leaves the level alone.
             return None, Level(sq_norm) if sq_norm > 0 else self

@@ -10,17 +10,17 @@ from typing import NamedTuple
 from scipy.special import stdtrit
 
 LEAST_FREEDOM = 1e-9
-"""With fewer degrees of freedom the covariance is not known."""
+"""The covariance is not known with fewer degrees of freedom."""
 
 
 class RatioInterval(NamedTuple):
     """The ratio of two means, with its interval."""
 
     value: float
-    """NaN if the mean in the denominator is not positive."""
+    """The ratio; NaN if the mean in the denominator is not positive."""
     low: float
     high: float
-    """Infinite if the mean in the denominator may be zero."""
+    """The upper end; infinite if the mean in the denominator may be zero."""
 
 
 class WeightedMeans(NamedTuple):

@@ -38,14 +38,14 @@ run (0.5: 88 to 96 %, 0.7: 90 to 99 %).
 """
 
 EARLY = 8
-"""In this many first steps the noise scale changes little."""
+"""The noise scale changes little in this many first steps."""
 
 
 class Window(NamedTuple):
     """The last measured steps that an estimate is of."""
 
     steps: int
-    """How many."""
+    """The number of measured steps."""
     drift: float
     """Variance of the logarithm of the noise scale now around that of these steps."""
 
@@ -129,7 +129,7 @@ class RecentSteps(State):
             weight: The global batch size of the step.
             step: Optimizer steps of the run up to this one. Default: one more than the last.
         """
-        level = self._level.of(moments, weight)
+        level = self._level.divisor(moments, weight)
         relative, self._level = self._level.step(moments, weight)
         self.last_step = self.last_step + 1 if step is None else step
         if relative is not None and level is not None:
@@ -187,7 +187,7 @@ class RecentSteps(State):
         )
         of_window = NoiseScale.of(means, confidence, self.unit)
         return replace(
-            _widened(of_window, float(ndtri(0.5 + confidence / 2)) * math.sqrt(chosen.drift)),
+            _widen(of_window, float(ndtri(0.5 + confidence / 2)) * math.sqrt(chosen.drift)),
             grad_sq_norm=of_level * grad_sq_norm,
             noise_trace=of_level * noise_trace,
         )
@@ -257,7 +257,7 @@ def _squared_variation(rows: Array) -> float:
     return float((precision * np.diff(of_ratio) ** 2).mean()) / float(mean_noise) ** 2
 
 
-def _widened(estimate: NoiseScale, drifted: float) -> NoiseScale:
+def _widen(estimate: NoiseScale, drifted: float) -> NoiseScale:
     """Return the estimate with the interval of a noise scale that may have drifted since.
 
     Args:

@@ -115,7 +115,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                 " in them.",
             )
         given = locals() | {"unit": "examples" if unit is None else unit}
-        super().__init__(MeterOptions.among(given))
+        super().__init__(MeterOptions.from_arguments(given))
         self._batch_size_fn = batch_size_fn
         self._guesses_unit = unit is None and batch_size_fn is None
         self._loaded: dict[str, Any] = {}
@@ -171,7 +171,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         self._hooks.append(trainer_access.on_first_training_pass(model, measure))
 
     def _guessed_unit(self, model: nn.Module) -> str:
-        """What the first dimension of the inputs counts. It is said beside the batch size.
+        """Return what the first dimension of the inputs counts, which is shown with the batch size.
 
         A training that is resumed keeps its unit.
         """
@@ -220,7 +220,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         # Not what evaluation logs; and at the end what is new since the last log step.
         at_end = "train_loss" in logs
         if "loss" in logs or (at_end and logged.unfinished):
-            known = logged.read(at_end=at_end).known
+            known = logged.read(at_end=at_end).loggable
             logs.update(known)
             if state.log_history:  # the Trainer has put a copy of the logs there just now
                 state.log_history[-1].update(known)

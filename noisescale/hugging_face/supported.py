@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from noisescale.checks import refuse_setting
 from noisescale.collectors.ddp import spoiling_comm_hook
-from noisescale.meter.choosing import unwrapped
+from noisescale.meter.choosing import unwrap
 from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def check_wrapper(module: nn.Module) -> None:
     Raises:
         ValueError: If there is such a hook. The message names the hook and the remedy.
     """
-    ddp = unwrapped(module)
+    ddp = unwrap(module)
     if isinstance(ddp, DistributedDataParallel) and (found := spoiling_comm_hook(ddp)) is not None:
         _refuse("ddp_comm_hook", *found)
 

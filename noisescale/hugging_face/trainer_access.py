@@ -23,7 +23,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.utils.logging import get_logger
 
 from noisescale.batches import batch_counter
-from noisescale.meter.choosing import unwrapped
+from noisescale.meter.choosing import unwrap
 
 
 def on_first_training_pass(
@@ -37,10 +37,10 @@ def on_first_training_pass(
     """
 
     def on_forward(module: nn.Module, _: Any) -> None:
-        inner = unwrapped(module)
+        inner = unwrap(module)
         if isinstance(inner, DistributedDataParallel):
-            inner = unwrapped(inner.module)
-        if inner is unwrapped(model) and trains(module):
+            inner = unwrap(inner.module)
+        if inner is unwrap(model) and trains(module):
             handle.remove()
             callback(module)
 
@@ -49,12 +49,12 @@ def on_first_training_pass(
 
 
 def trains(module: nn.Module) -> bool:
-    """Whether the present forward pass is part of training."""
+    """Return whether the present forward pass is part of training."""
     return module.training and torch.is_grad_enabled()
 
 
 def is_last_micro_batch() -> bool:
-    """Whether the optimizer steps after the present micro-batch."""
+    """Return whether the optimizer steps after the present micro-batch."""
     return bool(GradientState().sync_gradients)
 
 
@@ -105,7 +105,7 @@ def loss_share(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor | None:
 
 
 def _shifts_labels(model: nn.Module) -> bool:
-    """Whether a model's loss ignores the first label of each sequence."""
+    """Return whether a model's loss ignores the first label of each sequence."""
     get_base_model: Any = getattr(model, "get_base_model", lambda: model)  # that of PEFT's
     inner = get_base_model()
     encodes = getattr(getattr(inner, "config", None), "is_encoder_decoder", False)
@@ -152,7 +152,7 @@ def lists_with(callback: TrainerCallback) -> list[list[TrainerCallback]]:
 
 
 def takes_token_ids(model: nn.Module) -> bool:
-    """Whether the examples of a model of transformers are sequences of tokens, and nothing else."""
+    """Return whether the examples of a model of transformers are sequences of tokens alone."""
     modalities = getattr(model, "input_modalities", ())
     is_text = modalities == "text" or list(modalities) == ["text"]
     return is_text and getattr(model, "main_input_name", None) == "input_ids"

@@ -23,7 +23,7 @@ class AveragingOff(Callback):
     """Whether all ranks compute the gradients of a step at the same weights."""
 
     measurable_if = "Have ranks combined after each step (`local_steps=1`)"
-    """What to do where they do not, to measure a noise scale."""
+    """The remedy if ranks do not: how to have a noise scale measured."""
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Turn DDP's average off."""

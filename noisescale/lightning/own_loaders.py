@@ -11,7 +11,7 @@ from noisescale.lightning.trainer_access import DATA_MODULES, HOOKS
 
 
 def makes_loaders(module: Any, hook: str = "train_dataloader") -> bool:
-    """Whether a module has a hook of its own that makes data loaders.
+    """Return whether a module has a hook of its own that makes data loaders.
 
     Examples:
         >>> makes_loaders(pl.LightningModule())
@@ -47,22 +47,22 @@ class _Trains:
         self._module = module
 
     @property
-    def _fitted(self) -> pl.LightningModule | None:
+    def _fitted_module(self) -> pl.LightningModule | None:
         """The module of the fit under way; a Trainer may be there before its fit."""
         return None if self.trainer is None else self.trainer.lightning_module
 
     def prepare_data(self) -> None:
-        if self._fitted is None:
+        if self._fitted_module is None:
             self._module.prepare_data()
 
     def setup(self, stage: str) -> None:
-        if self._fitted is None:
+        if self._fitted_module is None:
             self._module.setup(stage)
 
     def train_dataloader(self) -> Any:
-        return (self._fitted or self._module).train_dataloader()
+        return (self._fitted_module or self._module).train_dataloader()
 
 
 class _Validates(_Trains):
     def val_dataloader(self) -> Any:
-        return (self._fitted or self._module).val_dataloader()
+        return (self._fitted_module or self._module).val_dataloader()

@@ -143,13 +143,13 @@ def with_batches(
 
 
 def examples_in(data: Any) -> float:
-    """The number of examples to train on; infinite if streams or data modules do not say."""
+    """Return the number of examples to train on; infinite if a stream or data module hides it."""
     data = data.dataset if isinstance(data, DataLoader) else data
     return len(data) if hasattr(data, "__len__") else math.inf
 
 
 def examples_of_epoch(loader: Any) -> float:
-    """The number of examples that a loader takes in an epoch; infinite if it is not known.
+    """Return the number of examples that a loader takes in an epoch; infinite if it is not known.
 
     A sampler of the user's own may take fewer than there are, or more.
 
@@ -286,7 +286,7 @@ def refuse_own_batches(loader: DataLoader[Any]) -> None:
 
 
 def is_stream(loader: DataLoader[Any]) -> bool:
-    """Whether a loader of `held_examples` holds the first examples of a stream."""
+    """Return whether a loader of `held_examples` holds the first examples of a stream."""
     return isinstance(loader.dataset, list)
 
 

@@ -91,7 +91,7 @@ def refuse_namesakes(names: Sequence[str | None]) -> None:
 
 
 def accumulates(trainer: pl.Trainer) -> bool:
-    """Whether optimizer steps are taken over several batches, by Lightning or by the module."""
+    """Return whether Lightning or the module takes optimizer steps over several batches."""
     scheduled = any(
         kind.__name__ == "GradientAccumulationScheduler"
         for callback in callbacks_of(trainer)

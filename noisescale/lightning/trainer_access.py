@@ -122,7 +122,7 @@ def count_examples(trainer: pl.Trainer | None, batch: Any) -> Count:
 
 
 def tensors_of(batch: Any) -> list[torch.Tensor]:
-    """All tensors of a batch, in the same order on all ranks; none if it cannot be searched."""
+    """Return all tensors of a batch, in one order on all ranks; none if it cannot be searched."""
     tensors: list[torch.Tensor] = []
     try:
         apply_to_collection(batch, torch.Tensor, tensors.append)
@@ -132,23 +132,23 @@ def tensors_of(batch: Any) -> list[torch.Tensor]:
 
 
 def is_compiled(module: pl.LightningModule) -> bool:
-    """Whether a module was made by `torch.compile`, which Lightning unwraps."""
+    """Return whether a module was made by `torch.compile`, which Lightning unwraps."""
     return getattr(module, "_compiler_ctx", None) is not None
 
 
 def should_log(trainer: pl.Trainer) -> bool:
-    """Whether Lightning logs at the current step."""
+    """Return whether Lightning logs at the current step."""
     return bool(trainer._logger_connector.should_update_logs)
 
 
 def has_log_steps(trainer: pl.Trainer) -> bool:
-    """Whether Lightning logs at any step: `log_every_n_steps=0` means never."""
+    """Return whether Lightning logs at any step: `log_every_n_steps=0` means never."""
     # Set on the Trainer by its logger connector, where type checkers do not see it.
     return bool(trainer.log_every_n_steps)  # type: ignore[attr-defined]
 
 
 def log_step(trainer: pl.Trainer) -> int:
-    """The step in Lightning's logs: batches after which an optimizer stepped."""
+    """Return the step in Lightning's logs: batches after which an optimizer stepped."""
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
@@ -159,7 +159,7 @@ def show_in_progress_bar(trainer: pl.Trainer, name: str, value: str) -> None:
 
 
 def callbacks_of(trainer: pl.Trainer) -> list[Any]:
-    """The callbacks, in the order they are called."""
+    """Return the callbacks, in the order they are called."""
     # Set on the Trainer by its callback connector, where type checkers do not see it.
     return list(getattr(trainer, "callbacks", []))
 
@@ -188,22 +188,22 @@ def set_callbacks(trainer: pl.Trainer, callbacks: list[Any]) -> None:
 
 
 def takes_batch_idx(module: pl.LightningModule) -> bool:
-    """Whether `training_step` of the module takes the index of the batch."""
+    """Return whether `training_step` of the module takes the index of the batch."""
     return bool(is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2))
 
 
 def is_last_batch(trainer: pl.Trainer) -> bool:
-    """Whether the current batch is the last one of its epoch, as far as is known."""
+    """Return whether the current batch is the last one of its epoch, as far as is known."""
     return bool(trainer.fit_loop.epoch_loop._num_ready_batches_reached())
 
 
 def steps_now(trainer: pl.Trainer) -> bool:
-    """Whether the optimizer steps after the current batch."""
+    """Return whether the optimizer steps after the current batch."""
     return not trainer.fit_loop.epoch_loop._should_accumulate()
 
 
 def metrics_of(trainer: pl.Trainer) -> list[dict[str, Any]]:
-    """The Trainer's metrics for callbacks, loggers and the progress bar, kept to be restored."""
+    """Return the Trainer's metrics for callbacks, loggers and progress bar, to restore them."""
     connector: Any = trainer._logger_connector
     return [
         connector._callback_metrics,
@@ -213,17 +213,17 @@ def metrics_of(trainer: pl.Trainer) -> list[dict[str, Any]]:
 
 
 def is_fitting(trainer: pl.Trainer) -> bool:
-    """Whether the Trainer trains, or validates during training; False in the sanity check."""
+    """Return whether the Trainer trains, or validates in training; False in the sanity check."""
     return trainer.state.fn == "fit" and not trainer.sanity_checking
 
 
 def was_interrupted(trainer: pl.Trainer) -> bool:
-    """Whether an error or a signal ended the fit, so that other ranks may be elsewhere."""
+    """Return whether an error or a signal ended the fit, so that other ranks may be elsewhere."""
     return trainer.state.status == "interrupted"
 
 
 def looks_after_batch(trainer: pl.Trainer, root: str) -> bool:
-    """Whether Lightning looks up a metric after the current batch, which ends a step.
+    """Return whether Lightning looks up a metric after the current batch, which ends a step.
 
     Checkpoints every n steps do, and learning-rate schedules that step by a metric every n steps.
     Checkpoints that save after some time decide later: they find the last metrics.
@@ -256,12 +256,12 @@ def schedules_of(trainer: pl.Trainer) -> list[Any]:
 
 
 def has_plateau(trainer: pl.Trainer) -> bool:
-    """Whether a schedule steps by a metric (ReduceLROnPlateau)."""
+    """Return whether a schedule steps by a metric (ReduceLROnPlateau)."""
     return any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
 
 
 def has_validation(trainer: pl.Trainer) -> bool:
-    """Whether the Trainer validates during this fit."""
+    """Return whether the Trainer validates during this fit."""
     return bool(trainer.enable_validation)
 
 

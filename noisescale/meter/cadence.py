@@ -16,7 +16,7 @@ SETTLED = 2_000
 """Steps after which a run has spent exactly that share; before, it spends in advance."""
 
 EARLY, EARLY_IF_DEAREST = 8, 32
-"""In this many first steps steps are measured evenly; later, evenly in log time.
+"""The number of first steps that are measured evenly; later steps are, in log time.
 
 By halves, 32 leave 26 of the first 53 measured steps to steps 200 to 1,500, and 8 leave 22. In a
 replay of half of the runs of `benchmarks/accuracy/now.py` 56 % of the looks were then resolved, of
@@ -38,7 +38,7 @@ DEAR, DEAREST = 0.3, 0.5
 """Plain steps that a measured one takes more, from which on the first steps pay for few."""
 
 _ROUNDING = 1e-9
-"""Of sums of costs: what is exactly paid for is."""
+"""Rounding of sums of costs: a step that is exactly paid for is measured."""
 
 
 class Cadence:
@@ -68,7 +68,7 @@ class Cadence:
         >>> cadence, spent = Cadence("auto", cost=0.01), Spent()
         >>> for step in range(1, 2001):
         ...     if due := cadence.due(step, spent, cost=0.125):
-        ...         spent = spent.after(due, cost=0.125)
+        ...         spent = spent.plus(due, cost=0.125)
         >>> spent.steps
         160
     """
@@ -111,7 +111,7 @@ class Cadence:
 
 
 def _early(step: int, cost: float) -> float:
-    """How far a step is towards `SETTLED` in log time; 1 there."""
+    """Return how far a step is towards `SETTLED` in log time: 1 at `SETTLED`."""
     early = EARLY if cost < DEAREST else EARLY_IF_DEAREST
     return math.log1p(step / early) / math.log1p(SETTLED / early)
 
@@ -121,9 +121,9 @@ class Due(enum.IntEnum):
 
     NOT = 0
     REGULAR = 1
-    """The budget pays for it."""
+    """The budget pays for the step."""
     OPENING = 2
-    """It is one of the further steps at the beginning."""
+    """The step is one of the further steps at the beginning."""
 
 
 class Spent(NamedTuple):
@@ -138,7 +138,7 @@ class Spent(NamedTuple):
     opening_steps: int = 0
     """Extra first steps that were measured."""
 
-    def after(self, due: Due, cost: float) -> Spent:
+    def plus(self, due: Due, cost: float) -> Spent:
         """Return the cost after one more measured step."""
         if due is Due.OPENING:
             opening = self.opening + cost, self.steps + 1, self.opening_steps + 1

@@ -31,7 +31,7 @@ _CHECKS = 8
 """Checked steps in a row without a finding, until fewer are checked."""
 
 _CHECK_EVERY = 16
-"""Of so many measured steps one is checked from then on."""
+"""One of this many measured steps is checked after `_CHECKS`."""
 
 STEPS_LOST = "A step's noise scale was not measured"
 
@@ -41,7 +41,7 @@ class BackwardPass(NamedTuple):
 
     size: float
     weight: Weight | None
-    """Of the loss, or of each row of the batch."""
+    """The weight of the loss, or of each row of the batch."""
     batch: int | None
     mean_of_means: bool = False
 
@@ -70,10 +70,10 @@ class StepUnderWay:
     """One optimizer step, from its first backward pass until the optimizer steps."""
 
     due: Due
-    """Whether it is to be measured."""
+    """Whether the step is to be measured."""
     passes: list[BackwardPass] = field(default_factory=list)
     too_short: bool = False
-    """Whether it has ended earlier than any before, at a pass that was not taken for its last."""
+    """Whether the step ended earlier than any before, at a pass that was not taken for its last."""
     begun_in_a_pass: bool = False
     """Whether a pass was announced while another one ran."""
     spoiled: bool = False
@@ -138,7 +138,7 @@ class StepCapture:
         self.terms = LossTerms(self.unread.ranks)
         """Whether the first losses follow their weights."""
         self.collector: Collector | None = collector
-        """None once it is closed."""
+        """The collector; None once the capture is closed."""
         self.gone: list[str] = []
         """Parameters whose gradients were gone at the end of a pass, when that last happened."""
         self._ddp = ddp
@@ -186,7 +186,7 @@ class StepCapture:
             seen = one.weight if given else terms
             self.terms.look(loss, seen, which=len(step.passes), given=given)
             step.passes.append(one)
-            step.gathered = self._gathered.in_graph_of(loss) or step.gathered
+            step.gathered = self._gathered.find_in_graph(loss) or step.gathered
             step.begun_in_a_pass |= torch._C._current_graph_task_id() != -1
             if step.begun_in_a_pass:
                 return
@@ -316,17 +316,17 @@ class StepCapture:
         self._clean_checks = self._clean_checks + 1 if clean else 0
 
     def _changes(self, collector: Collector, step: StepUnderWay) -> Changes:
-        """What was done to the gradients of the step."""
+        """Return what was done to the gradients of the step."""
         found = collector.changes
         sq_norms = found.sq_norms
         if sq_norms is not None:
-            sq_norms = self._loss_scale.without(sq_norms)
+            sq_norms = self._loss_scale.unscale(sq_norms)
         if found.gone:
             self.gone = collector.names_of_gone
         return Changes(sq_norms, found.gone, found.in_pieces or step.begun_in_a_pass)
 
     def _norms(self, collector: Collector, step: StepUnderWay) -> tuple[Tensor | None, Tensor]:
-        """The small norms of the step, None where there are none to rely on, and the big one."""
+        """Return the small norms of the step, None if they are not reliable, and the big norm."""
         if collector.averaged_too_often:
             self._warn(
                 "Gradients were averaged over ranks more than once in one step, which mixes local"
@@ -356,10 +356,10 @@ class StepCapture:
         return (
             None
             if small is None
-            else self._loss_scale.without(
+            else self._loss_scale.unscale(
                 small, unscaled_with_gradients=collector.small_norms_are_late
             ),
-            self._loss_scale.without(big, unscaled_with_gradients=as_they_are_now),
+            self._loss_scale.unscale(big, unscaled_with_gradients=as_they_are_now),
         )
 
 

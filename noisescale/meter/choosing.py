@@ -49,7 +49,7 @@ def choose_collector(
             f" {compiled or 'all of it'}. Leave it uncompiled, or choose"
             ' small_batch="half", "micro_batch" or "rank".'
         )
-    model = unwrapped(model)
+    model = unwrap(model)
     ddp = model if isinstance(model, DistributedDataParallel) else None
     sharded = is_sharded(model)
     if not averaged and _processes() > 1:
@@ -115,17 +115,17 @@ def assigned_groups(
     Use it to make several meters of a model, or to check `groups` apart from what can be measured.
     For arguments and errors see `NoiseScaleMeter`.
     """
-    names = [name for name, _ in _trained_parameters(unwrapped(model), parameters)]
+    names = [name for name, _ in _trained_parameters(unwrap(model), parameters)]
     if groups is None or not names:
         return groups
     return dict(zip(names, groups_of(names, groups), strict=True)).get
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module that averages gradients, without wrappers of Fabric and torch.compile."""
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the module that averages gradients, without wrappers of Fabric and torch.compile."""
     for attribute in ("_forward_module", "_orig_mod"):
         if isinstance(inner := getattr(model, attribute, None), nn.Module):
-            return unwrapped(inner)
+            return unwrap(inner)
     return model
 
 
@@ -168,7 +168,7 @@ def _trained_or_refuse(
 def _trained_parameters(
     model: nn.Module, only: Iterable[Parameter] | None
 ) -> list[tuple[str, Parameter]]:
-    """What is averaged over ranks, of that what is in `only`, by the names the user gave it."""
+    """Return parameters that are averaged over ranks and are in `only`, by the user's names."""
     ignored: Collection[str] = ()
     if isinstance(model, DistributedDataParallel):
         ignored, model = model.parameters_to_ignore, model.module

@@ -52,8 +52,8 @@ class RunAverage(NamedTuple):
     the average for long.
 
     Examples:
-        >>> first = RunAverage().after(GradientMoments(1.0, noise_trace=6.0), batch_size=2.0)
-        >>> run = first.after(GradientMoments(1.0, noise_trace=24.0), batch_size=6.0)
+        >>> first = RunAverage().plus(GradientMoments(1.0, noise_trace=6.0), batch_size=2.0)
+        >>> run = first.plus(GradientMoments(1.0, noise_trace=24.0), batch_size=6.0)
         >>> run.sums.sum_weight, run.mean  # 2·(1 + 6/2)/(1 + 6/6) = 4
         (6.0, GradientMoments(grad_sq_norm=1.0, noise_trace=18.0))
     """
@@ -68,7 +68,7 @@ class RunAverage(NamedTuple):
         """The average; None before the first step."""
         return self.sums.mean
 
-    def after(self, moments: GradientMoments, batch_size: float, steps: int = 1) -> RunAverage:
+    def plus(self, moments: GradientMoments, batch_size: float, steps: int = 1) -> RunAverage:
         """Return the average after one more measured step, which stands for `steps` steps."""
         base = self.base_batch_size or batch_size
         so_far = self.sums
@@ -96,7 +96,7 @@ class Estimates(State):
         self.sums = MomentSums(0.0, 0.0, 0.0)
         """Sums of the whole gradient's moments over all measured steps."""
         self.run = RunAverage()
-        """Of the whole gradient."""
+        """The average of the whole gradient's moments over the run."""
         self.increments = Increments()
         """Increments of the whole gradient since the last row of the history."""
         self.whole = options.new_estimator()
@@ -139,7 +139,7 @@ class Estimates(State):
         if not self.whole.update(whole, weight, self.step):
             return False
         self.sums = self.sums.plus(whole, weight)
-        self.run = self.run.after(whole, weight, steps)
+        self.run = self.run.plus(whole, weight, steps)
         self.increments.add(whole, weight, steps)
         for estimator, moments in zip(self.groups.values(), entries, strict=False):
             estimator.update(moments, weight, self.step)

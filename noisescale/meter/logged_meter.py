@@ -66,15 +66,15 @@ class Metrics(NamedTuple):
     unresolved: set[str]
     """Names of values that depend on a noise scale that is not resolved."""
     estimate: NoiseScale
-    """Of the whole gradient."""
+    """The noise scale of the whole gradient."""
 
-    def named(self, prefix: str) -> Metrics:
+    def with_prefix(self, prefix: str) -> Metrics:
         """Return the metrics under names with the prefix."""
         unresolved = {prefix + name for name in self.unresolved}
         return Metrics({prefix + n: v for n, v in self.all.items()}, unresolved, self.estimate)
 
     @property
-    def known(self) -> dict[str, float]:
+    def loggable(self) -> dict[str, float]:
         """The metrics for loggers: finite values, and noise scales only if they are resolved."""
         return {
             name: value
@@ -118,7 +118,10 @@ class LoggedMeter:
         self._measured_by_last_row = 0
         self._in_force = False
         self._rates_in_step: list[Any] = []
-        """Of the last measured step. BatchSizeScheduler scales learning rates only within steps."""
+        """The learning rates in the last measured step.
+
+        BatchSizeScheduler scales learning rates only within steps.
+        """
         self._names: tuple[str, ...] = NAMES
         self._last_read_step = -1
 
@@ -177,7 +180,7 @@ class LoggedMeter:
                     examples = now.all["examples"] + self.meter.unmeasured_examples
                     now.all.update(step=float(self.meter.steps), examples=examples)
                 self._append_row(now)
-            return now.named(self._prefix)
+            return now.with_prefix(self._prefix)
         return self._unknown()
 
     def _append_row(self, now: Metrics) -> None:
@@ -200,7 +203,7 @@ class LoggedMeter:
         Use it between two rows of the history. It reads the device, as `read` does.
         """
         with self.guard("The noise scale was not logged"):
-            return self._metrics(in_step=False).named(self._prefix)
+            return self._metrics(in_step=False).with_prefix(self._prefix)
         return self._unknown()
 
     def _unknown(self) -> Metrics:
@@ -234,7 +237,7 @@ class LoggedMeter:
         return Metrics(metrics, unresolved, estimate)
 
     def _learning_rate(self, *, in_step: bool) -> float:
-        """The learning rate now; between two steps that of the last measured one, if there is."""
+        """Return the learning rate now; between steps, the rate in the last measured step."""
         with self.guard(_NO_LEARNING_RATE):
             if in_step or not self._rates_in_step:
                 return learning_rate_of(self._optimizer)
@@ -242,7 +245,7 @@ class LoggedMeter:
         return math.nan
 
     def _is_in_force(self) -> bool:
-        """Whether the averages are up to date: a step was added since the last row."""
+        """Return whether the averages are up to date: a step was added since the last row."""
         if not self.advanced:
             return self._in_force
         if self.meter.measured_steps > self._measured_by_last_row:
@@ -313,7 +316,7 @@ def nothing_measured(prefix: str = ROOT, names: Iterable[str] = NAMES) -> dict[s
 
 
 def _current(estimate: NoiseScale, in_force: bool) -> NoiseScale:
-    """The estimate while it is in force, else one of which nothing is known."""
+    """Return the estimate while it is in force; else one without known values."""
     if in_force:
         return estimate
     nan = math.nan

@@ -38,7 +38,7 @@ class LossTerms:
         self._seen: list[tuple[int, bool, Tensor | None, Tensor | float]] = []
         self._over = False
         self._read: list[float] | None = None
-        """What was on the device."""
+        """The losses and terms that were on the device; None before they are read."""
         self._warn = WarnOnce()
 
     def look(self, loss: object, terms: Tensor | float | None, *, which: int, given: bool) -> None:
@@ -77,7 +77,7 @@ class LossTerms:
             self._read = [number for (number,) in numbers]
 
     def settle(self) -> None:
-        """Warn of what the first passes show, once that has been read."""
+        """Warn if losses do not follow weights, or if parts are sorted, once losses are read."""
         if self._read is None:
             return
         numbers, self._read = iter(self._read), None
@@ -115,7 +115,7 @@ class LossTerms:
 
 
 def _follow(losses: list[float], terms: list[float]) -> bool | None:
-    """Whether losses grow in proportion to their terms; None if that is not clear."""
+    """Return whether losses grow in proportion to their terms; None if that is not clear."""
     if not all(0 < loss < math.inf for loss in losses):
         return None
     plain = statistics.pvariance([math.log(loss) for loss in losses])
@@ -126,7 +126,7 @@ def _follow(losses: list[float], terms: list[float]) -> bool | None:
 
 
 def _sorted(which: list[int], terms: list[float]) -> bool:
-    """Whether the passes of all steps are in the same order of terms, and hardly by chance."""
+    """Return whether terms have one order in the passes of all steps, and hardly by chance."""
     starts = [i for i, number in enumerate(which) if number == 0]
     steps = [terms[a:b] for a, b in pairwise(starts) if b - a > 1]
     chance = math.prod(1 / math.factorial(len(step)) for step in steps)

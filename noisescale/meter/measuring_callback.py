@@ -40,7 +40,7 @@ class MeasuringCallback(ABC):
         self._guard = Guard(*let_pass)
 
     def __repr__(self) -> str:
-        """The arguments that are not the defaults, and the estimate of the last log step."""
+        """Show the arguments that are not the defaults, and the estimate of the last log step."""
         known = f": {self._last_logged}" if self.history else ""
         return f"{type(self).__name__}({self._arguments}){known}"
 
@@ -65,7 +65,7 @@ class MeasuringCallback(ABC):
     @property
     def noise_scale(self) -> NoiseScale:
         """The latest estimate, during and after training. Reads the device."""
-        return self._unmeasured if self._first is None else self._first.meter.noise_scale
+        return self._unknown_noise_scale if self._first is None else self._first.meter.noise_scale
 
     @property
     def group_noise_scales(self) -> dict[str, NoiseScale]:
@@ -87,7 +87,7 @@ class MeasuringCallback(ABC):
         return self._meters[0] if self._meters else None
 
     @property
-    def _unmeasured(self) -> NoiseScale:
+    def _unknown_noise_scale(self) -> NoiseScale:
         return self._options.new_estimator().estimate()
 
     @property

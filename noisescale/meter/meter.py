@@ -29,7 +29,7 @@ from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import WarnOnce
 from noisescale.meter.cadence import COST_OF_DECISIONS, NOTHING, Cadence, Spent
 from noisescale.meter.capture import STEPS_LOST, BackwardPass, StepCapture
-from noisescale.meter.choosing import choose_collector, unwrapped
+from noisescale.meter.choosing import choose_collector, unwrap
 from noisescale.meter.estimates import Estimates, MomentSums
 from noisescale.meter.extra import Extra, ExtraMeasurement
 from noisescale.meter.options import MeterOptions, SmallBatch
@@ -50,7 +50,7 @@ class _Counts:
     skipped_steps: int = 0
     examples: float = 0.0
     unmeasured_examples: float = 0.0
-    """This rank's examples since the last measured step."""
+    """Examples of this rank since the last measured step."""
     batch_size: float = math.nan
     accumulation: int = 1
     lone_since: int | None = None
@@ -64,7 +64,7 @@ def _read(path: str) -> Any:
     return property(attrgetter(path))
 
 
-def _settled(path: str) -> Any:
+def _read_settled(path: str) -> Any:
     """Return an attribute that is read alone, once all reduced steps are taken in."""
     of = attrgetter(path)
 
@@ -167,7 +167,7 @@ class NoiseScaleMeter:
         averaged: bool = True,
     ) -> None:
         # Arguments are checked before the collector puts hooks into the model.
-        options = MeterOptions.among(locals())
+        options = MeterOptions.from_arguments(locals())
         self._open(model, options, optimizer, parameters, grad_scaler, averaged=averaged)
 
     @classmethod
@@ -201,7 +201,7 @@ class NoiseScaleMeter:
         collector = choose_collector(
             model, options, parameters=parameters, averaged=averaged, extra=extra
         )
-        wrapper, norms = unwrapped(model), collector.norms
+        wrapper, norms = unwrap(model), collector.norms
         ddp = wrapper if isinstance(wrapper, DistributedDataParallel) else None
         in_model = None  # FSDP exchanges whole parameters and their shards
         if not is_sharded(wrapper):
@@ -216,7 +216,7 @@ class NoiseScaleMeter:
         self._warn = WarnOnce()
         self._device = collector.device
         self._coverage_at_close = 1.0
-        self._found_by_close: dict[str, Any] = {}
+        self._state_at_close: dict[str, Any] = {}
         self.suspects: list[str] = []
         """What else may write to gradients, for warnings."""
 
@@ -261,17 +261,17 @@ class NoiseScaleMeter:
     """Measured steps since `lone_since`."""
     devices: int = _read("_capture.unread.ranks")
     """Ranks that train together."""
-    measured_steps: int = _settled("_counts.measured_steps")
+    measured_steps: int = _read_settled("_counts.measured_steps")
     """Measured steps in the averages, without those that were left out."""
-    skipped_steps: int = _settled("_counts.skipped_steps")
+    skipped_steps: int = _read_settled("_counts.skipped_steps")
     """Measured steps that were left out: a gradient was not finite, or had no counterpart."""
-    examples: float = _settled("_counts.examples")
+    examples: float = _read_settled("_counts.examples")
     """Examples processed by all ranks, up to the last measured step."""
-    batch_size: float = _settled("_counts.batch_size")
+    batch_size: float = _read_settled("_counts.batch_size")
     """Global batch size of the last measured step, in examples; NaN before it."""
-    average_moments: GradientMoments | None = _settled("_estimates.run.mean")
+    average_moments: GradientMoments | None = _read_settled("_estimates.run.mean")
     """|G|² and tr(Σ), averaged over the run; None before its first step. See `RunAverage`."""
-    sums: MomentSums = _settled("_estimates.sums")
+    sums: MomentSums = _read_settled("_estimates.sums")
     """Sums over the measured steps so far. Their differences describe any part of a run."""
 
     def take_increments(self) -> dict[str, float]:
@@ -443,7 +443,7 @@ class NoiseScaleMeter:
         enough = len(step.passes) >= self.least_micro_batches
         counts.lone_steps = 0 if enough else counts.lone_steps + 1
         counts.lone_since = None if enough else counts.lone_since or counts.steps
-        counts.spent = counts.spent.after(step.due, self._cost)
+        counts.spent = counts.spent.plus(step.due, self._cost)
         self._open_step()
         if len(capture.unread) >= _MOST_UNREAD:
             with capture.guard(STEPS_LOST):
@@ -484,7 +484,7 @@ class NoiseScaleMeter:
             self._settle(alone=interrupted)
         finally:
             with self._capture.guard("The coverage was not read"):
-                self._found_by_close = self._found
+                self._state_at_close = self._collector_state
                 self._coverage_at_close = self.coverage
             self._capture.close()
             for one in self.extra:
@@ -503,10 +503,10 @@ class NoiseScaleMeter:
         return 0.0 if collector is None else collector.cost
 
     @property
-    def _found(self) -> dict[str, Any]:
-        """What the collector found out about the model in its first steps."""
+    def _collector_state(self) -> dict[str, Any]:
+        """The state of the collector: what it found out about the model in its first steps."""
         collector = self._capture.collector
-        return self._found_by_close if collector is None else collector.state_dict()
+        return self._state_at_close if collector is None else collector.state_dict()
 
     def _settle(self, *, alone: bool = False) -> None:
         """Take in the steps that have been reduced."""
@@ -533,7 +533,7 @@ class NoiseScaleMeter:
             counts.skipped_steps += 1
 
     def _is_sound(self, step: MeasuredStep, coverage: float) -> bool:
-        """Whether a step shows the noise; warn if it does not and the user can change that."""
+        """Return whether a step shows the noise; warn if not and the user can change that."""
         capture, counts, changes = self._capture, self._counts, step.changes
         if changes.checked:
             capture.note_check(clean=changes.cause is None)
@@ -542,7 +542,7 @@ class NoiseScaleMeter:
             if capture.collector is not None:
                 norms = capture.collector.norms
                 suspects += hooks_on(zip(norms.names, norms.parameters, strict=True))
-            self._warn(changes.told(changes.cause, capture.gone, suspects), about=changes.cause)
+            self._warn(changes.explain(changes.cause, capture.gone, suspects), about=changes.cause)
             return False
         fault = fault_in(
             step.norms,
@@ -572,7 +572,7 @@ class NoiseScaleMeter:
         return {
             "estimates": self._estimates.state_dict(),
             "counts": to_builtins(self._counts),
-            "collector": self._found,
+            "collector": self._collector_state,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

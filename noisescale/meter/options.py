@@ -44,7 +44,7 @@ class MeterOptions:
     extra: Sequence[Extra] = ()
 
     @classmethod
-    def among(cls, arguments: Mapping[str, Any]) -> MeterOptions:
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> MeterOptions:
         """Return the options that are among the arguments of a call."""
         return cls(**{f.name: arguments[f.name] for f in fields(cls) if f.name in arguments})
 

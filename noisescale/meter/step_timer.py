@@ -22,7 +22,7 @@ class StepTimer:
     """
 
     device = torch.device("cpu")
-    """Where the steps run."""
+    """The device on which the steps run."""
 
     def __init__(self) -> None:
         self._last: float | None = None
@@ -52,7 +52,7 @@ class StepTimer:
 
 
 class _Interval(NamedTuple):
-    """From one step to the next, in the queue of a device."""
+    """The time from one step to the next, in the queue of a device."""
 
     start: torch.Event
     end: torch.Event
@@ -64,7 +64,7 @@ _MOST = 64
 
 
 class DeviceStepTimer(StepTimer):
-    """As `StepTimer`, by the clock of an accelerator.
+    """A `StepTimer` by the clock of an accelerator.
 
     The host only fills the queue of an accelerator, and waits for it where it reads something, as
     at a log step. By the host's clock all the work that was queued by then would count as the time

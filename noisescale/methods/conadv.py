@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from noisescale.checks import is_real, is_whole, refuse, require_choice, require_positive
-from noisescale.collectors.halves.row_pass import random_numbers_kept
+from noisescale.collectors.halves.row_pass import keep_random_numbers
 from noisescale.collectors.own_pass import own_pass
-from noisescale.meter.choosing import unwrapped
+from noisescale.meter.choosing import unwrap
 from noisescale.refusal import TypeRefusal
 
 LossOf = Callable[[Any], Tensor]
@@ -91,7 +91,7 @@ class ConcurrentAdversary:
         norm: Literal["linf", "l2"] = "linf",
         bounds: tuple[float, float] | None = None,
     ) -> None:
-        model = unwrapped(model)
+        model = unwrap(model)
         self._model = model.module if isinstance(model, DistributedDataParallel) else model
         self.radius = require_positive("radius", radius, "Pass 8/255 for images in [0, 1], say.")
         self.step_size = require_positive("step_size", step_size, "Pass `radius` for FGSM's step.")
@@ -217,7 +217,7 @@ class ConcurrentAdversary:
             remedy = "Perturb what the model computes from them: embeddings, say."
             refuse("x", "be floating-point inputs", x.dtype, remedy, error=TypeRefusal)
         inputs = x.detach().requires_grad_()
-        with random_numbers_kept({x.device}), own_pass(), torch.enable_grad():
+        with keep_random_numbers({x.device}), own_pass(), torch.enable_grad():
             loss = loss_of(functional_call(self._model, weights, (inputs,)))
             (gradient,) = torch.autograd.grad(loss, inputs)
         with torch.no_grad():

@@ -93,7 +93,7 @@ class _Range:
         self._ends = OnItsWay(on_device)
 
     def read(self) -> tuple[float, float]:
-        """Return both; waits for ranks and device."""
+        """Return the least and the most, once the ranks and the device have them."""
         if self._work is not None:
             self._work.wait()
         most, negative_least, most_rest, negative_least_rest = self._ends.read()

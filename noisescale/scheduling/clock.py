@@ -48,7 +48,7 @@ class Clock(State):
 
     @property
     def is_past_end(self) -> bool:
-        """Whether it has stopped because the run has no more steps at the first batch size."""
+        """Whether the clock stopped because the run has no more steps at the first batch size."""
         return math.floor(self._reached + _ROUNDING) > self._end
 
     def end_with(

@@ -24,13 +24,13 @@ from noisescale.scheduling.decision import (
     ControllerState,
     Move,
     RunSoFar,
-    adopted,
+    adopt_plan,
     decision,
-    informed,
-    lowered,
+    lower_rows,
     most_rows,
     plan_of,
-    resumed,
+    resume,
+    with_noise_scale,
 )
 from noisescale.scheduling.learning_rate import LearningRateScaling
 from noisescale.scheduling.policies import PolicyLike
@@ -48,7 +48,7 @@ _MOVES_KEPT = 1000
 
 
 def _read(path: str) -> Any:
-    """An attribute that is read alone."""
+    """Return a property that reads an attribute of the state."""
     return property(attrgetter(path))
 
 
@@ -150,7 +150,7 @@ steps on
             max_device_batch_size=max_device_batch_size,
             decide_every_n_steps=decide_every_n_steps,
         )
-        self.settings = Settings.checked(
+        self.settings = Settings.from_options(
             options,
             several,
             min_accumulation=min_accumulation,
@@ -184,11 +184,11 @@ steps on
     base_batch_size: float = _read("_state.base_batch_size")
     """The batch size that the learning rate was chosen for."""
     wanted: float = _read("_state.wanted")
-    """What the policy asked for last."""
+    """The batch size that the policy asked for last."""
     steps: int = _read("_state.steps")
     """Optimizer steps taken."""
     examples: float = _read("_state.examples")
-    """Examples of all devices in them."""
+    """Examples of all devices in the steps taken."""
     gain: float = _read("_state.gain")
     """AdaScale's gain: the steps of the first batch size that a step is worth now."""
     lr_factor: float = _read("_state.factors.learning_rate")
@@ -228,7 +228,7 @@ steps on
         # The learning rate follows the noise scale, but a schedule by steps is kept to the step.
         scheduled = self.settings.policy.checksum is not None
         agreed = self._agreement.same_schedule
-        return scheduled and not (agreed and self._asked_for(state) == state.wanted)
+        return scheduled and not (agreed and self._ask_policy(state) == state.wanted)
 
     def windows(self, batches: Iterable[Batch]) -> Iterator[list[Batch]]:
         """Yield the batches of each step of an epoch, as many as the plan has at that step.
@@ -315,7 +315,7 @@ steps on
             RuntimeError: If the ranks want different batch sizes.
         """
         noise_scale = noise_scale or NOTHING_MEASURED
-        self._state = before = informed(
+        self._state = before = with_noise_scale(
             self.settings,
             self._state,
             noise_scale,
@@ -323,7 +323,7 @@ steps on
             measured_step or 0,
         )
         try:
-            answer = self._asked_for(before, noise_scale, extra)
+            answer = self._ask_policy(before, noise_scale, extra)
             state, move = decision(self.settings, before, answer, average, device_batch_size)
         except Exception:
             self._agreement.check(0.0)  # the other ranks would wait for this one
@@ -336,7 +336,7 @@ steps on
 
     def adopt(self, plan: Plan, reason: str, average: GradientMoments | None = None) -> Move | None:
         """Adopt a plan; the learning rate follows its batch size. None if nothing changes."""
-        state, move = adopted(self.settings, self._state, plan, reason, average)
+        state, move = adopt_plan(self.settings, self._state, plan, reason, average)
         self._go_on(state, move)
         return move
 
@@ -352,7 +352,7 @@ steps on
 
     def lower_max_device_batch_size(self, rows: int) -> None:
         """Try micro-batches of at most `rows` rows from now on, as memory ran out."""
-        self._state = lowered(self.settings, self._state, rows)
+        self._state = lower_rows(self.settings, self._state, rows)
 
     def settle(self) -> None:
         """Wait until all ranks are known to want the same. All ranks have to call it.
@@ -400,7 +400,7 @@ steps on
         for name in ("clock", "run"):
             require_state(f"BatchSizeController, `{name}`,", state[name], own[name])
         saved = restore(self._state, state)
-        self._go_on(resumed(self.settings, self.plan, saved, device_batch_size))
+        self._go_on(resume(self.settings, self.plan, saved, device_batch_size))
         self.clock.load_state_dict(state["clock"])
         if state["policy"]:
             self.settings.policy.go_on_from(state["policy"], state["policy_kind"])
@@ -413,7 +413,7 @@ steps on
         if move is not None and move.changes_batch_size:
             self.moves.append(move)
 
-    def _asked_for(
+    def _ask_policy(
         self,
         state: ControllerState,
         noise_scale: NoiseScale = NOTHING_MEASURED,

@@ -33,7 +33,7 @@ class RunSoFar(NamedTuple):
 
     Examples:
         >>> b = NoiseScale(20.0, 15.0, 30.0, grad_sq_norm=1.0, noise_trace=20.0, steps=9)
-        >>> run = RunSoFar().after(b, batch_size=20, steps=10)
+        >>> run = RunSoFar().plus(b, batch_size=20, steps=10)
         >>> run.min_steps, run.critical_batch_size
         (5.0, 20.0)
     """
@@ -52,7 +52,7 @@ class RunSoFar(NamedTuple):
         """E_min/S_min, a mean of the noise scale over the run's progress; None if not known."""
         return self.min_examples / self.min_steps if self.min_steps else None
 
-    def after(self, noise_scale: NoiseScale, *, batch_size: float, steps: float) -> RunSoFar:
+    def plus(self, noise_scale: NoiseScale, *, batch_size: float, steps: float) -> RunSoFar:
         """Return the sums after some steps at one batch size, with the noise scale at their end."""
         counts = dict(self.unknown)
         counts[batch_size] = counts.get(batch_size, 0.0) + steps
@@ -81,11 +81,11 @@ class ControllerState(NamedTuple):
     base_batch_size: float
     """The batch size that the learning rate was chosen for."""
     wanted: float
-    """What the policy asked for last."""
+    """The batch size that the policy asked for last."""
     steps: int = 0
     """Optimizer steps taken."""
     examples: float = 0.0
-    """Examples of all devices in them."""
+    """Examples of all devices in the steps taken."""
     examples_at_move: float = -math.inf
     """Examples of all devices up to the last change of the batch size."""
     next_decision: int = FIRST_DECISION
@@ -158,7 +158,7 @@ def most_rows(settings: Settings, state: ControllerState) -> int | None:
     return most if most is None or state.lowered_to is None else min(most, state.lowered_to)
 
 
-def lowered(settings: Settings, state: ControllerState, rows: int | None) -> ControllerState:
+def lower_rows(settings: Settings, state: ControllerState, rows: int | None) -> ControllerState:
     """Return the state with micro-batches of at most `rows` rows, if that is a lower limit."""
     most = settings.max_device_batch_size
     lower = rows is not None and most is not None and rows < most
@@ -186,7 +186,7 @@ def plan_of(
     )
 
 
-def informed(
+def with_noise_scale(
     settings: Settings,
     state: ControllerState,
     noise_scale: NoiseScale,
@@ -216,7 +216,7 @@ def decision(
 
     Args:
         settings: The settings that the user chose.
-        state: The state, from `informed`.
+        state: The state, from `with_noise_scale`.
         answer: The answer of the policy.
         average: Moments averaged over the run, for the learning rate.
         device_batch_size: Examples of every micro-batch. Default: see
@@ -239,10 +239,10 @@ def decision(
     elif wanted > bounds.max_batch_size:
         reason += f", `max_batch_size` is {bounds.max_batch_size:g}"
     plan = plan_of(settings, state, wanted, device_batch_size)
-    return adopted(settings, state, plan, reason, average, wanted)
+    return adopt_plan(settings, state, plan, reason, average, wanted)
 
 
-def adopted(
+def adopt_plan(
     settings: Settings,
     state: ControllerState,
     plan: Plan,
@@ -269,7 +269,7 @@ def adopted(
     return state._replace(plan=plan, run=run, steps_observed=state.steps, **changes), move
 
 
-def resumed(
+def resume(
     settings: Settings, now: Plan, saved: ControllerState, device_batch_size: float | None = None
 ) -> ControllerState:
     """Return a saved state to resume from. On other devices the plan is made anew.
@@ -280,7 +280,7 @@ def resumed(
         saved: The loaded state.
         device_batch_size: See `BatchSizeController.load_state_dict`.
     """
-    state, plan = lowered(settings, saved, saved.lowered_to), saved.plan
+    state, plan = lower_rows(settings, saved, saved.lowered_to), saved.plan
     free = most_rows(settings, state) is not None
     if plan.devices == now.devices and (free or plan.device_batch_size == now.device_batch_size):
         plan = replace(plan, nodes=now.nodes)
@@ -293,13 +293,13 @@ def resumed(
 
 def _run_so_far(state: ControllerState, noise_scale: NoiseScale) -> RunSoFar:
     steps = state.steps - state.steps_observed
-    return state.run.after(noise_scale, batch_size=state.plan.batch_size, steps=steps)
+    return state.run.plus(noise_scale, batch_size=state.plan.batch_size, steps=steps)
 
 
 def _noise_scale_of_the_run(
     state: ControllerState, average: GradientMoments | None, *, rising: bool
 ) -> float:
-    """The noise scale that the learning rate goes by: the ratio of the moments' averages.
+    """Return the noise scale that the learning rate goes by: the ratio of the moments' averages.
 
     The ratio can be huge by chance while |G|² is lost in the noise. Below the first batch size that
     errs on the safe side. Above it the ratio is capped by the critical batch size so far, or before

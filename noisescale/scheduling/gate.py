@@ -50,7 +50,7 @@ class Gate(Policy):
     needs_noise_scale = True
     by_reduced_values = True
     seen = "noise scale"
-    """What the noise scale is called in reasons."""
+    """The name of the noise scale in reasons."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Gate(Policy):
         value = noise_scale.value if noise_scale.resolved else noise_scale.low
         # Averages of few steps whose parts weigh unequally may have a negative tr(Σ): no noise.
         asked = self.rule(max(value, 0.0), plan, progress)
-        seen = f"{self.seen} {_described(noise_scale)}"
+        seen = f"{self.seen} {_describe(noise_scale)}"
         if at_low >= now * self._hysteresis or at_high <= now / self._hysteresis:
             least, most = now / self._shrink, now * self._growth
             limit = ""
@@ -111,7 +111,7 @@ class Gate(Policy):
         return Wanted(now, f"{seen} agrees with {three_digits(now)}")
 
 
-def _described(noise_scale: NoiseScale) -> str:
+def _describe(noise_scale: NoiseScale) -> str:
     low, high = three_digits(noise_scale.low), three_digits(noise_scale.high)
     if noise_scale.resolved:
         return f"{three_digits(noise_scale.value)} ({low} to {high})"

@@ -20,7 +20,7 @@ BY_NOISE_SCALE = ("capped_sqrt", "adascale", "saturating")
 """Rules that use the noise scale."""
 
 LearningRateRule = Callable[[float, float, float], float]
-"""From batch size, base batch size and noise scale of the run to a factor on the learning rate."""
+"""The factor on the learning rate, from batch size, base batch size and the run's noise scale."""
 
 LearningRateScaling = _Name | LearningRateRule
 """What users give for `lr_scaling`."""

@@ -21,7 +21,7 @@ class Progress(NamedTuple):
     steps: int
     """Optimizer steps taken."""
     examples: float
-    """Examples of all devices in them."""
+    """Examples of all devices in the steps taken."""
     examples_since_move: float = math.inf
     """Examples of all devices since the last change of the batch size."""
     critical_batch_size: float | None = None
@@ -64,15 +64,19 @@ class Policy(State):
     """
 
     needs_noise_scale: bool = False
-    """Whether it is asked every few steps, with a measured noise scale. Otherwise it is asked at
-    every step."""
+    """Whether the policy is asked every few steps, with a measured noise scale.
+
+    Otherwise the policy is asked at every step.
+    """
     extra: type[ExtraMeasurement] | None = None
     """What the meter has to measure beside the noise scale; `Progress.extra` has it by name."""
     takes_noise_scale: bool = False
-    """Whether it is given the noise scale, resolved or not, even if it does not need it."""
+    """Whether the policy gets the noise scale, resolved or not, even if it does not need one."""
     by_reduced_values: bool = False
-    """Whether all ranks always want the same, as its inputs are reduced over ranks: ranks then wait
-    for each other only when the plan changes."""
+    """Whether all ranks always want the same, as the policy's inputs are reduced over ranks.
+
+    Ranks then wait for each other only when the plan changes.
+    """
     checksum: int | None = None
     """Checksum of a schedule by steps, of at most 32 bits. Ranks compare it once instead of
     comparing batch sizes at every step. None for any other policy."""

@@ -51,8 +51,8 @@ class ScaledSteps:
             handle
             for optimizer in self._optimizers
             for handle in (
-                optimizer.register_step_pre_hook(self._before),
-                optimizer.register_step_post_hook(self._after),
+                optimizer.register_step_pre_hook(self._scale_before_step),
+                optimizer.register_step_post_hook(self._restore_after_step),
             )
         ]
 
@@ -68,16 +68,16 @@ class ScaledSteps:
             handle.remove()
         self._handles = []
 
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _scale_before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._restore()  # what a step that failed has left
         if self.factors == NO_FACTORS:
             return
         for group in optimizer.param_groups:
-            for name, value in _scaled(group, self.factors).items():
+            for name, value in _scale_settings(group, self.factors).items():
                 self._kept.append((group, name, group[name], value))
                 group[name] = value
 
-    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _restore_after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._restore()
 
     def _restore(self) -> None:
@@ -114,8 +114,8 @@ def check_betas(optimizers: Iterable[Optimizer], largest_ratio: float) -> None:
             )
 
 
-def _scaled(group: dict[str, Any], factors: Factors) -> dict[str, Any]:
-    """The settings of a group that change. A learning rate on the device stays there."""
+def _scale_settings(group: dict[str, Any], factors: Factors) -> dict[str, Any]:
+    """Return the settings of a group that change. A learning rate on the device stays there."""
     scaled = {"lr": group["lr"] * factors.learning_rate}
     if (ratio := factors.batch_ratio) is not None:
         scaled["betas"] = tuple(1 - ratio * (1 - beta) for beta in group["betas"])

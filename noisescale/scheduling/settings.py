@@ -58,7 +58,7 @@ class SchedulerOptions:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run, made from the user's options by `checked`."""
+    """The settings of a run, made from the user's options by `from_options`."""
 
     policy: Policy
     """The policy: made from a name or a mapping, or wrapping a function."""
@@ -70,7 +70,7 @@ class Settings:
     examples_per_row: float
 
     @classmethod
-    def checked(
+    def from_options(
         cls,
         options: SchedulerOptions,
         optimizers: Iterable[Optimizer] | None = None,

@@ -40,7 +40,7 @@ class Measured(NamedTuple):
 
     run: str
     monitor: str = ""
-    """Its name; empty: without one."""
+    """The name of the monitor; empty if it has none."""
     optimizer: int = 0
 
     @property
@@ -78,12 +78,12 @@ class LoggedRuns(NamedTuple):
     logdir: str = ""
     """The folder of all runs, if TensorBoard was given one."""
 
-    def any(self) -> bool:
-        """Whether there is a run with a monitor."""
+    def has_runs(self) -> bool:
+        """Return whether there is a run with a monitor."""
         without_a_name = [f"{before}{prefix_of(0)}step" for before in TRAINER_PREFIXES]
-        return bool(self._tags(without_a_name)) or bool(self.measured())
+        return bool(self._tags(without_a_name)) or bool(self.list_measured())
 
-    def measured(self) -> list[Measured]:
+    def list_measured(self) -> list[Measured]:
         """Return what was measured, sorted by runs, monitors and optimizers."""
         return sorted(
             {
@@ -144,7 +144,7 @@ class LoggedRuns(NamedTuple):
             for tag, points in found.get(run, {}).items()
         }
         if (base := f"{prefix}step") not in logged:
-            raise _not_found(measured)
+            raise _missing_run(measured)
         scalars = on_common_steps(in_rows(logged, base), base)
         return history_from_scalars(scalars, optimizer=optimizer, monitor=monitor, source=run)
 
@@ -156,11 +156,11 @@ def _history_in_files(run: Path, monitor: str, optimizer: int, sizes: tuple[int,
         return read_run(run, monitor=monitor, optimizer=optimizer, allow_truncated=True)
     except Refusal as error:
         if error.word in ("unmeasured", "absent"):
-            raise _not_found(Measured(run.name, monitor, optimizer)) from error
+            raise _missing_run(Measured(run.name, monitor, optimizer)) from error
         raise
 
 
-def _not_found(measured: Measured) -> errors.NotFoundError:
+def _missing_run(measured: Measured) -> errors.NotFoundError:
     which = f" of optimizer {measured.optimizer}" if measured.optimizer else ""
     which += f" by monitor {measured.monitor!r}" if measured.monitor else ""
     return errors.NotFoundError(f"`run` must have the noise scale{which}, got {measured.run!r}.")

@@ -36,7 +36,7 @@ from noisescale.tensorboard_plugin.tab import Tab
 Application = Callable[..., Any]
 
 MOST_RUNS = 30
-"""That are compared at once: each is predicted anew whenever the page looks for news."""
+"""The most runs that are compared: each is predicted anew whenever the page looks for news."""
 
 
 SAMPLED = (
@@ -67,8 +67,8 @@ class NoiseScalePlugin(Tab):
             "/figures.js": partial(_script, drawing_script),
             "/plotly.js": self._plotly,
             "/runs": self._runs,
-            "/comparison": partial(_answered, self._comparison),
-            "/prediction": partial(_answered, self._prediction),
+            "/comparison": partial(_respond, self._comparison),
+            "/prediction": partial(_respond, self._prediction),
         }
         for file in files("noisescale.tensorboard_plugin").joinpath("static").iterdir():
             kind = {"js": "text/javascript", "css": "text/css"}[file.name.rpartition(".")[2]]
@@ -84,10 +84,10 @@ class NoiseScalePlugin(Tab):
     def _plotly(self, request: wrappers.Request) -> wrappers.Response:
         response = _response(self._plotly_script, "text/javascript")
         response.headers["Content-Encoding"] = "gzip"
-        return _kept(response, request)
+        return _revalidate(response, request)
 
     def _runs(self, request: wrappers.Request) -> wrappers.Response:
-        runs = self._runs_for(request).measured()
+        runs = self._runs_for(request).list_measured()
         colours = [(light, DARK[light]) for light in SERIES]
         return _answer(
             [
@@ -98,9 +98,9 @@ class NoiseScalePlugin(Tab):
 
     def _prediction(self, request: wrappers.Request) -> dict[str, Any]:
         runs, measured = self._runs_for(request), Measured.of(request.args)
-        p = _predicted(runs, measured, request.args)
+        p = _predict(runs, measured, request.args)
         said = p.document()
-        return _drawn(said.figures()) | {
+        return _drawing_of(said.figures()) | {
             "name": measured.name,
             "headline": said.headline,
             "answers": [asdict(one) for one in said.answers],
@@ -111,7 +111,7 @@ class NoiseScalePlugin(Tab):
         }
 
     def _comparison(self, request: wrappers.Request) -> dict[str, Any]:
-        """Runs of which nothing can be predicted say why; the others are compared."""
+        """Compare the chosen runs. Runs of which nothing can be predicted say why."""
         ids, across = request.args.getlist("of"), request.args.get("across", ACROSS[0])
         if across not in ACROSS:
             refuse("across", f"be one of {', '.join(ACROSS)}", repr(across), "Choose one of them.")
@@ -120,13 +120,13 @@ class NoiseScalePlugin(Tab):
         if len(ids) > MOST_RUNS:
             refuse("of", f"name at most {MOST_RUNS} runs", len(ids), "Choose fewer runs.")
         runs = self._runs_for(request)
-        numbers_of = {run: k for k, run in enumerate(runs.measured())}
+        numbers_of = {run: k for k, run in enumerate(runs.list_measured())}
         found: list[tuple[str, Prediction, int]] = []
         lines: list[tuple[str, Prediction | None, str]] = []
         reasons: list[str] = []
         for measured in (Measured.of(dict(parse_qsl(text))) for text in ids):
             try:
-                p = _predicted(runs, measured, request.args)
+                p = _predict(runs, measured, request.args)
             except (errors.PublicError, ValueError) as error:
                 reasons.append(str(error))
                 lines.append((measured.name, None, word_for(error)))
@@ -140,7 +140,7 @@ class NoiseScalePlugin(Tab):
             drawn = noise_of_runs_figure(found, across)
             figures.append(place_figure("noise-scales", "The noise scale along the runs", drawn))
         failed = zip((name for name, p, _ in lines if p is None), reasons, strict=True)
-        return _drawn(figures) | {
+        return _drawing_of(figures) | {
             "table": asdict(
                 compare_predictions(f"{plural(len(lines), 'run')} beside each other", lines)
             ),
@@ -153,7 +153,7 @@ class NoiseScalePlugin(Tab):
         return LoggedRuns(self._provider, plugin_util.context(environ), experiment, self._logdir)
 
 
-def _predicted(runs: LoggedRuns, measured: Measured, asked: Mapping[str, str]) -> Prediction:
+def _predict(runs: LoggedRuns, measured: Measured, asked: Mapping[str, str]) -> Prediction:
     fields = {"price_per_device_hour": "price", "hour_worth": "worth", "history": "run"}
     with rename_arguments(fields):
         return predict(
@@ -165,8 +165,8 @@ def _predicted(runs: LoggedRuns, measured: Measured, asked: Mapping[str, str]) -
         )
 
 
-def _drawn(figures: Sequence[Figure]) -> dict[str, Any]:
-    """What the page needs to draw them."""
+def _drawing_of(figures: Sequence[Figure]) -> dict[str, Any]:
+    """Return what the page needs to draw figures."""
     return {
         "figures": [figure._asdict() for figure in figures],
         "settings": dict(SETTINGS),
@@ -174,7 +174,7 @@ def _drawn(figures: Sequence[Figure]) -> dict[str, Any]:
     }
 
 
-def _answered(
+def _respond(
     question: Callable[[wrappers.Request], dict[str, Any]], request: wrappers.Request
 ) -> wrappers.Response:
     try:
@@ -186,11 +186,11 @@ def _answered(
 
 
 def _file(file: Traversable, kind: str, request: wrappers.Request) -> wrappers.Response:
-    return _kept(_response(file.read_bytes(), kind), request)
+    return _revalidate(_response(file.read_bytes(), kind), request)
 
 
 def _script(text: Callable[[], str], request: wrappers.Request) -> wrappers.Response:
-    return _kept(_response(text(), "text/javascript"), request)
+    return _revalidate(_response(text(), "text/javascript"), request)
 
 
 def _answer(content: Any, status: int = 200) -> wrappers.Response:
@@ -204,7 +204,7 @@ def _response(body: str | bytes, kind: str, status: int = 200) -> wrappers.Respo
     return response
 
 
-def _kept(response: wrappers.Response, request: wrappers.Request) -> wrappers.Response:
+def _revalidate(response: wrappers.Response, request: wrappers.Request) -> wrappers.Response:
     """Let the browser keep a file, and ask each time whether it changed (after an upgrade)."""
     response.headers["Cache-Control"] = "no-cache"
     response.add_etag()

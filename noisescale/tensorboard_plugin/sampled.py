@@ -12,7 +12,7 @@ Array = NDArray[np.float64]
 Scalars = Mapping[str, tuple[Array, Array]]
 
 Points = Mapping[str, tuple[Array, Array, Array]]
-"""From a tag to the logged steps, the times of writing and the values, in the order of writing."""
+"""The logged steps, times of writing and values of each tag, in the order of writing."""
 
 LONGEST_GAP = 20
 """If fewer rows than this lie between two kept values of a tag, it was logged at these rows, too.
@@ -96,7 +96,7 @@ def on_common_steps(scalars: Scalars, base: str) -> dict[str, tuple[Array, Array
         (array([4., 6., 8.]), array([40., 60., 80.]))
     """
     rows = np.unique(scalars[base][0])
-    return {tag: _at(rows, *_latest(*points)) for tag, points in scalars.items()}
+    return {tag: _values_at(rows, *_latest(*points)) for tag, points in scalars.items()}
 
 
 def _latest(steps: Array, values: Array) -> tuple[Array, Array]:
@@ -105,7 +105,7 @@ def _latest(steps: Array, values: Array) -> tuple[Array, Array]:
     return unique, values[::-1][from_the_end]
 
 
-def _at(rows: Array, steps: Array, values: Array) -> tuple[Array, Array]:
+def _values_at(rows: Array, steps: Array, values: Array) -> tuple[Array, Array]:
     exact = np.isin(rows, steps)
     # TensorBoard keeps as many points of each tag: one with fewer than the base has them all.
     if len(steps) < len(rows) or exact.all():

@@ -20,8 +20,8 @@ class Tab(base_plugin.TBPlugin):  # type: ignore[misc] # TensorBoard has no type
         self._logdir = context.logdir or ""
 
     def is_active(self) -> bool:
-        """Whether there is a run to show."""
-        return LoggedRuns(self._provider, RequestContext(), "").any()
+        """Return whether there is a run to show."""
+        return LoggedRuns(self._provider, RequestContext(), "").has_runs()
 
     def data_plugin_names(self) -> tuple[str, ...]:
         """Return none: with "scalars" the tab would appear for every folder of logs."""

@@ -42,8 +42,8 @@ def test_the_loss_scale_is_taken_out_whoever_unscales(unscales: bool, fused: boo
 def test_a_disabled_scaler_changes_nothing() -> None:
     norms = torch.tensor([2.0])
 
-    assert LossScale(torch.amp.GradScaler("cpu", enabled=False)).without(norms) is norms
-    assert LossScale(None).without(norms) is norms
+    assert LossScale(torch.amp.GradScaler("cpu", enabled=False)).unscale(norms) is norms
+    assert LossScale(None).unscale(norms) is norms
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -59,7 +59,7 @@ def test_only_the_optimizer_that_steps_the_parameters_is_asked_whether_it_was_un
     scaler.unscale_(optimizers[0])
     norms = torch.tensor([64.0])
 
-    found = LossScale(scaler, list(models[0 if own else 1].parameters())).without(
+    found = LossScale(scaler, list(models[0 if own else 1].parameters())).unscale(
         norms, unscaled_with_gradients=True
     )
 

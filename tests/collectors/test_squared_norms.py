@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 from noisescale.collectors.squared_norms import (
     norms_of,
     norms_of_one,
-    scaled,
+    scale,
     squared_norm,
     sums_of_squares,
 )
@@ -123,6 +123,6 @@ def test_what_was_scaled_has_the_norm_of_what_is_scaled(elements: int) -> None:
     tensor = torch.randn(elements, generator=torch.Generator().manual_seed(0))
 
     for norms in (norms_of([tensor]), norms_of_one(tensor)):
-        result = sums_of_squares([scaled(norms, 3.0), norms], device=CPU)
+        result = sums_of_squares([scale(norms, 3.0), norms], device=CPU)
 
         assert result.tolist() == pytest.approx([9 * by_numpy(tensor), by_numpy(tensor)], rel=1e-6)

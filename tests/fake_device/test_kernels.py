@@ -39,9 +39,9 @@ def launched(parameters: Sequence[Parameter], **options: Any) -> int:
     """To sum up the norms of their gradients."""
     norms = GradientNorms([(str(i), p) for i, p in enumerate(parameters)], **options)
     pieces = [Piece(i, p.grad) for i, p in enumerate(parameters) if p.grad is not None]
-    norms.sums(norms.of(pieces))  # what is asked of the device once
+    norms.sums(norms.compute(pieces))  # what is asked of the device once
     with Transfers() as transfers:
-        norms.sums(norms.of(pieces))
+        norms.sums(norms.compute(pieces))
     return transfers.launched
 
 

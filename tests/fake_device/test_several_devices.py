@@ -376,7 +376,7 @@ def test_a_loss_scale_is_taken_out_on_another_device() -> None:
     scaler = torch.amp.GradScaler("fake", init_scale=4.0)
     scaler.scale(torch.ones((), device="fake:1"))
 
-    unscaled = LossScale(scaler).without(torch.full((2,), 32.0, device="fake:0"))
+    unscaled = LossScale(scaler).unscale(torch.full((2,), 32.0, device="fake:0"))
 
     assert unscaled.tolist() == [2.0, 2.0]
     assert unscaled.device == torch.device("fake:0")

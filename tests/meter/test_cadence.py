@@ -13,7 +13,7 @@ def measured(cadence: Cadence, steps: int, kappa: float) -> list[int]:
     spent, those = Spent(), []
     for step in range(1, steps + 1):
         if due := cadence.due(step, spent, kappa):
-            spent = spent.after(due, kappa)
+            spent = spent.plus(due, kappa)
             those.append(step)
     return those
 
@@ -91,7 +91,7 @@ def test_a_step_of_another_cost_is_paid_from_the_same_budget() -> None:
     for step in range(1, 10_001):
         kappa = HALF if step % 20 == 0 else MICRO_BATCH
         if due := cadence.due(step, spent, kappa):
-            spent = spent.after(due, kappa)
+            spent = spent.plus(due, kappa)
 
     assert 99 <= spent.budget + spent.opening <= 100
     assert spent.opening == HALF * spent.opening_steps <= HALF * 32

@@ -19,7 +19,7 @@ def test_steps_of_one_batch_size_count_alike_with_those_that_they_stand_for() ->
     stands_for = rng.integers(1, 9, 20)
     run = RunAverage()
     for q, s, n in zip(signal, noise, stands_for, strict=True):
-        run = run.after(GradientMoments(q, s), 64.0, int(n))
+        run = run.plus(GradientMoments(q, s), 64.0, int(n))
 
     assert run.mean is not None
     assert run.mean.grad_sq_norm == pytest.approx(np.average(signal, weights=stands_for))
@@ -34,9 +34,9 @@ def test_a_step_counts_by_its_progress(first: float, then: float) -> None:
     """
     run = RunAverage()
     for _ in range(8):
-        run = run.after(GradientMoments(5.0, 200.0), first)
+        run = run.plus(GradientMoments(5.0, 200.0), first)
     for _ in range(80):
-        run = run.after(GradientMoments(1.0, 40.0), then)
+        run = run.plus(GradientMoments(1.0, 40.0), then)
 
     progress = [8 * first / (first + 40), 80 * then / (then + 40)]
     assert run.mean is not None
@@ -45,8 +45,8 @@ def test_a_step_counts_by_its_progress(first: float, then: float) -> None:
 
 
 def test_where_no_signal_is_seen_a_step_counts_by_its_batch_size() -> None:
-    run = RunAverage().after(GradientMoments(-1.0, 200.0), 16.0)
-    run = run.after(GradientMoments(1.0, 100.0), 64.0)
+    run = RunAverage().plus(GradientMoments(-1.0, 200.0), 16.0)
+    run = run.plus(GradientMoments(1.0, 100.0), 64.0)
     assert run.mean is not None
     assert run.mean.noise_trace == pytest.approx((16 * 200 + 64 * 100) / 80)
 

@@ -9,11 +9,11 @@ import pytest
 from noisescale import GradientMoments, NoiseScale, Plan
 from noisescale.scheduling.decision import (
     ControllerState,
-    adopted,
+    adopt_plan,
     decision,
-    informed,
     most_rows,
-    resumed,
+    resume,
+    with_noise_scale,
 )
 from noisescale.scheduling.learning_rate import Factors
 from noisescale.scheduling.policy import Wanted
@@ -33,13 +33,15 @@ def settings(
         max_batch_size=max_batch_size,
         max_device_batch_size=max_device_batch_size,
     )
-    return Settings.checked(options)
+    return Settings.from_options(options)
 
 
 def test_a_decision_leaves_the_state_that_it_is_taken_on_and_repeats() -> None:
     before = copy.deepcopy(LATER)
 
-    informed_once, informed_twice = (informed(settings(), LATER, KNOWN, 0.1) for _ in range(2))
+    informed_once, informed_twice = (
+        with_noise_scale(settings(), LATER, KNOWN, 0.1) for _ in range(2)
+    )
     first, again = (decision(settings(), informed_once, Wanted(64, "why")) for _ in range(2))
 
     assert before == LATER
@@ -61,7 +63,7 @@ def test_a_decision_has_the_plan_the_factor_and_when_it_moved() -> None:
 
 
 def test_a_plan_that_is_adopted_again_is_no_move() -> None:
-    state, move = adopted(settings(), LATER, LATER.plan, "why")
+    state, move = adopt_plan(settings(), LATER, LATER.plan, "why")
 
     assert move is None
     assert state.examples_at_move == -math.inf
@@ -82,7 +84,7 @@ def test_a_saved_plan_goes_on_where_devices_and_micro_batches_are_the_same(
 ) -> None:
     saved = LATER._replace(plan=Plan(8, 12))
 
-    assert resumed(settings(), now, saved, device_batch_size).plan == expected
+    assert resume(settings(), now, saved, device_batch_size).plan == expected
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_what_memory_suffices_for_goes_on_below_what_the_user_says(
 ) -> None:
     chosen = settings(max_device_batch_size=most)
 
-    state = resumed(chosen, START.plan, LATER._replace(lowered_to=lowered_to))
+    state = resume(chosen, START.plan, LATER._replace(lowered_to=lowered_to))
 
     assert most_rows(chosen, state) == expected
     assert state.lowered_to == (None if expected == most else expected)

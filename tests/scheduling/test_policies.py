@@ -74,7 +74,7 @@ def test_the_critical_batch_size_so_far_is_that_of_the_whole_tradeoff() -> None:
     run = RunSoFar()
 
     for values in zip(b, batch, steps, strict=True):
-        run = run.after(
+        run = run.plus(
             noise_scale(values[0], low=1.0, high=1e9), batch_size=values[1], steps=values[2]
         )
 
@@ -87,16 +87,16 @@ def test_unresolved_steps_count_with_what_was_known_last_or_is_above_it() -> Non
     run = RunSoFar()
 
     # Not known yet: it waits.
-    run = run.after(noise_scale(math.nan, low=40.0), batch_size=8, steps=10)
+    run = run.plus(noise_scale(math.nan, low=40.0), batch_size=8, steps=10)
     assert run.critical_batch_size is None
-    run = run.after(noise_scale(20.0, high=30.0), batch_size=16, steps=5)
+    run = run.plus(noise_scale(20.0, high=30.0), batch_size=16, steps=5)
     steps = 10 / (1 + 20 / 8) + 5 / (1 + 20 / 16)
     assert run.min_steps == pytest.approx(steps)
     assert run.critical_batch_size == pytest.approx(20.0)
 
     for low, counted in ((5.0, 20.0), (60.0, 60.0)):
         before = run.min_steps, run.min_examples
-        run = run.after(noise_scale(math.nan, low=low), batch_size=8, steps=10)
+        run = run.plus(noise_scale(math.nan, low=low), batch_size=8, steps=10)
         steps = 10 / (1 + counted / 8)
         assert run.min_steps - before[0] == pytest.approx(steps)
         assert run.min_examples - before[1] == pytest.approx(steps * counted)
@@ -107,10 +107,10 @@ def test_steps_whose_averages_show_no_noise_count_with_what_is_known(value: floa
     """Over few steps with parts of unequal weight the averaged tr(Σ) may well be negative."""
     run, none_seen = RunSoFar(), noise_scale(value, high=3.0)
 
-    run = run.after(none_seen, batch_size=8, steps=10)
+    run = run.plus(none_seen, batch_size=8, steps=10)
     assert run.critical_batch_size is None
-    run = run.after(noise_scale(20.0, high=30.0), batch_size=8, steps=5)
-    run = run.after(none_seen, batch_size=8, steps=5)
+    run = run.plus(noise_scale(20.0, high=30.0), batch_size=8, steps=5)
+    run = run.plus(none_seen, batch_size=8, steps=5)
 
     assert run.min_steps == pytest.approx(20 / (1 + 20 / 8))
     assert run.critical_batch_size == pytest.approx(20.0)
@@ -118,12 +118,12 @@ def test_steps_whose_averages_show_no_noise_count_with_what_is_known(value: floa
 
 def test_the_run_so_far_goes_on_from_its_state() -> None:
     run = RunSoFar()
-    run = run.after(noise_scale(30.0, high=50.0), batch_size=8, steps=10)
-    run = run.after(noise_scale(math.nan), batch_size=16, steps=5)
+    run = run.plus(noise_scale(30.0, high=50.0), batch_size=8, steps=10)
+    run = run.plus(noise_scale(math.nan), batch_size=16, steps=5)
 
     resumed = restore(RunSoFar(), json.loads(json.dumps(to_builtins(run))))
     run, resumed = (
-        one.after(noise_scale(60.0, high=90.0), batch_size=16, steps=5) for one in (run, resumed)
+        one.plus(noise_scale(60.0, high=90.0), batch_size=16, steps=5) for one in (run, resumed)
     )
 
     assert resumed.critical_batch_size == run.critical_batch_size

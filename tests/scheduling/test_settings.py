@@ -10,7 +10,7 @@ from noisescale.scheduling.settings import SchedulerOptions, Settings
 
 
 def test_settings_stay_as_they_were_checked() -> None:
-    settings = Settings.checked(SchedulerOptions(max_batch_size=64))
+    settings = Settings.from_options(SchedulerOptions(max_batch_size=64))
 
     with pytest.raises(FrozenInstanceError):
         settings.bounds = Bounds()
@@ -20,7 +20,7 @@ def test_settings_stay_as_they_were_checked() -> None:
 
 def test_the_policy_of_each_run_has_a_state_of_its_own() -> None:
     options = SchedulerOptions(policy="seesaw")
-    first, second = (Settings.checked(options).policy for _ in range(2))
+    first, second = (Settings.from_options(options).policy for _ in range(2))
 
     first.load_state_dict({"batch_size": 8})
 

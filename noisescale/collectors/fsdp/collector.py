@@ -38,7 +38,7 @@ from noisescale.collectors.rows.window_layout import (
     mean_inverse,
     weighted_rounds,
 )
-from noisescale.collectors.squared_norms import scaled
+from noisescale.collectors.squared_norms import scale
 from noisescale.guard import keeps_errors
 
 
@@ -56,7 +56,7 @@ class _Step:
     captured: Norms
     passes: int = 0
     rounds: list[int] = field(default_factory=list)
-    """For each the passes up to its end."""
+    """The number of passes up to the end of each round."""
     scattered_only: bool = False
     """Whether the last round's gradients are still to be summed over replicas."""
     in_parts: bool = False
@@ -97,7 +97,7 @@ class FsdpCollector(Collector):
         replicas = mesh_info.mesh.size() // mesh_info.shard_mesh_size
         self._average = _AveragedShards(self.norms, self.group, replicas)
         self._units = [Unit(unit, self.norms, self._on_reduce) for unit in units]
-        self._step = _Step(self.norms.none())
+        self._step = _Step(self.norms.empty())
         self._live: _Pass | None = None
 
     @property
@@ -151,7 +151,7 @@ class FsdpCollector(Collector):
         """Begin another step."""
         super().reset()
         self._live = None
-        self._step = _Step(self.norms.none())
+        self._step = _Step(self.norms.empty())
         for unit in self._units:
             unit.reset()
 
@@ -186,14 +186,14 @@ class FsdpCollector(Collector):
             step.in_parts |= not all(u.reduces for u in self._units)
         step.in_parts |= unit in live.reduced or unit.waiting is not None
         live.reduced.add(unit)
-        self._average.came |= unit.came_in(buffer)
-        unit.cut(buffer, partial(self._add, unit.factor * unit.divided_by(buffer.dtype)))
+        self._average.came |= unit.parameters_in(buffer)
+        unit.cut(buffer, partial(self._add, unit.factor * unit.reduce_divisor(buffer.dtype)))
 
     @keeps_errors
     def _add(self, factor: float, pieces: list[Piece]) -> None:
         """Add the norms of a buffer, times `factor`: p.grad is the mean of these gradients."""
-        for captured, norms in zip(self._step.captured, self.norms.of(pieces), strict=True):
-            captured.extend(norms if factor == 1 else scaled(norms, factor))
+        for captured, norms in zip(self._step.captured, self.norms.compute(pieces), strict=True):
+            captured.extend(norms if factor == 1 else scale(norms, factor))
 
 
 class _AveragedShards(AveragedGradient):
@@ -205,15 +205,15 @@ class _AveragedShards(AveragedGradient):
         super().__init__(norms, group)
         self._replicas = replicas
 
-    def now(self) -> Tensor:
-        """This rank's share as `p.grad` is now, shape (entries,)."""
+    def current_sq_norms(self) -> Tensor:
+        """Return this rank's share as `p.grad` is now, shape (entries,)."""
         norms, pieces = self._norms, []
         for index, p in enumerate(norms.parameters):
             if p.grad is not None and p.requires_grad:
                 pieces.append(Piece(index, p.grad.to_local()))  # type: ignore[attr-defined]
             elif p.requires_grad:
                 self.gone |= {index} & self.came
-        return norms.sums(norms.of(pieces)).div_(self._replicas)
+        return norms.sums(norms.compute(pieces)).div_(self._replicas)
 
 
 def _ranks_of(mesh: Any) -> dist.ProcessGroup | None:

@@ -47,7 +47,7 @@ except ImportError:  # before torch 2.9, or built without distributed
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether `fully_shard` was applied to any module in the model."""
+    """Return whether `fully_shard` was applied to any module in the model."""
     # By name, for a torch that was built without distributed.
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     return "FSDPModule" in kinds
@@ -66,7 +66,7 @@ class Unit(HookErrors, ReduceScatter):
         self, unit: Any, norms: GradientNorms, on_reduce: Callable[[Unit, Tensor], None]
     ) -> None:
         self.waiting: Callable[[int], None] | None = None
-        """Told which parameters are in a buffer whose contents are not known yet."""
+        """Called with each parameter in a buffer whose contents are not known yet."""
         self._unit = unit
         self._on_reduce = on_reduce
         self._wrapped: Any = unit._reduce_scatter_comm
@@ -99,8 +99,8 @@ class Unit(HookErrors, ReduceScatter):
         ranks: int = self._unit.mesh_info.mesh.size()
         return ranks / (self._unit.gradient_divide_factor or ranks)
 
-    def divided_by(self, dtype: torch.dtype) -> float:
-        """The divisor of the buffer before it is reduced: half precision would overflow."""
+    def reduce_divisor(self, dtype: torch.dtype) -> float:
+        """Return the divisor of a buffer before it is reduced: half precision needs it."""
         unit = self._unit
         before, _, _, _ = _get_gradient_divide_factors(
             unit._reduce_scatter_process_group,
@@ -112,8 +112,8 @@ class Unit(HookErrors, ReduceScatter):
         )
         return before or 1.0
 
-    def came_in(self, buffer: Tensor) -> set[int]:
-        """The measured parameters in a buffer, by index; none if some trained one is not in it."""
+    def parameters_in(self, buffer: Tensor) -> set[int]:
+        """Return the indices of measured parameters in a buffer; none if it lacks a trained one."""
         trained = [i for i, p in enumerate(self._unit.fsdp_params) if p.sharded_param.requires_grad]
         elements = buffer.numel() // self._unit.mesh_info.shard_mesh_size
         if sum(self._columns[i] for i in trained) != elements:
@@ -193,29 +193,29 @@ class Unit(HookErrors, ReduceScatter):
     def _cut_later(
         self, rows: Tensor, trained: list[int], take: Callable[[list[Piece]], None]
     ) -> None:
-        """Some parameter got no gradient, and FSDP does not say which until it has reduced.
+        """Cut a buffer that lacks the gradient of some parameter, once it is known which one.
 
-        Then it calls the hooks of every parameter that was in the buffer, in order, as autograd
-        does where it has written a gradient.
+        FSDP does not say until it has reduced. Then it calls the hooks of every parameter that
+        was in the buffer, in order, as autograd does where it has written a gradient.
         """
         present: list[int] = []
 
-        def found(position: int) -> None:
+        def note_present(position: int) -> None:
             present.append(position)
             if sum(self._columns[i] for i in present) == rows.shape[1]:
                 self.waiting = None
                 keep_from(None, [rows])  # FSDP keeps the buffer for its reduce-scatter only
                 take(self._pieces(rows, present))
 
-        self.waiting = found
+        self.waiting = note_present
         if not self._hooks:
             for position in trained:
                 parameter = self._unit.fsdp_params[position].sharded_param
-                hook = partial(self._on_written, position)
+                hook = partial(self._on_write, position)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
     @keeps_errors
-    def _on_written(self, position: int, _: Tensor) -> None:
+    def _on_write(self, position: int, _: Tensor) -> None:
         if self.waiting is not None:
             self.waiting(position)
 

@@ -31,11 +31,11 @@ from noisescale.guard import WarnOnce
 _LOSS = "The loss must be a mean over rows that do not act on one another, got one in which they do"
 
 _MOST_KINDS = 16
-"""Of graphs of which derivatives are taken."""
+"""The most kinds of graphs of which derivatives are taken."""
 
 
 class Derived(NamedTuple):
-    """What derivatives show."""
+    """What derivatives show of rows that act on each other."""
 
     shares: list[Tensor]
     """The shares of a derivative that are on other rows, of network and loss, shape (1,)."""
@@ -81,13 +81,13 @@ class RowsApart:
         return ""
 
     def is_derived(self, kind: Hashable) -> bool:
-        """Whether derivatives have shown that rows do not act on each other in such graphs."""
+        """Return whether derivatives have shown that rows stay apart in graphs of this kind."""
         return kind in self._derived
 
     def by_derivatives(
         self, graph: Graph, cut: Cut, rows: int, groups: RowGroups | None, gradient: Tensor
     ) -> Derived:
-        """Take derivatives, for `found`. The host does not wait for them.
+        """Take derivatives, for `judge_derivatives`. The host does not wait for them.
 
         Args:
             graph: The graph of the loss.
@@ -111,8 +111,8 @@ class RowsApart:
             )
         return Derived([in_network, in_loss])
 
-    def found(self, in_network: float, in_loss: float, kind: Hashable) -> str:
-        """Say that rows act on each other, by derivatives; empty if these do not show it.
+    def judge_derivatives(self, in_network: float, in_loss: float, kind: Hashable) -> str:
+        """Say that rows act on each other, by derivatives; empty if derivatives do not show it.
 
         Args:
             in_network: The first of `Derived.shares`.

@@ -32,13 +32,13 @@ class ModuleCalls(HookErrors):
         self._remove: Callable[[], None] | None = None
 
     @property
-    def on(self) -> bool:
+    def is_on(self) -> bool:
         """Whether calls are recorded."""
         return self._remove is not None
 
     def switch(self, on: bool) -> None:
         """Start or stop recording calls."""
-        if on == self.on:
+        if on == self.is_on:
             return
         self._depth = 0
         if self._remove is not None:
@@ -86,7 +86,7 @@ class ModuleCalls(HookErrors):
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in the output of a module: one, or a mapping or sequence of them."""
+    """Yield the tensors in the output of a module: one, or a mapping or sequence of them."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):

@@ -45,7 +45,7 @@ class Halves(NamedTuple):
     sq_norms: Tensor
     """|g_s|², shape (entries,)."""
     which: int
-    """Of the step's backward passes."""
+    """The index of the backward pass in the step."""
     parts: Parts
 
 
@@ -59,7 +59,7 @@ class _Batch(NamedTuple):
     row_weights: Tensor | None
     row_groups: RowGroups | None
     which: int
-    """Of the step's backward passes."""
+    """The index of the backward pass in the step."""
 
 
 _NOTHING = _Batch(0.0, None, None, None, 0)
@@ -141,7 +141,7 @@ class HalvesCollector(MicroBatchCollector):
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Measure the halves of a batch that is likely the step's only one, and do as `super`."""
         likely = self._takes_a_pass if self._last is None else self._last
-        if self._none_before:
+        if self._is_first_to_reach:
             self._halves = None
             batch = self._expected._replace(size=size, which=len(self._step.passes))
             if likely and isinstance(loss, Tensor) and loss.requires_grad:
@@ -152,9 +152,9 @@ class HalvesCollector(MicroBatchCollector):
         super().before_backward(loss, size, capture_average=capture_average)
 
     def small_sq_norms(self) -> Tensor | None:
-        """Σ|g_part|² over the halves or micro-batches since the last reset.
+        """Return Σ|g_part|² over the halves or micro-batches since the last reset.
 
-        For one batch it is |g|² + |g_s|², the mean over both halves.
+        The result for one batch is |g|² + |g_s|², the mean over both halves.
         """
         small = super().small_sq_norms()
         if sum(self.reached) > 1:
@@ -176,7 +176,7 @@ class HalvesCollector(MicroBatchCollector):
         return UNKNOWN if len(sizes) == 1 else super().layout(sizes, loss_divisor)
 
     def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """As `layout`, with weights; of a single batch only those of its rows have an effect."""
+        """Return the layout with weights. In a single batch only weights of rows have an effect."""
         if len(sizes) == 1 and self._halves is not None:
             return self._halves.parts.layout()
         return UNKNOWN if len(sizes) == 1 else super().weighted_layout(sizes, weights)
@@ -203,8 +203,8 @@ class HalvesCollector(MicroBatchCollector):
         self._cuts.watch(self.watching)
 
     @property
-    def _none_before(self) -> bool:
-        """Whether no earlier pass of the step came to a measured parameter."""
+    def _is_first_to_reach(self) -> bool:
+        """Whether no earlier pass of the step reached a measured parameter."""
         return not any(self.reached)
 
     @keeps_errors
@@ -221,7 +221,7 @@ class HalvesCollector(MicroBatchCollector):
 
     @keeps_errors
     def _measure(self, loss: GradientEdge, gradient: Tensor, batch: _Batch) -> None:
-        parts = Parts.checked(batch.size, batch.rows, batch.row_weights, batch.row_groups)
+        parts = Parts.from_batch(batch.size, batch.rows, batch.row_weights, batch.row_groups)
         if parts.number > parts.size > 0:
             raise EndsTraining(
                 f"The size that is counted must be at least the {parts.kind} of the batch, got"
@@ -242,7 +242,7 @@ class HalvesCollector(MicroBatchCollector):
             return
         captured = Captured(self.norms)
         live: list[Tensor] | None = [] if parts.row_weights is None else None
-        with self._cuts.nothing_else_changed():
+        with self._cuts.change_nothing_else():
             self._draws += 1
             row_pass(
                 loss,
@@ -265,5 +265,5 @@ class HalvesCollector(MicroBatchCollector):
     @keeps_errors
     def _on_gradient(self, index: int, gradient: Tensor) -> None:
         super()._on_gradient(index, gradient)
-        if self._live is not None and self._none_before and not measuring():
+        if self._live is not None and self._is_first_to_reach and not measuring():
             self._cuts.compare(index, gradient)

@@ -26,9 +26,9 @@ from noisescale.collectors.halves.graph import (
     Output,
     Region,
     dimensions_of,
-    ends_first,
     kind,
-    that_lead_to,
+    nodes_leading_to,
+    order_from_ends,
     walk,
 )
 
@@ -51,7 +51,7 @@ _CURVED = {
 
 
 class _Parts(NamedTuple):
-    """Rows were split into so many each."""
+    """The sizes of the parts that rows were split into."""
 
     rows: tuple[int, ...]
 
@@ -64,11 +64,11 @@ class _Step(NamedTuple):
     inputs: int
     edges: tuple[Edge, ...]
     from_rows: list[Edge]
-    """Those of its edges whose tensors come from the cut."""
+    """The node's edges whose tensors come from the cut."""
     summed: list[bool]
-    """Of each of those, whether rows have been summed over."""
+    """Whether rows have been summed over, for each edge of `from_rows`."""
     picked: list[tuple[Hashable, ...]]
-    """Of each of those, how its rows were picked out of the batch's."""
+    """How rows were picked out of the batch, for each edge of `from_rows`."""
 
 
 def where_rows_meet(
@@ -100,10 +100,10 @@ def where_rows_meet(
             return maker
     stops = set(cut.region.stops)
     ends = [edge.node for edge in stops if edge.node is not None]
-    leading = that_lead_to(cut.region, ends)
+    leading = nodes_leading_to(cut.region, ends)
     summed: dict[Node, bool] = {}
     picked: dict[Node, tuple[Hashable, ...]] = {}
-    for node in ends_first(cut.region, leading):
+    for node in order_from_ends(cut.region, leading):
         edges = cut.region.nodes[node]
         from_rows = [edge for edge in edges if edge in stops or edge.output[0] in leading]
         step = _Step(
@@ -113,7 +113,7 @@ def where_rows_meet(
             edges,
             from_rows,
             [edge not in stops and summed.get(edge.output[0], False) for edge in from_rows],
-            [() if edge in stops else _picked(edge, picked) for edge in from_rows],
+            [() if edge in stops else _picks_of(edge, picked) for edge in from_rows],
         )
         if _meets(graph, node, step, rows, groups, derived):
             return f"{step.kind} of shape {step.shape}"
@@ -123,13 +123,13 @@ def where_rows_meet(
     return None
 
 
-def _picked(edge: Edge, picked: Mapping[Node, tuple[Hashable, ...]]) -> tuple[Hashable, ...]:
+def _picks_of(edge: Edge, picked: Mapping[Node, tuple[Hashable, ...]]) -> tuple[Hashable, ...]:
     how = picked.get(edge.output[0], ())
     return (*how, edge.output[1]) if how and isinstance(how[-1], _Parts) else how
 
 
 def _pick(graph: Graph, node: Node, step: _Step, rows: int) -> tuple[Hashable, ...]:
-    """How a node picks rows, or puts them in order; empty if it leaves them as they are."""
+    """Return how a node picks rows, or orders them; empty if it leaves rows as they are."""
     shape = graph.shape(step.from_rows[0].output)
     if not has_rows(shape[:1], rows):
         return ()
@@ -158,7 +158,7 @@ def _content(index: Tensor) -> tuple[str, bytes]:
 
 
 def _groups_after(how: tuple[Hashable, ...], groups: RowGroups) -> Hashable:
-    """The groups of rows that were picked so; `how` itself where that is not known."""
+    """Return the groups of rows that were picked by `how`; `how` itself if these are not known."""
     now, parts = groups.of_rows.numpy(), [groups.of_rows.numpy()]
     for pick in how:
         match pick:
@@ -176,13 +176,16 @@ def _groups_after(how: tuple[Hashable, ...], groups: RowGroups) -> Hashable:
 
 
 def is_root_of_one_number(graph: Graph, node: Node) -> bool:
-    """Whether a node gives the root of one number."""
+    """Return whether a node gives the root of one number."""
     root = kind(node) == "Pow" and getattr(node, "_saved_exponent", None) == 0.5
     return not graph.shape((node, 0)) and (root or kind(node) == "Sqrt")
 
 
 def is_chain(region: Region) -> bool:
-    """Whether each operation of a loss has one input: rows meet only where the name says it."""
+    """Return whether each operation of a loss has one input.
+
+    Rows then act on each other only in operations whose name says it.
+    """
     return all(len(edges) <= 1 for edges in region.nodes.values())
 
 
@@ -237,7 +240,7 @@ def _meets(
 
 
 def _is_summed(graph: Graph, node: Node, step: _Step, rows: int) -> bool:
-    """Whether rows have been summed over in what the node gives."""
+    """Return whether rows have been summed over in what the node gives."""
     if all(step.summed) or not step.shape:
         return True
     if step.kind in _PRODUCTS and len(step.shape) == 2:
@@ -248,7 +251,7 @@ def _is_summed(graph: Graph, node: Node, step: _Step, rows: int) -> bool:
 
 
 def _is_summed_by_product(graph: Graph, step: _Step, edge: Edge, rows: int) -> bool:
-    """Whether a product of two matrices sums over the rows of a factor: Xᵀ·W, or W·X."""
+    """Return whether a product of two matrices sums over the rows of a factor: Xᵀ·W, or W·X."""
     shape = graph.shape(edge.output)
     if edge.position == step.inputs - 1:
         return has_rows(shape[:1], rows)
@@ -260,7 +263,7 @@ def _is_summed_by_product(graph: Graph, step: _Step, edge: Edge, rows: int) -> b
 def _sums_over_rows(
     node: Node, inputs: Sequence[tuple[int, ...]], shape: tuple[int, ...], rows: int
 ) -> bool:
-    """Whether an operation goes over the first dimension, where that has rows."""
+    """Return whether an operation goes over the first dimension, where that has rows."""
     if not any(has_rows(one[:1], rows) for one in inputs):
         return False
     dimensions = len(next(one for one in inputs if has_rows(one[:1], rows)))
@@ -274,7 +277,7 @@ def _sums_over_rows(
 
 
 def _is_of_rows(step: _Step, rows: int, groups: RowGroups | None) -> bool:
-    """Whether both factors of a product, its last two inputs, come from rows of the cut.
+    """Return whether both factors of a product, its last two inputs, come from rows of the cut.
 
     One that needs no gradient may be anything: rows, if there are as many.
     """
@@ -289,12 +292,12 @@ def _is_of_rows(step: _Step, rows: int, groups: RowGroups | None) -> bool:
 
 
 def _is_spread_out(shape: tuple[int, ...], inputs: Sequence[tuple[int, ...]], rows: int) -> bool:
-    """Whether rows stand in its first two dimensions, while an input has them in the second."""
+    """Return whether rows are in the first two dimensions, but in the second one of an input."""
     if len(shape) < 2 or shape[0] != shape[1] or not has_rows(shape[:1], rows):
         return False
     return any(one[:2] == (1, shape[1]) for one in inputs)
 
 
 def has_rows(leading: tuple[int, ...], rows: int) -> bool:
-    """Whether the first dimension has one or more rows for each example."""
+    """Return whether the first dimension has one or more rows for each example."""
     return bool(leading) and leading[0] > 0 and leading[0] % rows == 0

@@ -13,7 +13,15 @@ from typing import NamedTuple
 
 from torch.autograd.graph import GradientEdge
 
-from noisescale.collectors.halves.graph import Graph, Node, Output, Region, kind, that_lead_to, walk
+from noisescale.collectors.halves.graph import (
+    Graph,
+    Node,
+    Output,
+    Region,
+    kind,
+    nodes_leading_to,
+    walk,
+)
 
 _VIEWS = ("View", "UnsafeView", "_UnsafeView", "ReshapeAlias")
 
@@ -56,8 +64,10 @@ class Pattern(NamedTuple):
     names: tuple[tuple[str, int], ...]
     """Kinds of nodes in the order of the walk, and how many gradients each passes on."""
     stops: tuple[tuple[int, int, int], ...]
-    """Of the edges that are cut: the node by its place in the walk (-1: the start), the position
-    and the repeats."""
+    """The node, the position and the repeats of each edge that is cut.
+
+    A node is given by its place in the walk; -1 is the start.
+    """
 
 
 def find_cut(
@@ -125,7 +135,7 @@ def find_again(loss: GradientEdge, rows: int, pattern: Pattern) -> list[CutEdge]
 
 
 class _Search:
-    """For a cut of one graph."""
+    """A search for a cut of one graph."""
 
     def __init__(
         self,
@@ -170,7 +180,7 @@ class _Search:
                 if any(self._is_square((node, i)) for i in range(len(graph.shapes(node))))
                 and not graph.is_weight(node)
             ]
-            avoided = that_lead_to(above, coupled)
+            avoided = nodes_leading_to(above, coupled)
 
         def takes(output: Output) -> int:
             node = output[0]
@@ -180,10 +190,10 @@ class _Search:
 
         region = graph.region(lambda output: output in called and takes(output))
         met = bool(region.stops)
-        past = self._trained(region)
+        past = self._trained_parameters(region)
         leaky: Collection[Node] = frozenset()
         if {index for index in past.values() if index not in self.scalars} or not met:
-            leaky = that_lead_to(
+            leaky = nodes_leading_to(
                 region, [n for n, i in past.items() if not met or i not in self.scalars]
             )
 
@@ -192,17 +202,17 @@ class _Search:
 
         region = graph.region(stops_at)
         # What is behind a cut is cut off there: a way round the cut is cut before it comes to that.
-        behind = graph.behind([edge.output[0] for edge in region.stops])
+        behind = graph.nodes_behind([edge.output[0] for edge in region.stops])
         if not behind.isdisjoint(region.nodes):
             region = graph.region(
                 lambda output: takes(output) and (stops_at(output) or output[0] in behind)
             )
-        past = self._trained(region)
+        past = self._trained_parameters(region)
         edges = [CutEdge(e.node, e.position, takes(e.output)) for e in region.stops]
         return Cut(edges, sorted(set(past.values())), region), met
 
-    def _trained(self, region: Region) -> dict[Node, int]:
-        """The trained parameters in a region, which no stop separates from the loss."""
+    def _trained_parameters(self, region: Region) -> dict[Node, int]:
+        """Return the trained parameters in a region: no stop separates them from the loss."""
         return {
             node: self._parameters[id(node.variable)]
             for node in region.nodes
@@ -213,7 +223,7 @@ class _Search:
         return self._graph.shape(output) == (self._rows, self._rows)
 
     def _repeats(self, output: Output, several: bool) -> int:
-        """How many rows each example has in it, next to each other; 0 if it has none."""
+        """Return how many neighbouring rows each example has in an output; 0 if it has none."""
         shape = self._graph.shape(output)
         if shape[:1] == (self._rows,):
             return 1
@@ -224,7 +234,7 @@ class _Search:
         return self._repeated[output]
 
     def _was_viewed(self, output: Output) -> bool:
-        """Whether its rows come from a view of a tensor with the rows of the batch in front."""
+        """Return whether an output's rows come from a view of a tensor with the batch in front."""
 
         def leading_to(node: Node, rows: tuple[int, ...]) -> list[Node]:
             edges = self._graph.edges(node)

@@ -24,7 +24,7 @@ LARGEST_SHARE = 1e-4
 
 
 class NoDerivativeError(Exception):
-    """There is no second derivative, and why."""
+    """There is no second derivative; the text says why."""
 
 
 def derivatives(
@@ -40,7 +40,7 @@ def derivatives(
 
 
 def ends_of(cut: Cut) -> dict[Output, int]:
-    """The tensors at the cut, and how many rows each example has in them."""
+    """Return the tensors at the cut, and how many rows each example has in them."""
     return {
         stop.output: edge.repeats for stop, edge in zip(cut.region.stops, cut.edges, strict=True)
     }
@@ -65,7 +65,7 @@ def random_on_rows(
 ) -> Tensor:
     """Return random numbers of a tensor's shape, times a factor for each row; `alike` in all."""
     shape = graph.shape(output)
-    dtype, device = graph.kept_in(output)
+    dtype, device = graph.dtype_and_device(output)
     drawn = torch.randn(
         (1 if alike else shape[0], *shape[1:]),
         generator=generator,
@@ -78,7 +78,7 @@ def random_on_rows(
 
 
 def sq_norms(one: Tensor) -> Tensor:
-    """|row|² of each row."""
+    """Return |row|² of each row."""
     if one.is_complex():
         one = torch.view_as_real(one)
     dtype = torch.promote_types(one.dtype, torch.float32)

@@ -25,14 +25,14 @@ _T = TypeVar("_T")
 
 
 class Edge(NamedTuple):
-    """Where a gradient flows: out of a node, into the one that made what it is the gradient of."""
+    """An edge along which a gradient flows, from a node to the node that made `output`."""
 
     node: Node | None
-    """Nearer to the loss; None: the backward pass starts with this gradient."""
+    """The node nearer to the loss; None: the backward pass starts with this gradient."""
     position: int
-    """Which of the node's inputs it is."""
+    """The index of the output among the node's inputs."""
     output: Output
-    """Whose gradient flows."""
+    """The output whose gradient flows."""
 
 
 class Region(NamedTuple):
@@ -58,7 +58,7 @@ class Graph:
         return self.region(lambda _: False).nodes
 
     def edges(self, node: Node) -> tuple[Edge, ...]:
-        """Where gradients flow from a node."""
+        """Return where gradients flow from a node."""
         if node not in self._edges:
             self._edges[node] = tuple(
                 Edge(node, position, output)
@@ -68,7 +68,7 @@ class Graph:
         return self._edges[node]
 
     def shape(self, output: Output) -> tuple[int, ...]:
-        """The shape of what a node gave; () where it is not known."""
+        """Return the shape of what a node gave; () where it is not known."""
         node, which = output
         if node not in self._shapes:
             self._shapes[node] = [tuple(x.shape) for x in node._input_metadata]
@@ -76,22 +76,22 @@ class Graph:
         return shapes[which] if which < len(shapes) else ()
 
     def shapes(self, node: Node) -> list[tuple[int, ...]]:
-        """The shapes of all that a node gave."""
+        """Return the shapes of all that a node gave."""
         self.shape((node, 0))
         return self._shapes[node]
 
-    def kept_in(self, output: Output) -> tuple[torch.dtype, torch.device]:
-        """The kind of numbers in what a node gave, and the device that has them."""
+    def dtype_and_device(self, output: Output) -> tuple[torch.dtype, torch.device]:
+        """Return the kind of numbers in what a node gave, and the device that has them."""
         metadata = output[0]._input_metadata[output[1]]
         return metadata.dtype, metadata.device
 
     def zeros(self, output: Output) -> Tensor:
-        """Zeros like what a node gave."""
-        dtype, device = self.kept_in(output)
+        """Return zeros like what a node gave."""
+        dtype, device = self.dtype_and_device(output)
         return torch.zeros(self.shape(output), dtype=dtype, device=device)
 
     def region(self, stops_at: Callable[[Output], object]) -> Region:
-        """What is reached from the start without going through an edge to such an output."""
+        """Return what the start reaches without an edge to an output that `stops_at` names."""
         nodes: dict[Node, tuple[Edge, ...]] = {}
         stops: list[Edge] = []
         left = [self.start]
@@ -105,12 +105,12 @@ class Graph:
                 left.extend(reversed(nodes[node]))
         return Region(nodes, stops)
 
-    def behind(self, nodes: Iterable[Node]) -> set[Node]:
-        """Return these nodes and all that gradients flow on to from them."""
+    def nodes_behind(self, nodes: Iterable[Node]) -> set[Node]:
+        """Return nodes and all nodes that gradients flow on to from them."""
         return set(walk(nodes, lambda node: [e.output[0] for e in self.edges(node)]))
 
     def normalizes_over_batch(self, rows: int) -> bool:
-        """Whether a BatchNorm normalizes over the batch of `rows` rows, not over one instance."""
+        """Return whether a BatchNorm normalizes over `rows` rows, not over one instance."""
         return any(
             "BatchNorm" in node.name()
             and getattr(node, "_saved_training", True)
@@ -120,7 +120,7 @@ class Graph:
         )
 
     def is_weight(self, node: Node) -> bool:
-        """Whether a node gives a parameter, as it is or cast, transposed or reshaped."""
+        """Return whether a node gives a parameter, as it is or cast, transposed or reshaped."""
         name, shapes = node.name(), self.shapes(node)
         if name.startswith(("Embedding", "Index", "Gather")) or len(shapes) != 1:
             return False
@@ -134,13 +134,13 @@ class Graph:
 
 
 def device_behind(node: Node, position: int) -> torch.device:
-    """The device of a gradient that a node passes on."""
+    """Return the device of a gradient that a node passes on."""
     further, which = node.next_functions[position]
     device: torch.device = further._input_metadata[which].device
     return device
 
 
-def that_lead_to(region: Region, ends: Iterable[Node]) -> Collection[Node]:
+def nodes_leading_to(region: Region, ends: Iterable[Node]) -> Collection[Node]:
     """Return the nodes of a region from which one of some nodes in it is reached, with those."""
     before: dict[Node, list[Node]] = {}
     for node, edges in region.nodes.items():
@@ -149,7 +149,7 @@ def that_lead_to(region: Region, ends: Iterable[Node]) -> Collection[Node]:
     return set(walk(ends, lambda node: before.get(node, ())))
 
 
-def ends_first(region: Region, leading: Collection[Node]) -> list[Node]:
+def order_from_ends(region: Region, leading: Collection[Node]) -> list[Node]:
     """Return the nodes of a region that are in `leading`, each after those that it leads to."""
     ordered: dict[Node, None] = {}
     for start in region.nodes:
@@ -179,12 +179,12 @@ def walk(starts: Iterable[_T], further: Callable[[_T], Iterable[_T]]) -> Iterato
 
 
 def kind(node: Node) -> str:
-    """The kind of operation of a node, as in "AddmmBackward0"."""
+    """Return the kind of operation of a node, as in "AddmmBackward0"."""
     return str(node.name()).rstrip("0123456789").removesuffix("Backward")
 
 
 def dimensions_of(node: Node, of: int) -> list[int]:
-    """The dimensions that an operation goes over or moves, of so many; none if it names none."""
+    """Return which of `of` dimensions an operation goes over or moves; none if it names none."""
     names = ("_saved_dim", "_saved_dims", "_saved_dim0", "_saved_dim1")
     saved = [one for name in names if (one := getattr(node, name, None)) is not None]
     listed = [d for one in saved for d in (one if isinstance(one, tuple | list) else [one])]

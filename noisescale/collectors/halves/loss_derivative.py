@@ -36,20 +36,20 @@ from noisescale.collectors.halves.graph import (
     Graph,
     Node,
     Output,
-    ends_first,
     kind,
-    that_lead_to,
+    nodes_leading_to,
+    order_from_ends,
 )
 from noisescale.collectors.own_pass import own_pass
 
 MOST_NUMBERS = 2**22
-"""At the cut. The second derivative takes about eight copies of these."""
+"""The most numbers at the cut. The second derivative takes about eight copies of them."""
 
 _DRAWS = 3
-"""Of a part A. Two rows are apart in one of them with a probability of 7/8 or more."""
+"""Draws of a part A. At least one of them separates two rows with a probability of 7/8 or more."""
 
 _ROUNDINGS = 4
-"""Of each number of h and of dL/dz."""
+"""Roundings of each number of h and of dL/dz."""
 
 _MOST_ROOTS = 8
 
@@ -127,7 +127,8 @@ def _share_in_loss(
             h = {output: one for output, one in zip(ends, second, strict=True) if one is not None}
             others = {
                 end: to_device(
-                    (1 - part).repeat_interleave(n).nonzero().view(-1), graph.kept_in(end)[1]
+                    (1 - part).repeat_interleave(n).nonzero().view(-1),
+                    graph.dtype_and_device(end)[1],
                 )
                 for end, n in ends.items()
             }
@@ -151,13 +152,13 @@ def _share_of_others(
     """
     whole = _flat(graph, h, dict.fromkeys(others)).square().sum()
     on_others = _flat(graph, h, others)
-    rest = _without([_flat(graph, one, others) for one in sums], on_others)
+    rest = _orthogonal_rest([_flat(graph, one, others) for one in sums], on_others)
     rounding = (_ROUNDINGS * eps) ** 2 * (on_others - rest).square().sum()
     return ((rest.square().sum() - rounding).clamp(min=0) / whole).sqrt().nan_to_num(0, 0, 0)
 
 
 def _roots(graph: Graph, cut: Cut) -> list[Output]:
-    """Roots of one number, and norms. The loss may be a sum of these: see `where_rows_meet`."""
+    """Return roots of one number, and norms: a loss may sum them up, see `where_rows_meet`."""
     found = [
         node
         for node in cut.region.nodes
@@ -188,7 +189,7 @@ def _flat(
     return torch.cat([one.to(torch.promote_types(one.dtype, torch.float32)) for one in pieces])
 
 
-def _without(directions: Sequence[Tensor], vector: Tensor) -> Tensor:
+def _orthogonal_rest(directions: Sequence[Tensor], vector: Tensor) -> Tensor:
     """Return what is left of a vector without its components along some directions."""
     across: list[Tensor] = []
     for one in [*directions, vector]:
@@ -211,19 +212,19 @@ def _gradients_at_cut(
     gradient, so `_passed_on` does both.
     """
     stops = set(cut.region.stops)
-    leading = that_lead_to(cut.region, [e.node for e in stops if e.node is not None])
+    leading = nodes_leading_to(cut.region, [e.node for e in stops if e.node is not None])
     into: dict[Output, Tensor] = {start: gradient}
-    for node in reversed(ends_first(cut.region, leading)):
+    for node in reversed(order_from_ends(cut.region, leading)):
         given = [into.pop((node, i), None) for i in range(len(graph.shapes(node)))]
         if all(one is None for one in given):
             continue
-        for edge, one in _passed_on(graph, node, cut.region.nodes[node], given):
+        for edge, one in _propagate(graph, node, cut.region.nodes[node], given):
             if edge in stops or edge.output[0] in leading:
                 into[edge.output] = into[edge.output] + one if edge.output in into else one
     return into
 
 
-def _passed_on(
+def _propagate(
     graph: Graph, node: Node, edges: Sequence[Edge], given: Sequence[Tensor | None]
 ) -> Iterator[tuple[Edge, Tensor]]:
     """Yield the gradients that a node passes on, in the shapes of what they are gradients of."""
@@ -238,7 +239,12 @@ def _passed_on(
         passed = [(edge, got[edge.position]) for edge in edges]
     for edge, one in passed:
         if one is not None:
-            yield edge, one.sum_to_size(graph.shape(edge.output)).to(graph.kept_in(edge.output)[0])
+            yield (
+                edge,
+                one.sum_to_size(graph.shape(edge.output)).to(
+                    graph.dtype_and_device(edge.output)[0]
+                ),
+            )
 
 
 def _as_tuple(given: Any) -> tuple[Tensor | None, ...]:
@@ -251,7 +257,7 @@ def _zeros_behind(graph: Graph, ends: Mapping[Output, int]) -> Iterator[None]:
     nodes = {output[0] for output in ends}
     with ExitStack() as held:
         for node in nodes:
-            before = graph.behind([edge.output[0] for edge in graph.edges(node)])
+            before = graph.nodes_behind([edge.output[0] for edge in graph.edges(node)])
             if not nodes.isdisjoint(before):
                 held.callback(node.register_prehook(_zeros).remove)
         yield
@@ -262,5 +268,5 @@ def _zeros(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
 
 
 def _eps(graph: Graph, output: Output) -> float:
-    dtype = graph.kept_in(output)[0] if graph.shapes(output[0]) else torch.float32
+    dtype = graph.dtype_and_device(output)[0] if graph.shapes(output[0]) else torch.float32
     return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0

@@ -28,13 +28,13 @@ from noisescale.collectors.halves.graph import (
     Region,
     dimensions_of,
     kind,
-    that_lead_to,
+    nodes_leading_to,
     walk,
 )
 from noisescale.collectors.own_pass import own_pass
 
 _DRAWS = 2
-"""Of a part A. Two rows are apart in one of them with a probability of 3/4 or more."""
+"""Draws of a part A. At least one of them separates two rows with a probability of 3/4 or more."""
 
 _OF_INDICES = ("Embedding", "Index", "Gather", "Take")
 
@@ -82,9 +82,9 @@ def first_rows(graph: Graph, cut: Cut, rows: int) -> list[Output]:
         if not hasattr(node, "variable")
         and (len(edges) < len(node.next_functions) or node.name().startswith(_OF_INDICES))
     ]
-    of_data = that_lead_to(Region(graph.nodes, []), with_data)
+    of_data = nodes_leading_to(Region(graph.nodes, []), with_data)
 
-    def before(output: Output) -> list[Output]:
+    def data_inputs(output: Output) -> list[Output]:
         return [
             edge.output
             for edge in graph.edges(output[0])
@@ -94,7 +94,7 @@ def first_rows(graph: Graph, cut: Cut, rows: int) -> list[Output]:
     def further(output: Output) -> list[Output]:
         return [
             one
-            for one in before(output)
+            for one in data_inputs(output)
             if _may_have_rows(graph.shape(one), rows) and not _moves_first(graph, one, output)
         ]
 
@@ -102,23 +102,23 @@ def first_rows(graph: Graph, cut: Cut, rows: int) -> list[Output]:
     return [
         output
         for output in walk(ends, further)
-        if output not in ends and graph.shape(output)[:1] == (rows,) and not before(output)
+        if output not in ends and graph.shape(output)[:1] == (rows,) and not data_inputs(output)
     ]
 
 
 def _may_have_rows(shape: tuple[int, ...], rows: int) -> bool:
-    """Whether the first dimension has one or more rows for each example, or groups of rows."""
+    """Return whether the first dimension has rows for each example, or groups of rows."""
     return has_rows(shape[:1], rows) or (shape[:1] > (1,) and rows % shape[0] == 0)
 
 
 def _is_for_all(graph: Graph, output: Output, result: Output) -> bool:
-    """Whether a tensor has been expanded by one or more dimensions in front."""
+    """Return whether a tensor has been expanded by one or more dimensions in front."""
     shape, wider = graph.shape(output), graph.shape(result)
     return len(shape) < len(wider) and wider[-len(shape) :] == shape
 
 
 def _moves_first(graph: Graph, output: Output, result: Output) -> bool:
-    """Whether the first dimension went elsewhere, as that of (positions, rows, ...) may."""
+    """Return whether the first dimension moved, as in a transpose to (positions, rows, ...)."""
     node, shape = result[0], graph.shape(output)
     over = dimensions_of(node, len(shape))
     if kind(node) == "Permute":

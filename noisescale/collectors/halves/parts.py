@@ -25,7 +25,7 @@ from noisescale.collectors.rows.window_layout import (
 from noisescale.guard import EndsTraining
 
 LARGEST_ERROR = 0.05
-"""Of |G|², from rows without a loss: above it a step is left out."""
+"""The largest relative error of |G|² from rows without a loss. Above it a step is left out."""
 
 
 class Parts(NamedTuple):
@@ -39,7 +39,7 @@ class Parts(NamedTuple):
     groups: RowGroups | None
 
     @classmethod
-    def checked(
+    def from_batch(
         cls, size: float, rows: int | None, row_weights: Tensor | None, groups: RowGroups | None
     ) -> Parts:
         """Return the parts of a batch of `rows` rows; None: as many as are counted.
@@ -66,12 +66,12 @@ class Parts(NamedTuple):
 
     @property
     def number(self) -> int:
-        """How many there are."""
+        """The number of parts."""
         return self.rows if self.groups is None else self.groups.number
 
     @property
     def kind(self) -> str:
-        """What they are."""
+        """What the parts are, in messages."""
         return "rows" if self.groups is None else "groups"
 
     def sums(self, of_rows: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class Parts(NamedTuple):
         return of_rows.float() if self.groups is None else self.groups.sums(of_rows)
 
     def lack_losses(self, live: Tensor) -> Tensor:
-        """Whether so few of the rows have a loss that halves mislead.
+        """Return whether so few of the rows have a loss that halves mislead.
 
         Zeros do not tell a mean over the n `live` rows from a mean over all rows with a loss of
         zero in some. Halves take it for the second. If it is the first, |G|² is
@@ -87,12 +87,15 @@ class Parts(NamedTuple):
         """
         if self.groups is None:
             return live.sum() < _fewest_live(self.rows)
-        alive = _apart(self.sums(live))
-        whole = _apart(self.sums(torch.ones(self.rows, device="cpu")))
+        alive = _pair_share(self.sums(live))
+        whole = _pair_share(self.sums(torch.ones(self.rows, device="cpu")))
         return ~(alive * (1 + LARGEST_ERROR) >= float(whole))  # NaN where no row has a loss
 
     def sq_norms(self, halved: Tensor, whole: Tensor) -> Tensor:
-        """What `layout` is of, by |g_s|² and |g|²: Σ|C_k|², or |g|² + |g_s|² of equal rows."""
+        """Return the squared norms that `layout` describes, from |g_s|² and |g|².
+
+        They are Σ|C_k|², or |g|² + |g_s|² for equal rows.
+        """
         if self.groups is None and self.row_weights is None:
             return whole + halved
         # E|g_s|² is Σ|C_k|² - (|g|² - Σ|C_k|²)/(number - 1), and with an odd part in neither half
@@ -114,13 +117,13 @@ class Parts(NamedTuple):
         return layout._replace(small_scale=squared, big_scale=squared)
 
 
-def _apart(weights: Tensor) -> Tensor:
-    """The share of the products of two different parts in (Σw)²."""
+def _pair_share(weights: Tensor) -> Tensor:
+    """Return the share of the products of two different parts in (Σw)²."""
     return 1 - weights.square().sum() / weights.sum().square()
 
 
 @lru_cache
 def _fewest_live(rows: int) -> int:
-    """The fewest rows with a loss, of so many, by which halves do not mislead."""
+    """Return the fewest of `rows` rows that need a loss for halves not to mislead."""
     n = torch.arange(rows + 1.0, device="cpu")
     return int((~((1 - n / n.square()) * (1 + LARGEST_ERROR) >= 1 - n[-1] / n[-1].square())).sum())

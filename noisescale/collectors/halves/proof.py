@@ -15,7 +15,7 @@ from torch import Tensor
 from noisescale.collectors.squared_norms import squared_norm, sums_of
 
 FACTOR = 0.5
-"""That of all rows."""
+"""The factor on all rows."""
 
 LARGEST_ERROR = 0.01
 """The most error that a proof allows, as a share of |g/2|²."""
@@ -39,7 +39,7 @@ class Proof:
         self._halved[index] = gradient.detach().clone()
 
     def take_own(self, index: int, gradient: Tensor) -> None:
-        """Compare it with the gradient of the training's own pass, and release it."""
+        """Compare a halved gradient with that of the training's own pass, and release both."""
         if index in self._left_out:
             return
         if index in self._totals:
@@ -55,7 +55,7 @@ class Proof:
         return bool(self._totals)
 
     def share(self) -> float:
-        """The error as a share of |g/2|², read from the device; NaN if it is not known."""
+        """Return the error as a share of |g/2|², read from the device; NaN if it is not known."""
         if not self._totals or self._seen_twice:
             return math.nan
         device = next(iter(self._totals.values())).device

@@ -20,7 +20,7 @@ from noisescale.collectors.halves.calls import ModuleCalls
 from noisescale.collectors.halves.cut import Cut, CutEdge, Pattern, find_again, find_cut
 from noisescale.collectors.halves.graph import Graph, Output
 from noisescale.collectors.halves.proof import FACTOR, LARGEST_ERROR, Proof
-from noisescale.collectors.halves.row_pass import random_numbers_kept, row_pass
+from noisescale.collectors.halves.row_pass import keep_random_numbers, row_pass
 from noisescale.collectors.halves.upset import (
     Buffers,
     ChangingHooks,
@@ -28,8 +28,8 @@ from noisescale.collectors.halves.upset import (
     Values,
     hooks_of_modules,
     hooks_of_tensors,
-    retained_gradients_kept,
-    silenced,
+    keep_retained_gradients,
+    silence,
     values_saved_in,
 )
 from noisescale.guard import EndsTraining, WarnOnce
@@ -48,11 +48,11 @@ _FEW = 16
 
 
 class _Kind(NamedTuple):
-    """What graphs have in common that are cut alike, and in which rows act on each other alike."""
+    """What graphs have in common if one cut serves them, and rows act on each other alike."""
 
     pattern: Pattern
     training: tuple[bool, ...]
-    """Of each module: BatchNorm that was frozen may be trained from some step on."""
+    """Whether each module trains: a BatchNorm that was frozen may be trained from some step on."""
     grouped: bool
     """Whether rows of one group may act on each other."""
 
@@ -73,7 +73,7 @@ class _Restored(NamedTuple):
     """What has been restored after passes of ours."""
 
     saved: list[Restored]
-    """Of what Functions save, by their names."""
+    """The tensors that Functions save, by the names of the Functions."""
     buffers: list[Restored]
 
 
@@ -98,7 +98,7 @@ class ProvedCuts:
         self._scalars = [i for i, p in enumerate(norms.parameters) if p.numel() == 1]
         self._few = [i for i, p in enumerate(norms.parameters) if p.numel() <= _FEW]
         self._known: dict[_Kind, tuple[int, ...]] = {}
-        """And the parameters that are left out where it is cut so."""
+        """The parameters that are left out, for each proved cut."""
         self._refused: set[_Kind] = set()
         self._proving: _Proving | None = None
         self._searching = True
@@ -115,9 +115,9 @@ class ProvedCuts:
         self._calls.forget()
 
     @contextmanager
-    def nothing_else_changed(self) -> Iterator[None]:
+    def change_nothing_else(self) -> Iterator[None]:
         """Have a block with a pass leave buffers (see `Buffers`) and retained gradients alone."""
-        with self._buffers.kept(), retained_gradients_kept():
+        with self._buffers.keep_values(), keep_retained_gradients():
             yield
 
     def find(
@@ -131,7 +131,7 @@ class ProvedCuts:
             EndsTraining: If there is no cut, or if halves at the cut would not show the batch's
                 noise.
         """
-        watched = self._calls.on
+        watched = self._calls.is_on
         self._calls.raise_error_of_hook()
         self._calls.switch(False)
         try:
@@ -174,7 +174,7 @@ class ProvedCuts:
             )
         self._refuse(kind, self._apart.by_name(graph, cut, rows, groups))
         self._tell_of_positions(graph, cut, rows)
-        left_out = self._few_past(graph, cut)
+        left_out = self._small_parameters_past(graph, cut)
         self._leave_out(left_out)
         proof = Proof(self._norms.names, left_out)
         derived, restored = Derived([]), _Restored([], [])
@@ -186,14 +186,16 @@ class ProvedCuts:
             row_pass(loss, gradient, cut.edges, factors, parameters, proof.take_halved)
         if shares := self._read(restored, derived.shares):
             in_network, in_loss = shares
-            self._refuse(kind, derived.meeting or self._apart.found(in_network, in_loss, kind))
+            self._refuse(
+                kind, derived.meeting or self._apart.judge_derivatives(in_network, in_loss, kind)
+            )
         once = len(left_out) == len(cut.outside)
         changing = ChangingHooks(hooks_of_tensors(self._norms.parameters))
         self._proving = _Proving(proof, kind, left_out, changing, once)
         return cut.edges
 
     def _outputs_in(self, graph: Graph) -> dict[Output, int]:
-        """What modules gave that is in the graph, and how deep each was called within others."""
+        """Return the modules' outputs in the graph, and how deep each was called in others."""
         if self._names is not None and not self._calls.any:
             raise EndsTraining(
                 "`cut` must name modules whose outputs the loss depends on, got"
@@ -203,9 +205,9 @@ class ProvedCuts:
             return dict.fromkeys(compiled_outputs(graph), 0)
         return self._calls.outputs_in(graph)
 
-    def _few_past(self, graph: Graph, cut: Cut) -> tuple[int, ...]:
-        """The parameters of few numbers that are reached past the cut, and not through it too."""
-        behind = graph.behind([edge.output[0] for edge in cut.region.stops])
+    def _small_parameters_past(self, graph: Graph, cut: Cut) -> tuple[int, ...]:
+        """Return parameters of few numbers that are reached past the cut, and not through it."""
+        behind = graph.nodes_behind([edge.output[0] for edge in cut.region.stops])
         through = {id(node.variable) for node in behind if hasattr(node, "variable")}
         return tuple(
             i
@@ -218,14 +220,14 @@ class ProvedCuts:
         """Leave everything as it is in a block with passes, and refuse where that cannot be."""
         buffers = self._buffers.values()
         with (
-            retained_gradients_kept(),
-            silenced(hooks_of_tensors(self._norms.parameters)),
-            random_numbers_kept({p.device for p in self._norms.parameters}),
+            keep_retained_gradients(),
+            silence(hooks_of_tensors(self._norms.parameters)),
+            keep_random_numbers({p.device for p in self._norms.parameters}),
         ):
             saved = Values([])
             try:
                 saved = values_saved_in(graph)  # checkpoints go forward to be read
-                with saved.uncounted():
+                with saved.hide_writes():
                     yield
             except torch.OutOfMemoryError:
                 raise

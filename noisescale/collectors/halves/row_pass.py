@@ -19,7 +19,7 @@ from noisescale.batches.row_groups import RowGroups
 from noisescale.batches.to_device import to_device
 from noisescale.collectors.halves.cut import CutEdge
 from noisescale.collectors.halves.graph import Node, device_behind
-from noisescale.collectors.halves.upset import hooks_of_tensors, silenced
+from noisescale.collectors.halves.upset import hooks_of_tensors, silence
 from noisescale.collectors.own_pass import own_pass
 
 
@@ -72,9 +72,9 @@ def row_pass(
             factors_of[kind] = _Factors(factors, edge.repeats, device)
         cut.setdefault(edge.node, {})[edge.position] = factors_of[kind]
     for factor in cut.pop(None, {}).values():  # the pass starts with rows
-        gradient = _noted(live, rows, factor.times(gradient), gradient)
-    with ExitStack() as held, torch.no_grad(), own_pass(), random_numbers_kept(devices):
-        held.enter_context(silenced(hooks_of_tensors(parameters)))
+        gradient = _note_live(live, rows, factor.times(gradient), gradient)
+    with ExitStack() as held, torch.no_grad(), own_pass(), keep_random_numbers(devices):
+        held.enter_context(silence(hooks_of_tensors(parameters)))
         for node, at in cut.items():
             held.callback(node.register_hook(partial(_scale_rows, at, live, rows)).remove)
         zeros: dict[tuple[torch.device, torch.dtype], Tensor] = {}
@@ -118,12 +118,12 @@ def _scale_rows(
     return tuple(
         gradient
         if gradient is None or position not in at
-        else _noted(live, rows, at[position].times(gradient), gradient)
+        else _note_live(live, rows, at[position].times(gradient), gradient)
         for position, gradient in enumerate(inputs)
     )
 
 
-def _noted(live: list[Tensor] | None, rows: int, scaled: Tensor, gradient: Tensor) -> Tensor:
+def _note_live(live: list[Tensor] | None, rows: int, scaled: Tensor, gradient: Tensor) -> Tensor:
     """Return `scaled`, and note which rows of the gradient are not zero."""
     if live is not None:
         largest = torch.linalg.vector_norm(gradient.reshape(rows, -1), torch.inf, dim=1)
@@ -148,7 +148,7 @@ def _show(
 
 
 @contextmanager
-def random_numbers_kept(devices: Iterable[torch.device]) -> Iterator[None]:
+def keep_random_numbers(devices: Iterable[torch.device]) -> Iterator[None]:
     """Restore the random number generators of the CPU and of devices after a block."""
     of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
     modules = {d: torch.get_device_module(d) for d in devices if d.type not in ("cpu", "meta")}

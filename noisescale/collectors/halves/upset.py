@@ -44,15 +44,15 @@ class Values:
         self._before = [_Before.of(n, one) for n, one in named if _counts(one)]
 
     @contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """Have autograd not see what a block writes to them."""
+    def hide_writes(self) -> Iterator[None]:
+        """Hide from autograd what a block writes to the tensors."""
         with ExitStack() as versions:
             for before in self._before:
                 versions.enter_context(_unsafe_preserve_version_counter(before.tensor))
             yield
 
     def restore(self) -> list[Restored]:
-        """Restore them. The host does not wait to know which ones differ: it is on the device."""
+        """Restore the values. The host does not wait: which ones differ is on the device."""
         return [Restored(before.name, before.restore()) for before in self._before]
 
 
@@ -62,9 +62,9 @@ class _Before(NamedTuple):
     name: str
     tensor: Tensor
     value: Tensor
-    """Of what `_distinct` leaves of the tensor."""
+    """The value of what `_distinct` leaves of the tensor."""
     nbytes: int
-    """Of the memory that the tensor is in."""
+    """The bytes of the memory that the tensor is in."""
 
     @classmethod
     def of(cls, name: str, tensor: Tensor) -> _Before:
@@ -72,7 +72,7 @@ class _Before(NamedTuple):
         return cls(name, tensor, value, tensor.untyped_storage().nbytes())
 
     def restore(self) -> Tensor:
-        """Restore it and return whether it differed, shape (1,)."""
+        """Restore the tensor and return whether it differed, shape (1,)."""
         differs = torch.ones(1, dtype=torch.bool, device="cpu")
         memory = self.tensor.untyped_storage()
         if memory.nbytes() < self.nbytes:  # it has been freed
@@ -90,15 +90,15 @@ class Buffers:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.written: set[str] = set()
-        """Those that passes have been seen to write to."""
+        """The names of buffers that passes have been seen to write to."""
 
     def values(self) -> Values:
         """Return the values of all buffers."""
         return Values(self._model.named_buffers())
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Restore after a block those that passes write to."""
+    def keep_values(self) -> Iterator[None]:
+        """Restore after a block the buffers that passes write to."""
         named = self._model.named_buffers() if self.written else ()
         kept = [_distinct(b.data) for n, b in named if n in self.written and _counts(b)]
         before = [(buffer, buffer.clone()) for buffer in kept]
@@ -119,7 +119,7 @@ def values_saved_in(graph: Graph) -> Values:
         (node.name().removesuffix("Backward"), tensor)
         for node in graph.nodes
         if issubclass(type(node), BackwardCFunction)
-        for tensor in _saved_by(node)
+        for tensor in _saved_tensors(node)
     )
 
 
@@ -186,7 +186,7 @@ def hooks_of_tensors(parameters: Iterable[Parameter]) -> list[Hooks]:
 
 
 @contextmanager
-def silenced(all_hooks: Iterable[Hooks]) -> Iterator[None]:
+def silence(all_hooks: Iterable[Hooks]) -> Iterator[None]:
     """Have a block with a backward pass call no hooks of tensors but those that it registers."""
     before = [(hooks, hooks.copy()) for hooks in all_hooks]
     for hooks, _ in before:
@@ -229,7 +229,7 @@ class ChangingHooks:
 
 
 @contextmanager
-def retained_gradients_kept() -> Iterator[None]:
+def keep_retained_gradients() -> Iterator[None]:
     """Restore the gradients that users retain, after a block with a backward pass."""
     before = [(tensor, tensor.grad) for tensor in _noted.keys()]  # noqa: SIM118 - a weak dict's
     for tensor, _ in before:
@@ -280,7 +280,7 @@ def _name(hook: Any) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def _saved_by(node: Node) -> list[Tensor]:
+def _saved_tensors(node: Node) -> list[Tensor]:
     try:
         saved = [tensor for tensor in node.saved_tensors if tensor is not None]
     except RuntimeError:  # freed by an earlier pass, or saved in a way that cannot be read twice
@@ -289,7 +289,7 @@ def _saved_by(node: Node) -> list[Tensor]:
 
 
 def _counts(tensor: Tensor) -> bool:
-    """Whether it has numbers, and a count of the writes to them."""
+    """Return whether a tensor has numbers, and a count of the writes to them."""
     return tensor.layout is torch.strided and not tensor.is_inference()
 
 
@@ -302,6 +302,6 @@ def _distinct(tensor: Tensor) -> Tensor:
 
 
 def _differ(tensor: Tensor, value: Tensor) -> Tensor:
-    """Whether bits differ, shape (1,): NaN is NaN."""
+    """Return whether bits differ, shape (1,): NaN equals NaN."""
     ours, theirs = (x.detach().contiguous().reshape(-1).view(torch.uint8) for x in (tensor, value))
     return (ours != theirs).any().view(1)

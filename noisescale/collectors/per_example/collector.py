@@ -140,7 +140,7 @@ class PerExampleCollector(Collector):
         return each_example(sizes, [one.rows for one in self._passes], loss_divisor)
 
     def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """As `layout`, with a weight for each micro-batch."""
+        """Return the layout with a weight for each micro-batch."""
         return weighted_examples(sizes, [one.rows for one in self._passes], weights)
 
     @property
@@ -289,7 +289,7 @@ class PerExampleCollector(Collector):
         self._layers = [layer for layer in self._layers if layer.indices]
         self._hooks.install(self._layers)
         measured = [i for i, verdict in enumerate(verdicts) if verdict == Verdict.MEASURED]
-        self._settled = self.norms.restricted_to(measured)
+        self._settled = self.norms.select(measured)
         of_those = set(measured)
         self._left_out = [p for i, p in enumerate(self._all_parameters) if i not in of_those]
         self._found = {"names": list(self.norms.names), "verdicts": [int(v) for v in verdicts]}
@@ -314,7 +314,7 @@ class _Pass:
         self.size = size
         self.rows: int | None = None
         self.early = False
-        """Whether gradients came between its announcement and its beginning."""
+        """Whether gradients came between the announcement and the beginning of the pass."""
         self.layers: set[Layer] = set()
         self.reliable = True
         self.sq_norms: list[list[Tensor]] = [[] for _ in range(entries)]

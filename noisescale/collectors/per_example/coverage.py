@@ -28,7 +28,7 @@ class Coverage:
     def __init__(self) -> None:
         self._sums = torch.zeros(2, dtype=torch.float64, device="cpu")
         self._read: list[float] | None = [0.0, 0.0]
-        """What is in them, if that is known."""
+        """The values of the sums, once they were read from the device; else None."""
 
     def add(
         self, measured: Sequence[Parameter], left_out: Sequence[Parameter], *, device: torch.device

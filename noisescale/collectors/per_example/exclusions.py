@@ -78,7 +78,7 @@ def find_layers(
     return layers, verdicts
 
 
-def left_out(names: Sequence[str], verdicts: Sequence[Verdict]) -> str:
+def describe_left_out(names: Sequence[str], verdicts: Sequence[Verdict]) -> str:
     """Name the parameters that are left out, a few for every reason; empty if none are."""
     said = []
     for verdict, reason in REASONS.items():
@@ -93,7 +93,7 @@ def what_is_left(
     names: Sequence[str], parameters: Sequence[Parameter], verdicts: Sequence[Verdict]
 ) -> str:
     """Say how much is measured, and what is left out and why; empty if nothing is left out."""
-    others = left_out(names, verdicts)
+    others = describe_left_out(names, verdicts)
     if not others:
         return ""
     asked = [(p.numel(), v) for p, v in zip(parameters, verdicts, strict=True)
@@ -128,7 +128,7 @@ def check_some_measured(
     """Raise a ValueError if no parameter is measured."""
     if Verdict.MEASURED in verdicts:
         return
-    others = left_out(names, verdicts)
+    others = describe_left_out(names, verdicts)
     got = f"got none{others and ': '}{others}"
     if normalization_only:
         raise EndsTraining(

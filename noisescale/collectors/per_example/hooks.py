@@ -42,7 +42,7 @@ class Use:
     kept: Tensor | None
     """What saved the input."""
     over: bool = False
-    """Whether it has been taken."""
+    """Whether the input has been taken."""
 
     @property
     def needs_input(self) -> bool:

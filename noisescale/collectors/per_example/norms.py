@@ -26,17 +26,17 @@ class ExampleGradient(Protocol):
     """The gradients of one parameter, one for each example."""
 
     def sq_norms(self) -> Tensor:
-        """|g_i|² of every example, shape (b,)."""
+        """Return |g_i|² of every example, shape (b,)."""
 
     def total(self) -> Tensor:
-        """Σ_i g_i: the parameter's gradient, its elements in order but in any shape."""
+        """Return Σ_i g_i: the parameter's gradient, its elements in order but in any shape."""
 
     def spread(self) -> Tensor:
         """Sum over examples and positions of the squared norm of what each adds to `total`."""
 
 
 class Outer(NamedTuple):
-    """Of a weight that maps a_t (k numbers) to l numbers: g_i = Σ_t d_t a_tᵀ.
+    """The gradients of a weight that maps a_t (k numbers) to l numbers: g_i = Σ_t d_t a_tᵀ.
 
     The norm is taken of that product, in t·k·l multiplications, or without it in t²·(k + l):
 
@@ -54,7 +54,7 @@ class Outer(NamedTuple):
     """Weights side by side, that map a share of the channels each; together one parameter."""
 
     def sq_norms(self) -> Tensor:
-        """The cheaper way to |Σ_t d_t a_tᵀ|²."""
+        """Return |Σ_t d_t a_tᵀ|² of every example, by the cheaper way."""
         (_, t, k), l = self.a.shape, self.d.shape[2]  # noqa: E741 - the formula's letter
         if t == 1:
             sq_norms = _squares(self.a).squeeze(1) * _squares(self.d).squeeze(1)
@@ -65,36 +65,39 @@ class Outer(NamedTuple):
         return sq_norms if self.groups == 1 else sq_norms.view(-1, self.groups).sum(1)
 
     def total(self) -> Tensor:
-        """Shape (groups, l, k)."""
+        """Return Σ_i g_i, shape (groups, l, k)."""
         a, d = (x.unflatten(0, (-1, self.groups)) for x in (self.a, self.d))
         return torch.einsum("bgtl,bgtk->glk", d, a)
 
     def spread(self) -> Tensor:
-        """Σ_t |a_t|²|d_t|²."""
+        """Return Σ_t |a_t|²|d_t|²."""
         return (_squares(self.a) * _squares(self.d)).sum()
 
 
 class Summed(NamedTuple):
-    """Of a bias, or of a gain where the terms are d_t ⊙ x̂_t: g_i = Σ_t term_t."""
+    """The gradients of a bias, or of a gain with terms d_t ⊙ x̂_t: g_i = Σ_t term_t."""
 
     terms: Tensor
     """Shape (b, t, n)."""
 
     def sq_norms(self) -> Tensor:
-        """|Σ_t term_t|²."""
+        """Return |Σ_t term_t|² of every example."""
         return _squares(self.terms.sum(1))
 
     def total(self) -> Tensor:
-        """Shape (n,)."""
+        """Return Σ_i g_i, shape (n,)."""
         return self.terms.sum((0, 1))
 
     def spread(self) -> Tensor:
-        """Σ_t |term_t|²."""
+        """Return Σ_t |term_t|²."""
         return _squares(self.terms).sum()
 
 
 class Normalized(NamedTuple):
-    """Of a gain on x̂_t = (x_t - μ_t)r_t, without x̂: g_i = Σ_t r_t (x_t ⊙ d_t) - Σ_t r_tμ_t d_t."""
+    """The gradients of a gain on x̂_t = (x_t - μ_t)r_t, computed without x̂.
+
+    g_i = Σ_t r_t (x_t ⊙ d_t) - Σ_t r_tμ_t d_t
+    """
 
     x: Tensor
     """Shape (b, t, n)."""
@@ -106,15 +109,15 @@ class Normalized(NamedTuple):
     """r, shape (b, t)."""
 
     def sq_norms(self) -> Tensor:
-        """|g_i|²."""
+        """Return |g_i|² of every example."""
         return _squares(self._sums())
 
     def total(self) -> Tensor:
-        """Shape (n,)."""
+        """Return Σ_i g_i, shape (n,)."""
         return self._sums().sum(0)
 
     def spread(self) -> Tensor:
-        """Σ_t |d_t ⊙ x̂_t|²."""
+        """Return Σ_t |d_t ⊙ x̂_t|²."""
         normalized = (self.x - self.mean.unsqueeze(2)) * self.inverse_deviation.unsqueeze(2)
         return _squares(normalized.mul_(self.d)).sum()
 
@@ -125,9 +128,11 @@ class Normalized(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """Of a table whose row id_t is read at t: row r of g_i is Σ d_t over the t with id_t = r.
+    """The gradients of a table whose row id_t is read at t.
 
-    |g_i|² = Σ_tt' [id_t = id_t'] d_t·d_t'
+    Row r of g_i is Σ d_t over the t with id_t = r, so
+
+        |g_i|² = Σ_tt' [id_t = id_t'] d_t·d_t'
     """
 
     ids: Tensor
@@ -140,11 +145,11 @@ class Lookup(NamedTuple):
     """The row that gets no gradient."""
 
     def sq_norms(self) -> Tensor:
-        """The sum over all pairs of positions with the same id."""
+        """Return the sum over all pairs of positions with the same id."""
         return _weighted_gram(self._same, self.d)
 
     def total(self) -> Tensor:
-        """Shape (table, n)."""
+        """Return Σ_i g_i, shape (table, n)."""
         rows = self.d.new_zeros(self.table, self.d.shape[2])
         rows.index_add_(0, self.ids.flatten(), self.d.flatten(0, 1))
         if self.padding is not None:
@@ -152,7 +157,7 @@ class Lookup(NamedTuple):
         return rows
 
     def spread(self) -> Tensor:
-        """Σ_t |d_t|²."""
+        """Return Σ_t |d_t|²."""
         return _squares(self.d).sum()
 
     def _same(self, examples: slice, rows: slice) -> Tensor:
@@ -162,18 +167,21 @@ class Lookup(NamedTuple):
 
 
 def _squares(x: Tensor) -> Tensor:
-    """Sums of squares over the last dimension: three times as fast as `vecdot(x, x)` on CPU."""
+    """Sum squares over the last dimension: three times as fast as `vecdot(x, x)` on CPU."""
     norms: Tensor = torch.linalg.vector_norm(x, dim=-1)
     return norms.square_()
 
 
 def _gram(x: Tensor, rows: slice) -> Tensor:
-    """x̄_t·x_t' for the t in `rows`, shape (b, rows, t)."""
+    """Return x̄_t·x_t' for the t in `rows`, shape (b, rows, t)."""
     return torch.bmm(x[:, rows].conj(), x.mT)
 
 
 def _weighted_gram(weights: Callable[[slice, slice], Tensor], d: Tensor) -> Tensor:
-    """Σ_tt' w_tt' d_t·d_t' of every example; `weights` gives w for some examples and some t."""
+    """Return Σ_tt' w_tt' d_t·d_t' of every example.
+
+    `weights` gives w for some examples and some t.
+    """
     b, t, _ = d.shape
     sums = d.new_zeros(b, dtype=d.dtype.to_real())
     for examples, rows in _blocks(b, t, 2 * t * d.element_size()):
@@ -183,7 +191,7 @@ def _weighted_gram(weights: Callable[[slice, slice], Tensor], d: Tensor) -> Tens
 
 
 def _products(a: Tensor, d: Tensor) -> Tensor:
-    """|Σ_t d_t a_tᵀ|² of every example, by way of the sum itself."""
+    """Return |Σ_t d_t a_tᵀ|² of every example, by way of the sum itself."""
     sums = d.new_zeros(len(d), dtype=d.dtype.to_real())
     for examples, rows in _blocks(len(d), d.shape[2], a.shape[2] * a.element_size()):
         products = torch.bmm(d[examples, :, rows].mT, a[examples])

@@ -40,11 +40,11 @@ class Seen(NamedTuple):
 
     layer: Layer
     shape: torch.Size
-    """Of the gradient of its output."""
+    """The shape of the gradient of the layer's output."""
     positions: int
-    """Rows of features in it, examples · positions; 0 where features are not the last."""
+    """Rows of features in the output, examples · positions; 0 if features are not the last."""
     constant: bool | Tensor
-    """Whether its input is no data; shape (1,) until that is read."""
+    """Whether the layer's input is no data; shape (1,) until that is read."""
 
 
 class _Awaited(NamedTuple):
@@ -55,11 +55,11 @@ class _Awaited(NamedTuple):
     noise: float
     """How far the gradient may be off by rounding, relative to itself."""
     stream: torch.Stream | None
-    """On which both were made."""
+    """The stream on which `total` and `spread` were made."""
 
 
 class _Ended(NamedTuple):
-    """A backward pass whose rows are to be told."""
+    """A backward pass that is over, and what takes its number of rows."""
 
     size: float
     seen: list[Seen]
@@ -112,7 +112,7 @@ class Probe(HookErrors):
         self._awaited: dict[int, _Awaited] = {}
 
     def is_constant(self, x: Tensor) -> bool | Tensor:
-        """Whether a layer's input is not data: a buffer, a parameter or 0, 1, 2, ...
+        """Return whether a layer's input is not data: a buffer, a parameter or 0, 1, 2, ...
 
         Shape (1,) where only the device knows.
         """
@@ -161,7 +161,7 @@ class Probe(HookErrors):
         keep_from(stream, (total, spread))  # a layer may have run on a stream of its own
 
     def end_pass(self, size: float, take_rows: Callable[[int | None], object]) -> None:
-        """End a pass of that size. `verdicts` tells its rows, or None: see `batch_rows`."""
+        """End a pass of `size` examples. `verdicts` calls `take_rows` with its `batch_rows`."""
         self._ended.append(_Ended(size, self._seen, take_rows))
         for index in self._awaited:
             self._judge(index, Verdict.USED_ELSEWHERE)
@@ -245,7 +245,7 @@ class Probe(HookErrors):
         return [not conclusive, *found, *compared]
 
     def _end(self, one: _Ended) -> None:
-        """Judge what has no rows in front in a pass, and tell its rows."""
+        """Judge what has no rows in front in a pass, and hand on the number of rows."""
         rows = batch_rows(one.size, one.seen)
         for seen in one.seen:
             if seen.constant or seen.shape[0] != rows:
@@ -293,7 +293,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _counts_up(x: Tensor) -> bool | Tensor:
-    """Whether x is `arange`, as the positions of an embedding are; shape (1,) on a device."""
+    """Return whether x is `arange`, as positions of an embedding are; shape (1,) on a device."""
     if x.is_floating_point() or x.is_complex() or x.dim() != 1 or len(x) < 2:
         return False
     counts = (x == torch.arange(len(x), device=x.device, dtype=x.dtype)).all()

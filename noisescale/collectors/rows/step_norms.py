@@ -9,7 +9,7 @@ from typing import NamedTuple
 from noisescale.estimation.moments import GradientMoments, gradient_moments
 
 ROWS_WITHOUT_LOSS = -math.inf
-"""In place of the norm of halves, where many rows have no loss: no norm is negative."""
+"""A mark in place of the norm of halves if many rows have no loss: no norm is negative."""
 
 
 class StepNorms(NamedTuple):
@@ -67,7 +67,7 @@ class StepNorms(NamedTuple):
         return 1 - self.small_batch / self.big_batch
 
     def moments(self, pair_share: float | None = None) -> GradientMoments:
-        """The step's estimates of |G|² and tr(Σ).
+        """Return the step's estimates of |G|² and tr(Σ).
 
         Args:
             pair_share: What the products of different parts are divided by for |G|². Where weights

@@ -44,7 +44,7 @@ class MeasuredStep(NamedTuple):
     unmeasured_steps: int
     """Number of unmeasured steps before it."""
     changes: ReducedChanges
-    """What was done to its gradients."""
+    """What was done to the step's gradients."""
 
 
 class _Waiting(NamedTuple):
@@ -52,13 +52,13 @@ class _Waiting(NamedTuple):
 
     row: Tensor
     work: dist.Work | None
-    """Which sums the row over ranks, if there are several."""
+    """The collective that sums the row over ranks, if there are several."""
     unmeasured_steps: int
     checked: bool
 
     @property
     def has_come(self) -> bool:
-        """Whether it can be read without waiting for the device or another rank."""
+        """Whether the step can be read without waiting for the device or another rank."""
         work = self.work
         if self.row.device.type != "cpu" or (work is not None and not work.is_completed()):
             return False
@@ -72,7 +72,7 @@ class Unread(Protocol):
     """Numbers on the device that the host reads together with rows."""
 
     def unread(self) -> Sequence[Tensor]:
-        """Return them, as vectors."""
+        """Return the numbers, as vectors."""
 
     def take(self, numbers: Sequence[Sequence[float]]) -> None:
         """Receive what is in the vectors."""
@@ -252,7 +252,7 @@ class StepRows:
         self._waiting = []
 
     def _on_device(self, numbers: tuple[Weight, ...], like: Tensor) -> list[Tensor]:
-        """Numbers as vectors. Those of the host are copied if they are not what they were last."""
+        """Return numbers as vectors. Numbers of the host are copied if they have changed."""
         numbers = tuple(float(x) if not isinstance(x, Tensor) or x.is_cpu else x for x in numbers)
         values = tuple(0.0 if isinstance(x, Tensor) else x for x in numbers)
         known = self._constants

@@ -96,19 +96,22 @@ def halves_of_a_batch(size: float, rows: int, loss_divisor: float) -> WindowLayo
 def weighted_rank(sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
     """The rank is the part: a weighted mean over its micro-batches, as heavy as all of them."""
     total = _sum(weights)
-    return _weighted(sizes, _squares(weights), part_weight=total * total, total_weight=total)
+    return _weighted_layout(sizes, _squares(weights), part_weight=total * total, total_weight=total)
 
 
 def weighted_micro_batches(sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
     """Every micro-batch is a part, with a weight of its own."""
     squares = _squares(weights)
-    return _weighted(sizes, squares, part_weight=_sum(squares), total_weight=_sum(weights))
+    return _weighted_layout(sizes, squares, part_weight=_sum(squares), total_weight=_sum(weights))
 
 
 def weighted_examples(
     sizes: Sequence[float], rows: Sequence[int | None], weights: Sequence[Weight]
 ) -> WindowLayout:
-    """As `weighted_micro_batches`, but each row is a part; rows of one micro-batch weigh alike."""
+    """Every row is a part; rows of one micro-batch have equal weights.
+
+    Weights are given as for `weighted_micro_batches`.
+    """
     layout = weighted_micro_batches(sizes, weights)
     part_sizes = each_example(sizes, rows, 1.0)  # checks them
     if not math.isfinite(part_sizes.inverse_part_size):
@@ -122,7 +125,7 @@ def weighted_rounds(
 ) -> WindowLayout:
     """Every round is a part, as heavy as its micro-batches; `rounds`: micro-batches up to each."""
     of_rounds = [_sum(weights[start:end]) for start, end in pairwise([0, *rounds])]
-    return _weighted(
+    return _weighted_layout(
         sizes,
         _squares(weights),
         part_weight=_sum(_squares(of_rounds)),
@@ -142,7 +145,7 @@ def weighted_rows(sizes: Tensor, weights: Tensor) -> WindowLayout:
     return WindowLayout(1.0, 1.0, inverse, inverse, squares.sum(), weights.sum())
 
 
-def _weighted(
+def _weighted_layout(
     sizes: Sequence[float], squares: Sequence[Weight], *, part_weight: Weight, total_weight: Weight
 ) -> WindowLayout:
     # With parts of weights u the mean of |g_part|², weighted by u², is E = |G|² + tr(Σ)·Σ(u²/n)/Σu²
@@ -156,7 +159,7 @@ def _squares(weights: Sequence[Weight]) -> list[Weight]:
 
 
 def _sum(numbers: Sequence[Weight]) -> Weight:
-    """Their sum, which on the device adds no zero."""
+    """Return the sum of numbers, without adding a zero to numbers on the device."""
     return sum(numbers[1:], start=numbers[0]) if numbers else 0.0
 
 
@@ -193,7 +196,7 @@ def each_example(
 
 
 def mean_inverse(sizes: Sequence[float]) -> float:
-    """Mean of 1/n; infinite if a part is empty, NaN if there is no part."""
+    """Return the mean of 1/n; infinite if a part is empty, NaN if there is no part."""
     if not sizes:
         return math.nan
     return sum(1 / n if n else math.inf for n in sizes) / len(sizes)

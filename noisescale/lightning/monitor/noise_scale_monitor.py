@@ -62,9 +62,9 @@ class _Fit:
     weight: float | Tensor | None = None
     """The weight of the batch in the loss, in a measured step with `weight_fn`."""
     terms: Tensor | None = None
-    """Its tokens, in a measured step without."""
+    """The tokens of the batch, in a measured step without `weight_fn`."""
     row_groups: RowGroups | None = None
-    """The groups of its rows, in a measured step with `group_fn`."""
+    """The groups of the rows of the batch, in a measured step with `group_fn`."""
     rows_of_batch: int | None = None
     """The rows of the batch, if `batch_size_fn` counts something else."""
     stepped: bool = False
@@ -216,7 +216,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 "Pass a function from a batch to the number of tokens in its loss.",
             )
         check_group_fn(group_fn)
-        options = MeterOptions.among(locals())
+        options = MeterOptions.from_arguments(locals())
         if group_fn is not None:
             check_groups_are_used("group_fn", options.small_batch)
         super().__init__(options, trainer_access.MisconfigurationException)
@@ -270,7 +270,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     def noise_scale_at(self, confidence: float) -> NoiseScale:
         """Return the noise scale now with an interval of another confidence. Reads the device."""
         first = self._first
-        return self._unmeasured if first is None else first.meter.noise_scale_at(confidence)
+        return (
+            self._unknown_noise_scale if first is None else first.meter.noise_scale_at(confidence)
+        )
 
     @property
     def last_measured_step(self) -> int:
@@ -300,7 +302,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
     @property
     def _count(self) -> Callable[[Any], float] | None:
-        """What counts a batch, if it is not its rows."""
+        """The function that counts the examples of a batch; None: its rows are counted."""
         return self._batch_size_fn or self._fit.count_distinct
 
     @property
@@ -488,7 +490,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         if trainer_access.has_log_steps(trainer):
             for logger in trainer.loggers:
                 with self._guard(f"{type(logger).__name__} did not log the noise scale"):
-                    logger.log_metrics(reading.known, step=step)
+                    logger.log_metrics(reading.loggable, step=step)
         # What is not known is NaN, not left out: ModelCheckpoint takes NaN for the worst value, and
         # EarlyStopping stops and says why (`check_finite=False` goes on). A monitored key that is
         # missing makes EarlyStopping raise, ModelCheckpoint too once there was a validation. One
@@ -556,7 +558,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._close_meters(interrupted=interrupted)
 
     def _add_charts(self, writer: SummaryWriter) -> None:
-        from noisescale.lightning.monitor.tensorboard_layout import charts, merged_into
+        from noisescale.lightning.monitor.tensorboard_layout import charts, merge_into
 
         page = charts(
             self._options.unit,
@@ -565,12 +567,12 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             extra={one.name: one.title for one in self._meters[0].meter.extra if one.title},
             monitor=self._name,
         )
-        self._fit.layouts.enter_context(merged_into(writer, page, self._guard))
+        self._fit.layouts.enter_context(merge_into(writer, page, self._guard))
 
 
 def _at_confidence(extra: Extra, confidence: float) -> Extra:
     @wraps(extra, updated=())
-    def made(options: MeterOptions, optimizer: Optimizer | None) -> ExtraMeasurement:
+    def make(options: MeterOptions, optimizer: Optimizer | None) -> ExtraMeasurement:
         return extra(replace(options, confidence=confidence), optimizer)
 
-    return made
+    return make

@@ -76,7 +76,7 @@ def charts(
     return {title: bands, f"{title} in detail": details}
 
 
-def merged_into(writer: SummaryWriter, page: dict[str, Any], guard: Guard) -> ExitStack:
+def merge_into(writer: SummaryWriter, page: dict[str, Any], guard: Guard) -> ExitStack:
     """Add charts to the layout of a run, now and whenever the user writes another layout.
 
     Args:
@@ -88,7 +88,7 @@ def merged_into(writer: SummaryWriter, page: dict[str, Any], guard: Guard) -> Ex
         A context. Until it is closed, layouts that the user writes are merged.
     """
     ours = _layout_in(custom_scalars(page))
-    writer._get_file_writer().add_summary(_summary_of(_merged(_on_disk(writer, guard), ours)))
+    writer._get_file_writer().add_summary(_summary_of(_merge(_on_disk(writer, guard), ours)))
     stack = ExitStack()
     for name in _USERS_WAYS_TO_WRITE_ONE:
         stack.enter_context(_merging(writer, name, ours, guard))
@@ -112,7 +112,7 @@ def _merging(
             del file_writer.add_summary
         summary = written[-1]
         with guard("The charts of the noise scale were not added to your layout"):
-            summary = _summary_of(_merged(_layout_in(summary), ours))
+            summary = _summary_of(_merge(_layout_in(summary), ours))
         file_writer.add_summary(summary)
 
     setattr(writer, name, write_merged)
@@ -144,7 +144,7 @@ def _layout_in(summary: Summary) -> layout_pb2.Layout:
     return layout_pb2.Layout()
 
 
-def _merged(theirs: layout_pb2.Layout, ours: layout_pb2.Layout) -> layout_pb2.Layout:
+def _merge(theirs: layout_pb2.Layout, ours: layout_pb2.Layout) -> layout_pb2.Layout:
     """Return their categories and charts, then ours. Of two charts with one title, ours stays."""
     merged = layout_pb2.Layout()
     merged.CopyFrom(theirs)

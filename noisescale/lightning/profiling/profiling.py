@@ -116,7 +116,7 @@ def examples_per_second(timing: StepTiming) -> float:
 
 
 def _ladder(timings: list[StepTiming], most: float, why: list[str]) -> Iterator[int]:
-    """Powers of two, for as long as the speeds of `timings`, which the caller adds to, grow."""
+    """Yield powers of two while the speeds of `timings`, which the caller adds to, grow."""
     size = 1
     speeds: list[float] = []
     while size <= most:

@@ -144,7 +144,7 @@ class BatchSizeScheduler(trainer_access.Callback):
             max_device_batch_size=max_device_batch_size,
             decide_every_n_steps=decide_every_n_steps,
         )
-        settings = Settings.checked(self._options)
+        settings = Settings.from_options(self._options)
         measured = settings.needs_noise_scale
         self._extra = settings.policy.extra
         check_confidence(confidence)
@@ -165,7 +165,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         self._warned = False
 
     def __repr__(self) -> str:
-        """The arguments but `monitor` that are not the defaults, and the plan of a begun fit."""
+        """Show arguments other than `monitor` that are not the defaults, and the plan of a fit."""
         plan = f": {self.plan}" if self.plan is not None else ""
         own = {
             "progress": self._progress,
@@ -369,7 +369,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         return metrics
 
     def _publish(self, trainer: pl.Trainer) -> None:
-        """Put all metrics where other callbacks look for them; NaN is not known, or not yet."""
+        """Put all metrics where other callbacks look for them; NaN stands for unknown values."""
         with self._guard("The batch size is not in `callback_metrics`"):
             names = ("wanted", "given", "lr_factor", *(["noise_scale"] if self._monitor else []))
             unknown = dict.fromkeys((_ROOT + name for name in names), math.nan)

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 
-def resized(loader: DataLoader[Any], size: int) -> DataLoader[Any]:
+def resize_loader(loader: DataLoader[Any], size: int) -> DataLoader[Any]:
     """Return a loader of the same examples in the same order, in batches of `size`.
 
     Examples:
-        >>> [batch.tolist() for batch in resized(DataLoader(range(5), batch_size=1), size=2)]
+        >>> [batch.tolist() for batch in resize_loader(DataLoader(range(5), batch_size=1), size=2)]
         [[0, 1], [2, 3], [4]]
     """
     if loader.batch_size == size:
@@ -55,7 +55,7 @@ class ResizedLoaders:
             return loaders
         if hasattr(loaders, "flattened"):  # Lightning's CombinedLoader, which may be the user's
             loaders = copy.copy(loaders)
-            loaders.flattened = [self._resized(loader) for loader in loaders.flattened]
+            loaders.flattened = [self._resize(loader) for loader in loaders.flattened]
             return loaders
         return apply_to_collection(loaders, DataLoader, self._resized)
 
@@ -74,10 +74,10 @@ class ResizedLoaders:
         """Pass all other attributes on to the user's source."""
         return getattr(self._source, name)
 
-    def _resized(self, loader: Any) -> Any:
+    def _resize(self, loader: Any) -> Any:
         assert self.size is not None
         check_resizable([loader])
-        return resized(loader, self.size)
+        return resize_loader(loader, self.size)
 
 
 def check_resizable(loaders: list[Any]) -> None:

@@ -27,7 +27,7 @@ def fits(trainer: pl.Trainer, batch: Any, growth: float) -> str | None:
     and counters are copied, `self.log` is off, random generators are restored, and the gradients
     belong to the copy. These gradients need memory beside the step's own, so the trial is a little
     stricter than training. The Trainer's loggers log nothing meanwhile, and what `training_step`
-    may change in the Trainer is restored, see `_as_it_was`.
+    may change in the Trainer is restored, see `_restore_trainer`.
 
     Any error is reported as the reason against the larger batch, and training goes on. A module
     that cannot be copied (because it holds a lock or an open file, say) cannot be tried.
@@ -54,7 +54,7 @@ def fits(trainer: pl.Trainer, batch: Any, growth: float) -> str | None:
             if of_batch is None or of_batch not in rows:  # a list of examples, for one
                 raise ValueError(f"no tensor in the batch has its {of_batch} examples as rows")
             _forward_and_backward(
-                trainer, apply_to_collection(batch, Tensor, _repeated, of_batch, growth)
+                trainer, apply_to_collection(batch, Tensor, _repeat, of_batch, growth)
             )
         except Exception as error:  # told, with the move that is not made, whatever it is
             failure = "".join(traceback.format_exception_only(error)).split("\n")[0][:200]
@@ -66,8 +66,8 @@ def fits(trainer: pl.Trainer, batch: Any, growth: float) -> str | None:
     return failure or "another device failed"
 
 
-def _repeated(tensor: Tensor, of_batch: int, growth: float) -> Tensor:
-    """The first dimension cycled until it is long enough, where it is the batch's."""
+def _repeat(tensor: Tensor, of_batch: int, growth: float) -> Tensor:
+    """Cycle a tensor's first dimension, if it is the batch's, until it is long enough."""
     if not tensor.dim() or len(tensor) != of_batch:
         return tensor
     return tensor[torch.arange(round(growth * of_batch), device=tensor.device) % of_batch]
@@ -77,7 +77,7 @@ def _forward_and_backward(trainer: pl.Trainer, batch: Any) -> None:
     module = _copy(trainer)
     arguments = (batch, 0) if trainer_access.takes_batch_idx(module) else (batch,)
     with (
-        _as_it_was(trainer, module),
+        _restore_trainer(trainer, module),
         trainer.precision_plugin.train_step_context(),
         torch.enable_grad(),
     ):
@@ -88,7 +88,7 @@ def _forward_and_backward(trainer: pl.Trainer, batch: Any) -> None:
 
 
 @contextmanager
-def _as_it_was(trainer: pl.Trainer, module: Any) -> Iterator[None]:
+def _restore_trainer(trainer: pl.Trainer, module: Any) -> Iterator[None]:
     """Let a Trainer train `module` without its loggers, and put back what that may change of it."""
     strategy, metrics = trainer.strategy, trainer_access.metrics_of(trainer)
     original, loggers, stops = strategy._lightning_module, trainer.loggers, trainer.should_stop
@@ -107,7 +107,7 @@ def _as_it_was(trainer: pl.Trainer, module: Any) -> Iterator[None]:
 
 
 def _copy(trainer: pl.Trainer) -> Any:
-    """A module of its own state, on the memory of the parameters that are trained."""
+    """Copy the module and its state, on the memory of the parameters that are trained."""
     module = trainer.lightning_module
     shared: dict[int, Any] = {id(trainer): trainer}
     for parameter in module.parameters():
@@ -133,7 +133,7 @@ def _copy(trainer: pl.Trainer) -> Any:
 
 
 class _LocalBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
-    """Of any number of dimensions, as a synchronized one is."""
+    """A BatchNorm of any number of dimensions, as a synchronized one is."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Refuse no number of dimensions."""

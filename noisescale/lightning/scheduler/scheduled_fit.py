@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _EPOCH_SHARE = 10
-"""Without `max_batch_size`, an epoch keeps at least this many steps (Smith et al. 2018)."""
+"""The least steps of an epoch without `max_batch_size` (Smith et al. 2018)."""
 
 _SAVED = ("controller", "max_batch_size", "window", "rows", "resized", "largest_rows", "schedules")
 """Keys of a saved fit."""
@@ -162,7 +162,7 @@ class ScheduledFit:
         self._begins_anew = True
 
     def begins_step(self, trainer: pl.Trainer, batch_idx: int) -> bool:
-        """Whether a batch is the first one of a step."""
+        """Return whether a batch is the first one of a step."""
         ended = batch_idx % trainer.accumulate_grad_batches == 0
         return self._begins_anew or batch_idx == 0 or ended
 
@@ -252,7 +252,7 @@ class ScheduledFit:
 
 
 def _batches_taken(trainer: pl.Trainer) -> int:
-    """Batches in the step so far, the one under way included."""
+    """Return the batches in the step so far, the one under way included."""
     of_step = trainer.accumulate_grad_batches
     begin = of_step.begin if isinstance(of_step, Accumulation) else 0
     return trainer.fit_loop.epoch_loop.batch_progress.current.ready - begin

@@ -55,7 +55,7 @@ class ClockedSchedules:
         self._steps_per_epoch = math.inf
         if math.isfinite(self._batches):
             self._steps_per_epoch = math.ceil(self._batches / self._accumulation)
-        self._set_clock(trainer, went_by(saved), new_layout=bool(kept))
+        self._set_clock(trainer, saved_progress(saved), new_layout=bool(kept))
         if progress != "steps":
             _end_clock(controller.clock, trainer, self._steps_per_epoch)
         self._epoch_began = trainer.global_step
@@ -95,19 +95,19 @@ class ClockedSchedules:
         for step in range(clock.taken - due + 1, clock.taken + 1):
             for config in trainer.lr_scheduler_configs:
                 if _counts_steps(config) and self._is_due(
-                    config, self._of_epoch(step, clock.epoch_began), batches
+                    config, self._step_in_epoch(step, clock.epoch_began), batches
                 ):
                     self._step(trainer, config)
         if clock.is_past_end and any(map(_counts_steps, trainer.lr_scheduler_configs)):
             self._warn_that_it_is_over()
         for config in trainer.lr_scheduler_configs:
             if _counts_steps(config, waits=True):  # Lightning asks for its metric after this
-                step = self._of_epoch(trainer.global_step, self._epoch_began)
+                step = self._step_in_epoch(trainer.global_step, self._epoch_began)
                 is_due = self._is_due(config, step, batches)
                 config.frequency = 1 if is_due else _NEVER
 
     def drifts(self, trainer: pl.Trainer) -> bool:
-        """Whether a schedule counts optimizer steps, in a fit that counts epochs."""
+        """Return whether a schedule counts optimizer steps, in a fit that counts epochs."""
         by_epochs = trainer.max_steps == -1 and trainer.max_epochs not in (None, -1)
         counts = any(map(_counts_steps, trainer.lr_scheduler_configs))
         return self.progress == "steps" and by_epochs and counts
@@ -153,14 +153,14 @@ class ClockedSchedules:
                 if not config.reduce_on_plateau:
                     config.frequency = _NEVER
 
-    def _of_epoch(self, step: int, epoch_began: int) -> int:
-        """The number, from 1, that a step has in its epoch at the first batch size."""
+    def _step_in_epoch(self, step: int, epoch_began: int) -> int:
+        """Return the number, from 1, that a step has in its epoch at the first batch size."""
         if math.isfinite(self._steps_per_epoch):
             return (step - 1) % int(self._steps_per_epoch) + 1
         return step - epoch_began
 
     def _is_due(self, config: Any, of_epoch: int, batches: float) -> bool:
-        """Whether Lightning would step a schedule at this step of an epoch."""
+        """Return whether Lightning would step a schedule at this step of an epoch."""
         _, frequency = self._frequencies[id(config)]
         return int(min(of_epoch * self._accumulation, batches)) % frequency == 0
 
@@ -184,14 +184,14 @@ class ClockedSchedules:
             )
 
 
-def went_by(saved: dict[str, Any]) -> ProgressBy | None:
-    """The kind of clock that a saved run had; None for a new run."""
+def saved_progress(saved: dict[str, Any]) -> ProgressBy | None:
+    """Return the kind of clock that a saved run had; None for a new run."""
     taken = saved and saved["controller"]["steps"]
     return saved["schedules"]["progress"] if taken else None
 
 
 def default_progress(saved: dict[str, Any], *, by_gain: bool, measured: bool) -> ProgressBy:
-    """The default clock of the schedules: a resumed run keeps its clock.
+    """Return the default clock of the schedules: a resumed run keeps its clock.
 
     Args:
         saved: State of the callback to go on from; empty for a new run.
@@ -199,7 +199,7 @@ def default_progress(saved: dict[str, Any], *, by_gain: bool, measured: bool) ->
         measured: Whether there is a noise scale, from which the gain is computed.
     """
     default: ProgressBy = "gain" if by_gain else "run"
-    went = went_by(saved)
+    went = saved_progress(saved)
     return default if went is None or (went == "gain" and not measured) else went
 
 
@@ -209,7 +209,7 @@ _NEVER = sys.maxsize
 
 
 def _end_clock(clock: Any, trainer: pl.Trainer, steps_per_epoch: float) -> None:
-    """Tell it what a schedule is sized for: `trainer.estimated_stepping_batches`, at the start."""
+    """Tell the clock what schedules are sized for: first `trainer.estimated_stepping_batches`."""
     if math.isfinite(clock.steps_per_epoch):
         steps_per_epoch = clock.steps_per_epoch
     endless = trainer.max_epochs in (None, -1)
@@ -224,7 +224,7 @@ def _counts_steps(config: Any, *, waits: bool = False) -> bool:
 
 
 def _is_over(schedule: Any) -> bool:
-    """Whether a schedule has no further step: OneCycleLR, alone or in others, raises at one."""
+    """Return whether a schedule has no further step: OneCycleLR raises at one, also in others."""
     if isinstance(schedule, OneCycleLR):
         return bool(schedule.last_epoch >= schedule.total_steps)
     combined = getattr(schedule, "_schedulers", ())

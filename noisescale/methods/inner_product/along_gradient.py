@@ -78,7 +78,7 @@ class AlongGradient(State):
             weight: The global batch size of the step.
             step: Optimizer steps of the run up to this one. Default: one more than the last.
         """
-        level = self._level.of(whole, weight)
+        level = self._level.divisor(whole, weight)
         _, self._level = self._level.step(whole, weight)
         self._batch_size = weight
         if level is None:

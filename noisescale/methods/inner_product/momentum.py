@@ -103,7 +103,7 @@ class MomentumDirection(ExtraEntry):
             )
         return mean
 
-    def of(self, gradients: Iterable[tuple[Parameter, Tensor, slice]]) -> list[Norm]:
+    def compute(self, gradients: Iterable[tuple[Parameter, Tensor, slice]]) -> list[Norm]:
         """Return numbers that sum to g·m over whole parameters; NaN before the first step.
 
         On CPU they are on the host, as norms are.

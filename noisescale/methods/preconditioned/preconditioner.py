@@ -68,7 +68,7 @@ class AdamPreconditioner(ExtraEntry):
         self._optimizer = optimizer
         self._settings = {id(p): group for group in optimizer.param_groups for p in group["params"]}
 
-    def of(self, gradients: Iterable[tuple[Parameter, Tensor, slice]]) -> list[Norm]:
+    def compute(self, gradients: Iterable[tuple[Parameter, Tensor, slice]]) -> list[Norm]:
         """Return norms whose squares sum to |g/(√v̂ + ε)|² over all gradients.
 
         Args:

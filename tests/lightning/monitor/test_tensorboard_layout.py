@@ -22,7 +22,7 @@ from torch.utils.tensorboard import SummaryWriter
 from noisescale import NoiseScaleMonitor
 from noisescale.guard import Guard
 from noisescale.lightning.monitor import tensorboard_layout
-from noisescale.lightning.monitor.tensorboard_layout import charts, merged_into
+from noisescale.lightning.monitor.tensorboard_layout import charts, merge_into
 
 OURS = {"Noise scale": {"B_simple": ["Margin", ["value", "low", "high"]]}}
 THEIRS = {"Losses": {"both": ["Multiline", ["train/loss", "val/loss"]]}}
@@ -37,7 +37,7 @@ def titles(folder: Path) -> dict[str, list[str]]:
 
 
 def test_ours_is_written_where_there_is_none(tmp_path: Path) -> None:
-    with SummaryWriter(str(tmp_path)) as writer, merged_into(writer, OURS, Guard()):
+    with SummaryWriter(str(tmp_path)) as writer, merge_into(writer, OURS, Guard()):
         pass
 
     assert titles(tmp_path) == {"Noise scale": ["B_simple"]}
@@ -46,7 +46,7 @@ def test_ours_is_written_where_there_is_none(tmp_path: Path) -> None:
 def test_a_layout_written_before_is_kept(tmp_path: Path) -> None:
     with SummaryWriter(str(tmp_path)) as writer:
         writer.add_custom_scalars(THEIRS)
-        with merged_into(writer, OURS, Guard()):
+        with merge_into(writer, OURS, Guard()):
             pass
 
     assert titles(tmp_path) == {"Losses": ["both"], "Noise scale": ["B_simple"]}
@@ -56,9 +56,9 @@ def test_a_layout_of_an_earlier_writer_of_the_run_is_kept(tmp_path: Path) -> Non
     with SummaryWriter(str(tmp_path)) as writer:
         writer.add_custom_scalars(THEIRS)
     with SummaryWriter(str(tmp_path), filename_suffix=".resumed") as writer:
-        with merged_into(writer, OURS, Guard()):
+        with merge_into(writer, OURS, Guard()):
             pass
-        with merged_into(writer, OURS, Guard()):
+        with merge_into(writer, OURS, Guard()):
             pass
 
     assert titles(tmp_path) == {"Losses": ["both"], "Noise scale": ["B_simple"]}
@@ -75,7 +75,7 @@ def test_a_layout_of_an_earlier_writer_of_the_run_is_kept(tmp_path: Path) -> Non
 def test_a_layout_written_while_we_are_there_is_merged(
     tmp_path: Path, method: str, arguments: Any
 ) -> None:
-    with SummaryWriter(str(tmp_path)) as writer, merged_into(writer, OURS, Guard()):
+    with SummaryWriter(str(tmp_path)) as writer, merge_into(writer, OURS, Guard()):
         getattr(writer, method)(*arguments)
 
     assert titles(tmp_path) == {"Losses": ["both"], "Noise scale": ["B_simple"]}
@@ -85,7 +85,7 @@ def test_a_category_of_the_same_name_has_both_charts(tmp_path: Path) -> None:
     theirs = {"Noise scale": {"mine": ["Multiline", ["a"]], "B_simple": ["Multiline", ["old"]]}}
     with SummaryWriter(str(tmp_path)) as writer:
         writer.add_custom_scalars(theirs)
-        with merged_into(writer, OURS, Guard()):
+        with merge_into(writer, OURS, Guard()):
             pass
 
     assert titles(tmp_path) == {"Noise scale": ["mine", "B_simple"]}
@@ -94,7 +94,7 @@ def test_a_category_of_the_same_name_has_both_charts(tmp_path: Path) -> None:
 def test_the_writer_is_as_before_when_we_leave(tmp_path: Path) -> None:
     with SummaryWriter(str(tmp_path)) as writer:
         before = dict(vars(writer))
-        with merged_into(writer, OURS, Guard()):
+        with merge_into(writer, OURS, Guard()):
             assert vars(writer) != before
         assert vars(writer) == before
 
@@ -129,7 +129,7 @@ def test_our_charts_are_there_beside_an_event_file_that_cannot_be_read(
     (tmp_path / "events.out.tfevents.1.bad").write_bytes(BAD_FILES[kind])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with SummaryWriter(str(tmp_path)) as writer, merged_into(writer, OURS, Guard()):
+        with SummaryWriter(str(tmp_path)) as writer, merge_into(writer, OURS, Guard()):
             pass
 
     written = [path for path in tmp_path.glob("events*") if path.suffix != ".bad"]
@@ -141,7 +141,7 @@ def test_folders_and_pipes_that_are_named_like_event_files_are_passed_by(tmp_pat
     (tmp_path / "folder.tfevents").mkdir()
     os.mkfifo(tmp_path / "pipe.tfevents")  # opening it would wait for a writer
 
-    with SummaryWriter(str(tmp_path)) as writer, merged_into(writer, OURS, Guard()):
+    with SummaryWriter(str(tmp_path)) as writer, merge_into(writer, OURS, Guard()):
         pass
 
     (tmp_path / "folder.tfevents").rmdir()
@@ -155,8 +155,8 @@ def test_a_layout_that_ours_cannot_be_merged_with_is_written_as_it_is(
     def fails(*_: Any) -> None:
         raise RuntimeError("no merging today")
 
-    with SummaryWriter(str(tmp_path)) as writer, merged_into(writer, OURS, Guard()):
-        monkeypatch.setattr(tensorboard_layout, "_merged", fails)
+    with SummaryWriter(str(tmp_path)) as writer, merge_into(writer, OURS, Guard()):
+        monkeypatch.setattr(tensorboard_layout, "_merge", fails)
         with pytest.warns(UserWarning, match="no merging today"):
             writer.add_custom_scalars(THEIRS)
 

@@ -217,7 +217,7 @@ def test_products_are_exact(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     wide = torch.complex128 if dtype.is_complex else torch.float64
     expected = float((g.to(wide) * m.to(wide).conj()).real.sum())
     for one in (g, g.T.contiguous().T if g.dim() == 2 else g):
-        found = float(sum(MomentumDirection(optimizer, [p]).of([(p, one, slice(None))])))
+        found = float(sum(MomentumDirection(optimizer, [p]).compute([(p, one, slice(None))])))
         scale = float(g.abs().double().norm() * m.abs().double().norm())
         assert found == pytest.approx(expected, abs=1e-5 * scale)
 

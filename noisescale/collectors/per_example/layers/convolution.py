@@ -25,11 +25,11 @@ class ConvLayer(Layer):
     features_last = False
 
     def has_batch(self, d: Tensor) -> bool:
-        """Whether the output has a batch; (channels, pixels) alone has none."""
+        """Return whether the output has a batch dimension: (channels, pixels) alone has none."""
         return d.dim() == self.module.weight.dim()
 
     def temporaries(self, x: Tensor | None, d: Tensor) -> int:
-        """The patches: the input once for every number in the kernel."""
+        """Return the size of the patches: the input once for every number in the kernel."""
         if x is None:
             return 0
         padded = x.numel() if self._pads_first else 0
@@ -54,7 +54,7 @@ class ConvLayer(Layer):
         return isinstance(self.module.padding, str) or self.module.padding_mode != "zeros"
 
     def _patches(self, x: Tensor) -> Tensor:
-        """Shape (b, channels · kernel, output pixels)."""
+        """Return the patches, shape (b, channels · kernel, output pixels)."""
         conv = self.module
         padding = conv.padding
         if isinstance(padding, str) or conv.padding_mode != "zeros":

@@ -13,7 +13,7 @@ from torch import Tensor
 from noisescale.collectors.per_example.norms import TEMPORARY_BYTES, ExampleGradient, Summed
 
 Gradients = dict[str, ExampleGradient]
-"""From a parameter's name in its module to its gradients."""
+"""The gradients of parameters, by their names in the module."""
 
 Statistics = tuple[Tensor, ...]
 """Mean and inverse standard deviation of what was normalized together, shape (b, ..., 1)."""
@@ -41,15 +41,15 @@ class Layer(ABC):
 
     @classmethod
     def supports(cls, module: Any) -> bool:
-        """Whether the formulas hold for a module of this kind, as it is configured."""
+        """Return whether the formulas hold for a module of this kind, as it is configured."""
         return True
 
     def has_batch(self, d: Tensor) -> bool:
-        """Whether the first dimension of the output, with gradient d, is not one of features."""
+        """Return whether the output, with gradient d, has a batch in front and not features."""
         return d.dim() > 1
 
     def temporaries(self, x: Tensor | None, d: Tensor) -> int:
-        """How many numbers `weight` and `bias` allocate for the whole batch."""
+        """Return how many numbers `weight` and `bias` allocate for the whole batch."""
         return 0
 
     @abstractmethod
@@ -70,7 +70,7 @@ class Layer(ABC):
         return Summed(positions_in_the_middle(d))
 
     def statistics(self, output: Tensor) -> Statistics | None:
-        """What the forward pass has already computed and the formulas can use; None: nothing."""
+        """Return what the forward pass has computed that the formulas can use; None: nothing."""
         return None
 
     def in_chunks(
@@ -94,11 +94,11 @@ class Layer(ABC):
         per_chunk = max(at_once * b // max(numbers * dtype.itemsize, 1), 1)
         for start in range(0, max(b, 1), per_chunk):
             some = slice(start, start + per_chunk)
-            x_some = None if wanted is None else self._widened(wanted[some], dtype)
+            x_some = None if wanted is None else self._widen(wanted[some], dtype)
             stats = statistics and tuple(y[some].to(dtype) for y in statistics)
             yield self._gradients(x_some, d[some].to(dtype), names, stats)
 
-    def _widened(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def _widen(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return x.to(dtype)
 
     def _gradients(
@@ -115,5 +115,5 @@ class Layer(ABC):
 
 
 def positions_in_the_middle(x: Tensor) -> Tensor:
-    """Shape (b, t, features) of (b, ..., features)."""
+    """Reshape a tensor (b, ..., features) to (b, t, features)."""
     return x.unsqueeze(1) if x.dim() == 2 else x.flatten(1, -2)

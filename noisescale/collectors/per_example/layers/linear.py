@@ -34,5 +34,5 @@ class EmbeddingLayer(Layer):
         table, padding = self.module.num_embeddings, self.module.padding_idx
         return Lookup(ids, positions_in_the_middle(d), table, padding)
 
-    def _widened(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def _widen(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return x
