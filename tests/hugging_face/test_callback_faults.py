@@ -14,7 +14,7 @@ from transformers_fits import fit
 from noisescale.hugging_face import NoiseScaleCallback
 
 STEPS, FEW, FEWEST = 150, 30, 8
-"""Most functions are called at every step, and it has one fault. The others: once or twice a fit."""
+"""Most functions are called at every step, which has one fault; the rest once or twice a fit."""
 
 
 def spared(module: str, name: str) -> bool:

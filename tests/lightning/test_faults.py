@@ -15,7 +15,7 @@ from fits import both_loggers, fit, loader
 from noisescale import NoiseScaleMonitor
 
 STEPS, FEW, FEWEST = 200, 40, 8
-"""Most functions are called at every step, and it has one fault. The others: once or twice a fit."""
+"""Most functions are called at every step, which has one fault; the rest once or twice a fit."""
 
 
 CALLED_BY_LIGHTNING = {name for name in dir(L.Callback) if not name.startswith("_")}
