@@ -16,19 +16,22 @@ export PYTHONDONTWRITEBYTECODE :=
 # Tests of several ranks start two to four processes each.
 WORKERS := -n logical --maxprocesses 4 --dist worksteal
 
+# How long each test took, the longest first.
+TOOK = --save-durations build/durations
+
 # What takes a device runs once more on one without hardware: tests/fake_device. There has to be a
 # C++ compiler, else these tests are skipped; `make DEVICE=--require-device ...` fails instead.
 DEVICE :=
 ON_FAKE = --device fake $(DEVICE) tests
 
-.PHONY: demo test test-weekly test-gpu test-mps test-oldest lint docs dist wheel-test clean
+.PHONY: demo test test-weekly test-gpu test-mps test-oldest lint docs dist wheel-test release-test clean
 
 demo: .venv/ready ## measure the noise scale of a small run on two CPU processes
 	@$(BIN)/python examples/digits_ddp.py
 
 test: .venv/ready ## run all tests
-	$(BIN)/pytest $(WORKERS)
-	$(BIN)/pytest $(WORKERS) $(ON_FAKE)
+	$(BIN)/pytest $(WORKERS) $(TOOK).csv
+	$(BIN)/pytest $(WORKERS) $(TOOK)_on_fake.csv $(ON_FAKE)
 
 test-weekly: .venv/ready ## run the benchmarks that repeat what other tests test
 	$(BIN)/pytest $(WORKERS) -m weekly tests
@@ -62,7 +65,7 @@ dist: $(DIST_ENV)/ready ## build the sdist, from it the wheel, and check both as
 # What the wheel needs is in .venv already: its folder of packages is named, and so is none of the
 # sources, which .venv finds by a file in that folder. What the wheel asks for beyond is installed.
 # The tests are those of the sdist.
-wheel-test: dist .venv/ready ## run all tests against the built wheel, out of reach of the sources
+$(WHEEL_ENV)/ready: dist .venv/ready
 	rm -rf $(WHEEL_ENV)
 	$(BIN)/python -m venv --without-pip $(WHEEL_ENV)/venv
 	$(BIN)/python -c "import site; print(*site.getsitepackages(), sep='\n')" \
@@ -71,6 +74,12 @@ wheel-test: dist .venv/ready ## run all tests against the built wheel, out of re
 		"noisescale[test] @ file://$$(ls $(CURDIR)/dist/*.whl)"
 	tar -xzf dist/*.tar.gz --strip-components=1 -C $(WHEEL_ENV)
 	rm -r $(WHEEL_ENV)/noisescale
+	touch $@
+
+wheel-test: $(WHEEL_ENV)/ready ## try the built wheel, out of reach of the sources
+	cd $(WHEEL_ENV) && venv/bin/python -m pytest tests/installed_wheel.py
+
+release-test: $(WHEEL_ENV)/ready ## run all tests against the built wheel, out of reach of the sources
 	cd $(WHEEL_ENV) && venv/bin/python -m pytest $(WORKERS) tests --pyargs noisescale
 	cd $(WHEEL_ENV) && venv/bin/python -m pytest $(WORKERS) $(ON_FAKE)
 

@@ -4,16 +4,19 @@
 And the device that tests run on: `--device`.
 """
 
+import csv
 import functools
 import gc
 import json
 import os
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import devices
 import pytest
@@ -63,6 +66,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--require-device",
         action="store_true",
         help="fail where the device cannot be used, rather than skip",
+    )
+    parser.addoption(
+        "--save-durations",
+        type=Path,
+        metavar="FILE",
+        help="save how long each file's tests took, and each test of a second or more",
     )
 
 
@@ -162,6 +171,30 @@ def figure(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, float], N
             figures.write(json.dumps([name, value]) + "\n")
 
     return keep
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if config.option.save_durations:
+        save_durations(terminalreporter.stats, config.rootpath / config.option.save_durations)
+
+
+def save_durations(stats: dict[str, list[Any]], path: Path) -> None:
+    """Save the seconds of files and of long tests, with their fixtures, the longest first."""
+    tests: dict[str, float] = defaultdict(float)
+    files: dict[str, float] = defaultdict(float)
+    for report in chain.from_iterable(stats.values()):
+        if isinstance(report, pytest.TestReport):
+            tests[report.nodeid] += report.duration
+            files[report.nodeid.partition("::")[0]] += report.duration
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["seconds", "of"])
+        long = {name: seconds for name, seconds in tests.items() if seconds >= 1}
+        for name, seconds in sorted({**files, **long}.items(), key=lambda each: -each[1]):
+            lines.writerow([f"{seconds:.1f}", name])
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -5,6 +5,7 @@ import ast
 import re
 import sys
 from collections.abc import Collection
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def room_with(module: Path) -> str:
     return "faces" if name.as_posix() in FACES else name.with_suffix("").parts[0]
 
 
+@cache
 def imports_of(module: Path) -> set[str]:
     """Absolute names, those of packages as "noisescale.history" where a module is imported."""
     found = set()

@@ -427,7 +427,7 @@ def main() -> int:
     rows = [] if command.smoke else saved_rows("prediction/single_runs")
     if command.smoke:
         name = None
-        few = {"goal": 0.5, "batch_sizes": (8, 32, 128, 512), "seeds": 2}
+        few = {"goal": 1.2, "batch_sizes": (8, 32, 128, 512), "seeds": 2}
         WORKLOADS["digits"] = replace(WORKLOADS["digits"], **few)
 
     def save() -> None:

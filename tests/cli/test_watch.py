@@ -8,10 +8,10 @@ import re
 import select
 import signal
 import struct
-import subprocess
 import sys
 import termios
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,46 +19,7 @@ from pathlib import Path
 import pytest
 from logged_runs import log_run
 from program import run
-
-TRAINING = """
-import sys, time, warnings
-from pathlib import Path
-warnings.simplefilter("ignore")
-import torch
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from torch.utils.data import DataLoader, TensorDataset
-from noisescale import NoiseScaleMonitor
-
-class Model(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = torch.nn.Linear(8, 3)
-
-    def training_step(self, batch, batch_idx):
-        time.sleep(0.01)
-        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-class UntilTold(Callback):
-    def on_train_batch_end(self, trainer, *args):
-        trainer.should_stop = (folder / "stop").exists()
-
-folder = Path(sys.argv[1])
-of_csv = CSVLogger(folder / "csv", flush_logs_every_n_steps=10)
-loggers = [TensorBoardLogger(folder / "tensorboard"), of_csv]
-torch.manual_seed(0)
-x = torch.randn(4096, 8)
-y = (x[:, :3] + torch.randn(4096, 3)).argmax(1)
-Trainer(
-    max_epochs=-1, accelerator="cpu", logger=loggers, log_every_n_steps=10,
-    callbacks=[NoiseScaleMonitor(), UntilTold()], enable_progress_bar=False,
-    enable_model_summary=False, enable_checkpointing=False,
-).fit(Model(), DataLoader(TensorDataset(x, y), batch_size=16))
-"""
+from scripts import SERVER
 
 HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"
 """What a terminal takes to hide the cursor, and to show it."""
@@ -107,15 +68,59 @@ class Terminal:
 
 @contextmanager
 def training(folder: Path) -> Iterator[None]:
-    process = subprocess.Popen([sys.executable, "-c", TRAINING, folder])
+    process = SERVER.Process(target=train, args=(folder,))
+    process.start()
     try:
         yield
     finally:
         (folder / "stop").touch()
         try:
-            assert process.wait(60) == 0
+            process.join(60)
+            assert process.exitcode == 0
         finally:
             process.kill()
+
+
+def train(folder: Path) -> None:
+    """Train with both loggers until the file `stop` is there."""
+    import torch
+    from pytorch_lightning import Callback, LightningModule, Trainer
+    from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from noisescale import NoiseScaleMonitor
+
+    class Model(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(8, 3)
+
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+            time.sleep(0.01)
+            return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    class UntilTold(Callback):
+        def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
+            trainer.should_stop = (folder / "stop").exists()
+
+    warnings.simplefilter("ignore")
+    of_csv = CSVLogger(folder / "csv", flush_logs_every_n_steps=10)
+    torch.manual_seed(0)
+    x = torch.randn(4096, 8)
+    y = (x[:, :3] + torch.randn(4096, 3)).argmax(1)
+    Trainer(
+        max_epochs=-1,
+        accelerator="cpu",
+        logger=[TensorBoardLogger(folder / "tensorboard"), of_csv],
+        log_every_n_steps=10,
+        callbacks=[NoiseScaleMonitor(), UntilTold()],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    ).fit(Model(), DataLoader(TensorDataset(x, y), batch_size=16))
 
 
 def steps(shown: str) -> list[int]:

@@ -17,10 +17,10 @@ from lab.jobs.jobs_for_tests import ended as in_ledger
 from program import ended, refused, run
 
 from noisescale.history.metrics import Goal
-from noisescale.lab.jobs import launchers
-from noisescale.lab.jobs.jobs import Entry, Training
+from noisescale.lab.jobs import launchers, trial_process
+from noisescale.lab.jobs.jobs import FAILED, Entry, Task, Training
 from noisescale.lab.jobs.ledger import Ledger
-from noisescale.lab.jobs.trial_process import TrialProcess
+from noisescale.lab.jobs.trial_process import TrialProcess, command_of
 from noisescale.lab.sweep.command import _job, _next
 from noisescale.lab.sweep.search import Search
 from noisescale.lab.sweep.settings import Own, SweepJob
@@ -44,8 +44,6 @@ class Line(LightningModule):
         self.net = nn.Linear(4, 1, bias=False)
 
     def training_step(self, batch, batch_idx):
-        if FAILS == "rank" and self.global_rank == 1:
-            os._exit(3)
         if FAILS == "all" or (FAILS == "rate" and self.global_step):
             raise ArithmeticError("no such luck")
         return nn.functional.mse_loss(self.net(batch[0]), batch[1])
@@ -116,8 +114,15 @@ def trained_here(job: SweepJob, folder: Path) -> dict[str, Entry]:
 
 @pytest.mark.timeout(400)
 def test_a_sweep_of_which_a_worker_is_killed_has_the_table_of_one_that_is_not(here: Path) -> None:
+    (here / "here").mkdir()
+    job = settings(here)
+    alone = trained_here(job, here / "here")
+    write_sweep(job, alone, here / "here")
+    *known, _, _, _ = alone.values()  # the last three are trained by the workers
+    ledger = Ledger.begin("sweep/sweep.journal", "sweep", job)
+    ledger.take((Task(entry.key, entry.spec), entry.result) for entry in known)
     program = [sys.executable, "-m", "noisescale"]
-    words = [*program, "sweep", "train.py:make", *SWEEP, *CPU, "--workers", "2", "--lease", "8"]
+    words = [*program, "sweep", "train.py:make", *SWEEP, *CPU, "--workers", "2", "--lease", "5"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         while not (trials := children(process, "noisescale.lab.jobs.trial")):
             assert process.poll() is None
@@ -128,9 +133,6 @@ def test_a_sweep_of_which_a_worker_is_killed_has_the_table_of_one_that_is_not(he
         assert "work" in victim.cmdline()
         os.kill(victim.pid, signal.SIGKILL)
         output, said = (text.decode() for text in process.communicate())
-    (here / "here").mkdir()
-    job = settings(here)
-    write_sweep(job, trained_here(job, here / "here"), here / "here")
 
     assert process.returncode == 0, said
     table = (here / "sweep/sweep.csv").read_text()
@@ -185,7 +187,9 @@ def test_two_ranks_train_a_trial_and_one_that_dies_fails_it(
         return process.result(), process.reason()
 
     found, _ = ended_with("two")
-    monkeypatch.setenv("FAILS", "rank")
+    (here / "dies.py").write_text("import os\nif os.environ['RANK'] == '1': os._exit(3)\n")
+    *torchrun, _, _, _ = command_of(here / "dead", 2)  # without "-m", the module and its argument
+    monkeypatch.setattr(trial_process, "command_of", lambda *_: [*torchrun, "dies.py"])
     none, reason = ended_with("dead")
 
     assert (task.spec["device_batch_size"], task.spec["accumulation"]) == (8, 2)
@@ -344,6 +348,9 @@ def test_where_all_trainings_fail_their_reason_is_the_last_line(
 ) -> None:
     """The step of the first look does not fail: it trains with the module's own learning rate."""
     monkeypatch.setenv("FAILS", "rate")
+    begun = settings(here)
+    ledger = Ledger.begin("sweep/sweep.journal", "sweep", begun)
+    ledger.take((task, {FAILED: "it is the third that counts"}) for task in begun.wanted({})[:2])
 
     code, _, said = sweep()
 
