@@ -83,7 +83,8 @@ def compare_runs(
 
     from noisescale.lab.compare.comparison import compare
     from noisescale.lab.compare.comparison_records import comparison_as_dict
-    from noisescale.lab.compare.comparison_text import comparison_report
+    from noisescale.lab.compare.document import document_of
+    from noisescale.report.text import text_of
 
     if html is not None:
         need("plotly", "`--html`")
@@ -101,17 +102,16 @@ def compare_runs(
             confidence=confidence,
         )
     if html is not None:
-        from noisescale.lab.compare.comparison_html import write_comparison
+        from noisescale.report.page import write_page
 
         with renamed({"path": "--html"}):
-            write_comparison(found, html)
+            write_page(document_of(found), html)
     if as_json:
         record = comparison_as_dict(found)
         print(printable_json(json.dumps(record, indent=2, ensure_ascii=False)))
     else:
-        Console(highlight=False).print(
-            comparison_report(found, details=details, more="add --details")
-        )
+        shown = text_of(document_of(found), details=details, more="add --details")
+        Console(highlight=False).print(shown)
         if html is not None:
             print(f"Report: {printable(html)}")
     if not found.reached:

@@ -12,8 +12,8 @@ import plotly.graph_objects as go
 
 from noisescale.bounded import Bounded
 from noisescale.lab.compare.comparison import Comparison
-from noisescale.lab.compare.comparison_words import few, named, time_unit
 from noisescale.lab.compare.measurements import Array
+from noisescale.lab.compare.names import name_of, short_list, time_unit
 from noisescale.lab.compare.outcomes import Outcome, Standing
 from noisescale.lab.compare.submissions import Look, looks, standings_on
 from noisescale.report.colours import BLACK
@@ -271,9 +271,9 @@ def _finding(standings: Sequence[Standing], clock: _Clock) -> str:
     when = [clock.when(standing.best.at(clock.name)) for standing in reached]
     if len(standings) == 1:
         return f"{goal} is reached after {when[0]}"
-    names = [shown_name(named(standing)) for standing in reached]
+    names = [shown_name(name_of(standing)) for standing in reached]
     first = [name for name, at in zip(names, when, strict=True) if at == when[0]]
-    said = f"{few(first)} {'reach' if len(first) > 1 else 'reaches'} {goal} after {when[0]}"
+    said = f"{short_list(first)} {'reach' if len(first) > 1 else 'reaches'} {goal} after {when[0]}"
     rest = len(first)
     return f"{said}, {names[rest]} after {when[rest]}" if rest < len(reached) else said
 

@@ -8,7 +8,7 @@ import math
 import plotly.graph_objects as go
 
 from noisescale.lab.compare.comparison import Comparison
-from noisescale.lab.compare.comparison_words import few, named
+from noisescale.lab.compare.names import name_of, short_list
 from noisescale.lab.compare.profiles import MAX_RATIO, PerformanceProfile
 from noisescale.lab.compare.submissions import looks
 from noisescale.report.drawing import DASHES, figure, shown_name, with_legend
@@ -67,13 +67,13 @@ def _course(profile: PerformanceProfile, submission: str) -> tuple[list[float], 
 
 def _finding(c: Comparison) -> str:
     scores, profile = c.scores or {}, c.profile
-    names = {standing.submission: shown_name(named(standing)) for standing in c.standings}
+    names = {standing.submission: shown_name(name_of(standing)) for standing in c.standings}
     best = max(scores.values(), default=math.nan)
     if profile is None or not best > 0:
         return "No submission reaches the goal of a workload that counts"
     first = [name for name, score in scores.items() if score == best]
     verb = "have" if len(first) > 1 else "has"
-    said = f"{few([names[name] for name in first])} {verb} the highest score, {best:.4f}"
+    said = f"{short_list([names[name] for name in first])} {verb} the highest score, {best:.4f}"
     if len(first) > 1:
         return said
     won = round(profile.at(1.0)[first[0]] * len(profile.workloads))

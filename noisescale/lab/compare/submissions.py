@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from noisescale.lab.compare.comparison import Comparison
-from noisescale.lab.compare.comparison_words import named
+from noisescale.lab.compare.names import name_of
 from noisescale.lab.compare.outcomes import Standing
 from noisescale.report.colours import SERIES
 from noisescale.report.drawing import DASHES, SYMBOLS, shown_name
@@ -30,7 +30,7 @@ class Look(NamedTuple):
 
 def looks(c: Comparison) -> dict[str, Look]:
     """Return the look of each submission."""
-    names = {standing.submission: named(standing) for standing in c.standings}
+    names = {standing.submission: name_of(standing) for standing in c.standings}
     return {submission: _look(names[submission], k) for k, submission in enumerate(c.submissions)}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from noisescale.lab.compare.comparison import Comparison
-from noisescale.lab.compare.comparison_words import whose
+from noisescale.lab.compare.names import name_of_sweep
 from noisescale.lab.compare.submissions import looks
 from noisescale.lab.compare.swept import Swept
 from noisescale.report.colours import GREY
@@ -86,7 +86,7 @@ def useful_batch_sizes_figure(c: Comparison) -> go.Figure | None:
 
 
 def _name(each: Swept) -> str:
-    return shown_name(whose(each.submission, each.workload) or "batch sizes")
+    return shown_name(name_of_sweep(each) or "batch sizes")
 
 
 def _finding(sweeps: Sequence[Swept]) -> str:

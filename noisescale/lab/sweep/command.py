@@ -208,19 +208,19 @@ def _print_result(
 ) -> None:
     from rich.console import Console
 
-    from noisescale.lab.compare.comparison_answers import sweep_answers
+    from noisescale.lab.compare.document import statements_of_sweep
     from noisescale.lab.sweep import sweep_shown
     from noisescale.lab.sweep.sweep_doubts import doubts_after
     from noisescale.lab.sweep.table import sweep_progress
-    from noisescale.report.text import Section, bullets, pairs
+    from noisescale.report.text import Section, bullets, statements_of
 
     out = Console(highlight=False)
     progress = sweep_progress(job, entries)
     out.print(sweep_shown.progress_line(progress), markup=False)
     out.print(Section(sweep_shown.sizes_table(job.goal, progress.sizes)))
     warnings = [*doubts, *doubts_after(job, found, entries, progress)]
-    answers = [line for each in found.sweeps for line in sweep_answers(each)]
-    out.print(pairs([("", ""), *answers]))
+    out.print()
+    out.print(statements_of(line for each in found.sweeps for line in statements_of_sweep(each)))
     if warnings:
         out.print(*bullets("Warnings", warnings, "! ", "bold"), sep="\n")
 

@@ -15,12 +15,12 @@ from noisescale.bounded import Bounded
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.comparison import Comparison, compare
 from noisescale.lab.compare.comparison_figures import comparison_figures
-from noisescale.lab.compare.comparison_tables import comparison_tables
 from noisescale.lab.compare.curves_of_trials import MOST_CURVES, MOST_POINTS, curves_figure
 from noisescale.lab.compare.learning_rates import learning_rates_figure
 from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.lab.compare.profile_of_workloads import profile_figure
 from noisescale.lab.compare.steps_against_batch import steps_figure
+from noisescale.lab.compare.tables import comparison_tables
 from noisescale.lab.compare.useful_batch_sizes import useful_batch_sizes_figure
 from noisescale.report.colours import DARK, SERIES, SHADES
 from noisescale.tradeoff.regime_marks import border_text, spans_of

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from courses import sweep, trial
+from noisescale.lab.compare.comparison_html import comparison_html, write_comparison
 from pages import Outline, background_of, opened
 from plotly.offline import get_plotlyjs
 
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.comparison import Comparison, compare
-from noisescale.lab.compare.comparison_html import comparison_html, write_comparison
-from noisescale.lab.compare.comparison_tables import comparison_tables
 from noisescale.lab.compare.measurements import Measurements, Trial
+from noisescale.lab.compare.tables import comparison_tables
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

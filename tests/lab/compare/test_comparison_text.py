@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 import pytest
 from courses import sweep, trial
+from noisescale.lab.compare.comparison_text import comparison_as_text, comparison_report
 
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.comparison import Comparison, compare
-from noisescale.lab.compare.comparison_answers import headline_of
-from noisescale.lab.compare.comparison_tables import comparison_tables
-from noisescale.lab.compare.comparison_text import comparison_as_text, comparison_report
 from noisescale.lab.compare.measurements import Measurements, Trial
+from noisescale.lab.compare.statements import headline_of
+from noisescale.lab.compare.tables import comparison_tables
 from noisescale.report.document import Table
 from noisescale.report.text import plain
 
