@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from noisescale.lab.compare.comparison import Comparison
+from noisescale.lab.compare.comparison import ComparisonRecord
 from noisescale.lab.compare.names import name_of, short_list
 from noisescale.lab.compare.statements import statements_of, statements_of_sweep
 from noisescale.lab.compare.tables import sweep_table, tables_of
@@ -31,14 +31,14 @@ _HOW_TO_READ_SCORES = (
 )
 
 
-def document_of(c: Comparison) -> Document:
+def document_of(c: ComparisonRecord) -> Document:
     """Return what a comparison says: answers, figures, tables, what is doubtful."""
     headline = headline_of(c)
 
     def figures() -> Sequence[Figure]:
-        from noisescale.lab.compare.comparison_figures import comparison_figures
+        from noisescale.lab.compare.figures import figures_of
 
-        return comparison_figures(c)
+        return figures_of(c)
 
     return Document(
         title=f"{headline}: time to result",
@@ -53,7 +53,7 @@ def document_of(c: Comparison) -> Document:
     )
 
 
-def headline_of(c: Comparison) -> str:
+def headline_of(c: ComparisonRecord) -> str:
     """Return who was first, as a sentence without its point."""
     if not c.reached:
         goals = {str(goal) for goal in c.goals.values()}
@@ -69,7 +69,7 @@ def headline_of(c: Comparison) -> str:
     return f"{first} reached {goal}{' first' if len(c.standings) > 1 else ''}"
 
 
-def _headline_of_workloads(c: Comparison) -> str:
+def _headline_of_workloads(c: ComparisonRecord) -> str:
     workloads = plural(len(c.workloads), "workload")
     if not c.scores or not any(c.scores.values()):
         return f"Time to result on {workloads}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from noisescale.bounded import Bounded
-from noisescale.lab.compare.comparison import Comparison
+from noisescale.lab.compare.comparison import ComparisonRecord
 from noisescale.lab.compare.outcomes import Standing
 from noisescale.lab.compare.swept import Swept
 from noisescale.report.numbers import SECONDS, Duration, duration_for
@@ -50,7 +50,7 @@ def short_list(names: Sequence[str]) -> str:
     return full_list([*names[:_MOST_NAMED], f"{len(names) - _MOST_NAMED:,} others"])
 
 
-def time_unit(c: Comparison) -> Duration:
+def time_unit(c: ComparisonRecord) -> Duration:
     """Return the unit that suits the seconds of all trials that reached a goal."""
     hours = [
         outcome.at("seconds") / 3600

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from noisescale.lab.compare.comparison import Comparison
+from noisescale.lab.compare.comparison import ComparisonRecord
 from noisescale.lab.compare.names import name_of, name_of_sweep, time_unit
 from noisescale.lab.compare.outcomes import Outcome, Standing
 from noisescale.lab.compare.profiles import PerformanceProfile
@@ -20,7 +20,7 @@ NOT_REACHED = "not reached"
 UNDECIDED = "between"
 
 
-def tables_of(c: Comparison) -> list[Table]:
+def tables_of(c: ComparisonRecord) -> list[Table]:
     """Return all tables: standings and scores, then as details batch sizes and all runs."""
     found = [_standings(c, each) for each in c.workloads if len(c.outcomes_of(each)) > 1]
     if found:
@@ -34,7 +34,7 @@ def tables_of(c: Comparison) -> list[Table]:
     return found
 
 
-def _standings(c: Comparison, workload: str) -> Table:
+def _standings(c: ComparisonRecord, workload: str) -> Table:
     standings, unit = c.standings_of(workload), time_unit(c)
     clocks, settings = _clocks(standings), _settings([standing.best for standing in standings])
     several = len(standings) > 1
@@ -57,7 +57,7 @@ def _standings(c: Comparison, workload: str) -> Table:
     return Table(f"{title}: {workload}" if workload else title, headings, lines, [])
 
 
-def _notes(c: Comparison) -> list[str]:
+def _notes(c: ComparisonRecord) -> list[str]:
     notes = []
     if any(len(standing.outcomes) > 1 for standing in c.standings):
         notes.append(
@@ -131,7 +131,9 @@ def _settings(outcomes: Sequence[Outcome]) -> dict[str, Callable[[Outcome], str]
     return {name: write for name, write in columns.items() if any(map(write, outcomes))}
 
 
-def _score_table(c: Comparison, profile: PerformanceProfile, scores: Mapping[str, float]) -> Table:
+def _score_table(
+    c: ComparisonRecord, profile: PerformanceProfile, scores: Mapping[str, float]
+) -> Table:
     at = {ratio: profile.at(ratio) for ratio in (1.0, 1.5, 2.0, 4.0)}
     lines = [
         Line(
@@ -161,7 +163,7 @@ def _score_table(c: Comparison, profile: PerformanceProfile, scores: Mapping[str
     return Table(title, headings, lines, [note])
 
 
-def sweep_table(c: Comparison, each: Swept) -> Table:
+def sweep_table(c: ComparisonRecord, each: Swept) -> Table:
     """Return the table of a sweep: steps, regime and learning rates of each batch size."""
     diverged = any(batch.diverged for batch in each.batches)
     lines = [
@@ -220,7 +222,7 @@ def _tried(batch: SweptBatch) -> str:
     return f"{rates[0]:.3g} to {rates[-1]:.3g}" if len(rates) > 1 else ""
 
 
-def _trials(c: Comparison, workload: str) -> Table:
+def _trials(c: ComparisonRecord, workload: str) -> Table:
     unit, clocks = time_unit(c), _clocks(c.standings_of(workload))
     every = sorted(c.outcomes_of(workload), key=lambda outcome: outcome.at(c.clock))
     settings = _settings(every)

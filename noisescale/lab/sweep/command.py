@@ -42,7 +42,7 @@ from noisescale.printable import printable, printable_json
 from noisescale.refusal import Refusal, renamed
 
 if TYPE_CHECKING:
-    from noisescale.lab.compare.comparison import Comparison
+    from noisescale.lab.compare.comparison import ComparisonRecord
     from noisescale.lab.jobs.awaited import Shown
     from noisescale.lab.jobs.jobs import Entry, Training
     from noisescale.lab.sweep.settings import SweepJob
@@ -204,7 +204,7 @@ def sweep_batch_sizes(
 
 
 def _print_result(
-    job: SweepJob, entries: Mapping[str, Entry], found: Comparison, doubts: Sequence[str]
+    job: SweepJob, entries: Mapping[str, Entry], found: ComparisonRecord, doubts: Sequence[str]
 ) -> None:
     from rich.console import Console
 
