@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from noisescale.estimation.moments import gradient_moments as gradient_moments
     from noisescale.estimation.noise_scale import NoiseScale as NoiseScale
     from noisescale.history.history import History as History
+    from noisescale.lab.compare.compare import compare as compare
     from noisescale.lab.compare.profiles import algoperf_score as algoperf_score
     from noisescale.lab.compare.profiles import performance_profile as performance_profile
     from noisescale.lab.compare.steps_to_result import steps_to_result as steps_to_result
@@ -84,6 +85,7 @@ _HOME = {
     "adasum": "methods.adasum.rule",
     "adasum_all_reduce_": "methods.adasum.all_reduce",
     "algoperf_score": "lab.compare.profiles",
+    "compare": "lab.compare.compare",
     "fit_tradeoff": "tradeoff.fit",
     "gradient_moments": "estimation.moments",
     "measuring": "collectors.own_pass",

@@ -63,12 +63,14 @@ def report(rows: Sequence[Row], size: Size) -> list[Row]:
 
 def write_page(rows: Sequence[Row], size: Size, path: Path) -> None:
     """Write the report of `noisescale compare` on external tuning."""
-    from noisescale.lab.compare.comparison_html import write_comparison
+    from noisescale.lab.compare.document import document_of
+    from noisescale.report.page import write_page as write_document
 
     names = [name for name in size.externals if name != CARBS]
     workloads = trained_on(rows, names, size)
     goals = {w: goal for w, goal in goals_of(rows).items() if w in workloads}
-    write_comparison(compared(trials_of(rows, names, workloads, size), goals, "sgd"), path)
+    found = compared(trials_of(rows, names, workloads, size), goals, "sgd")
+    write_document(document_of(found), path)
     print(f"\nReport: {path}")
 
 

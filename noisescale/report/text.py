@@ -17,6 +17,9 @@ from noisescale.refusal import Refusal
 from noisescale.report.document import Cell, Document, Statement, Table
 from noisescale.report.numbers import plural
 
+_MOST_TITLES = 3
+"""The most tables of details that are named where they are left out."""
+
 
 def text_of(document: Document, *, details: bool = False, more: str = "") -> Group:
     """Return all parts of a document in reading order.
@@ -41,6 +44,8 @@ def text_of(document: Document, *, details: bool = False, more: str = "") -> Gro
         found += [Text(""), *map(_whole, document.written)]
     if more and not details and (left_out or document.assumptions):
         parts = [table.title for table in left_out]
+        if len(parts) > _MOST_TITLES:
+            parts = [plural(len(parts), "table")]
         parts += [plural(n, "assumption")] if (n := len(document.assumptions)) else []
         found.append(Text(f"\nMore: {'; '.join(map(printable, parts))}: {more}", "dim"))
     return Group(*found)

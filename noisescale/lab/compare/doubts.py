@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from noisescale.lab.compare.names import name_of_sweep
 from noisescale.lab.compare.outcomes import Outcome, is_seed
 from noisescale.lab.compare.swept import Swept
 
@@ -46,13 +47,13 @@ def doubts_of(
 ) -> Iterator[str]:
     """Yield what may be wrong, the worst first."""
     yield from _unequal_searches(standings)
-    yield from _not_told_apart(standings)
-    yield from _not_run(standings)
-    yield from _unmeasured(outcomes)
-    yield from _clocks(outcomes, clock)
-    yield from _batch_sizes(standings, clock)
-    yield from _epochs(outcomes)
-    yield from _begun_elsewhere(outcomes)
+    yield from _repetitions_without_seeds(standings)
+    yield from _missing_runs(standings)
+    yield from _runs_without_metric(outcomes)
+    yield from _doubtful_clocks(outcomes, clock)
+    yield from _unlike_batch_sizes(standings, clock)
+    yield from _unlike_epochs(outcomes)
+    yield from _late_starts(outcomes)
     reached = [outcome.reached for outcome in outcomes if outcome.reached is not None]
     if back := sum(not each.for_good for each in reached):
         yield (
@@ -65,19 +66,16 @@ def doubts_of(
             f"{first} of {len(reached)} runs reached the goal at their first measurement. When they"
             " reached it is not known. Choose a goal that is farther away, or measure more often."
         )
-    yield from _drawn(outcomes, sweeps)
-    yield from _of_sweeps([each for each in sweeps if each.warnings])
+    yield from _sizes_without_sweep(outcomes, sweeps)
+    yield from _doubts_of_sweeps([each for each in sweeps if each.warnings])
 
 
-def _of_sweeps(sweeps: Sequence[Swept]) -> Iterator[str]:
+def _doubts_of_sweeps(sweeps: Sequence[Swept]) -> Iterator[str]:
     for each in sweeps[:SWEEPS]:
-        whose = " on ".join(filter(None, (each.submission, each.workload)))
-        yield from (f"{whose}: {text}" if whose else text for text in each.warnings)
+        name = name_of_sweep(each)
+        yield from (f"{name}: {text}" if name else text for text in each.warnings)
     if len(sweeps) > SWEEPS:
-        further = [
-            f"{each.submission} on {each.workload}".removesuffix(" on ")
-            for each in sweeps[SWEEPS:][:NAMED]
-        ]
+        further = map(name_of_sweep, sweeps[SWEEPS:][:NAMED])
         others = ", ..." if len(sweeps) > SWEEPS + NAMED else ""
         yield (
             f"{len(sweeps) - SWEEPS} further sweeps over batch sizes have such doubts:"
@@ -85,7 +83,7 @@ def _of_sweeps(sweeps: Sequence[Swept]) -> Iterator[str]:
         )
 
 
-def _drawn(outcomes: Sequence[Outcome], sweeps: Sequence[Swept]) -> Iterator[str]:
+def _sizes_without_sweep(outcomes: Sequence[Outcome], sweeps: Sequence[Swept]) -> Iterator[str]:
     """Say where batch sizes are no sweep, as they were drawn along with other settings."""
     of: dict[tuple[str, str], set[float]] = defaultdict(set)
     for outcome in outcomes:
@@ -96,9 +94,9 @@ def _drawn(outcomes: Sequence[Outcome], sweeps: Sequence[Swept]) -> Iterator[str
     if drawn:
         names = dict.fromkeys(submission for submission, _ in drawn if submission)
         others = " and others" if len(names) > NAMED else ""
-        whose = f" of {', '.join([*names][:NAMED])}{others}" if names else ""
+        of_them = f" of {', '.join([*names][:NAMED])}{others}" if names else ""
         yield (
-            f"The batch sizes{whose} are no sweep: none has several learning rates, and these"
+            f"The batch sizes{of_them} are no sweep: none has several learning rates, and these"
             " rise and fall as if both were drawn. Such runs say nothing of the critical batch"
             " size. Search the learning rate at each batch size (`noisescale sweep`). If each rate"
             " is the best of a search, give the other runs of that search, too."
@@ -118,7 +116,7 @@ def _unequal_searches(standings: Sequence[Standing]) -> Iterator[str]:
             )
 
 
-def _not_told_apart(standings: Sequence[Standing]) -> Iterator[str]:
+def _repetitions_without_seeds(standings: Sequence[Standing]) -> Iterator[str]:
     """Say which runs count as repetitions though no different seeds are known of them."""
     alike: list[list[Outcome]] = []
     for standing in standings:
@@ -142,7 +140,7 @@ def _seeds(outcome: Outcome) -> tuple[tuple[str, float], ...]:
     return tuple(sorted((n, v) for n, v in outcome.trial.hyperparameters.items() if is_seed(n)))
 
 
-def _not_run(standings: Sequence[Standing]) -> Iterator[str]:
+def _missing_runs(standings: Sequence[Standing]) -> Iterator[str]:
     """Say which submissions were not run on which workloads."""
     ran = {(each.submission, each.workload) for each in standings}
     submissions = dict.fromkeys(each.submission for each in standings)
@@ -156,7 +154,7 @@ def _not_run(standings: Sequence[Standing]) -> Iterator[str]:
         yield f"Not run: {', '.join(missing)}. In profiles and scores that counts as missed."
 
 
-def _unmeasured(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _runs_without_metric(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Say of how many runs the metric is not known: they may have reached the goal."""
     without = [each for each in outcomes if not len(each.trial.measurements)]
     if without and len(without) < len(outcomes):
@@ -168,7 +166,7 @@ def _unmeasured(outcomes: Sequence[Outcome]) -> Iterator[str]:
         )
 
 
-def _clocks(outcomes: Sequence[Outcome], clock: str) -> Iterator[str]:
+def _doubtful_clocks(outcomes: Sequence[Outcome], clock: str) -> Iterator[str]:
     """Say what the clock that counts is, where it is not quite what its name says."""
     name = "steps" if clock == "examples" else clock
     doubtful = sum(name in each.trial.doubtful_clocks for each in outcomes)
@@ -177,7 +175,7 @@ def _clocks(outcomes: Sequence[Outcome], clock: str) -> Iterator[str]:
         yield f"The {name} {of}{_CLOCK_DOUBTS[name]}"
 
 
-def _batch_sizes(standings: Sequence[Standing], clock: str) -> Iterator[str]:
+def _unlike_batch_sizes(standings: Sequence[Standing], clock: str) -> Iterator[str]:
     """Say where steps are compared of batches of different sizes."""
     if clock != "steps":
         return
@@ -199,7 +197,7 @@ def _batch_sizes(standings: Sequence[Standing], clock: str) -> Iterator[str]:
             )
 
 
-def _epochs(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _unlike_epochs(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Say where the examples of an epoch differ: some batch size is then not the global one."""
     for workload in dict.fromkeys(each.trial.workload for each in outcomes):
         of_epoch: dict[float, str] = {}
@@ -219,7 +217,7 @@ def _epochs(outcomes: Sequence[Outcome]) -> Iterator[str]:
             )
 
 
-def _begun_elsewhere(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _late_starts(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Say which logs seem to be the rest of a run that was resumed into another folder."""
     for outcome in outcomes:
         steps = outcome.trial.measurements.steps

@@ -134,11 +134,11 @@ def algoperf_score(
     References:
         Dahl et al. 2023, arXiv:2306.07179, sections 4.3 and 4.4.
     """
-    left = checked_by_variants(times, variants or {}, max_ratio)
+    left = times_that_count(times, variants or {}, max_ratio)
     return performance_profile(left).scores(max_ratio, grid=grid)
 
 
-def checked_by_variants(
+def times_that_count(
     times: Times, variants: Mapping[str, str], max_ratio: float = MAX_RATIO
 ) -> dict[str, dict[str, float]]:
     """Return the times that count for the score, see `algoperf_score`: steps 1 to 4."""
@@ -201,7 +201,7 @@ def speed_up(
         )
 
     def seconds(name: str, of: Mapping[str, float], workload: str) -> float:
-        value = _checked(name, workload, of[workload])
+        value = _positive_time(name, workload, of[workload])
         if math.isfinite(value):
             return value
         budget = (budgets or {}).get(workload, math.nan)
@@ -228,13 +228,16 @@ def _table(times: Times) -> tuple[tuple[str, ...], tuple[str, ...], Array]:
             "times", "have a submission and a workload", repr(dict(times)), "Give times to compare."
         )
     rows = [
-        [_checked(f"times[{submission!r}]", name, row.get(name, math.inf)) for name in workloads]
+        [
+            _positive_time(f"times[{submission!r}]", name, row.get(name, math.inf))
+            for name in workloads
+        ]
         for submission, row in times.items()
     ]
     return tuple(times), workloads, np.array(rows, dtype=np.float64)
 
 
-def _checked(argument: str, workload: str, value: float) -> float:
+def _positive_time(argument: str, workload: str, value: float) -> float:
     if not value > 0:
         refuse(
             argument,

@@ -46,7 +46,7 @@ class SweptBatch(NamedTuple):
     """"low" or "high" if no lower, or no higher, learning rate was tried than the best; else ""."""
     unsearched: bool = False
     """Whether the goal was reached, and at most one learning rate is known, which nothing says to
-    be the best one: see `swept`."""
+    be the best one: see `sweep_of`."""
 
     @property
     def counts(self) -> bool:
@@ -80,7 +80,7 @@ class Swept:
         return UNKNOWN if self.regimes is None else self.regimes.maximal_from
 
 
-def swept(
+def sweep_of(
     submission: str, workload: str, outcomes: Sequence[Outcome], confidence: float = 0.95
 ) -> Swept | None:
     """Return what several batch sizes did; None if fewer than two are known.

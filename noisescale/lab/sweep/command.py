@@ -42,7 +42,7 @@ from noisescale.printable import printable, printable_json
 from noisescale.refusal import Refusal, rename_arguments
 
 if TYPE_CHECKING:
-    from noisescale.lab.compare.comparison import Comparison
+    from noisescale.lab.compare.comparison import ComparisonRecord
     from noisescale.lab.jobs.awaited import Shown
     from noisescale.lab.jobs.jobs import Entry, Training
     from noisescale.lab.sweep.settings import SweepJob
@@ -204,23 +204,23 @@ def sweep_batch_sizes(
 
 
 def _print_result(
-    job: SweepJob, entries: Mapping[str, Entry], found: Comparison, doubts: Sequence[str]
+    job: SweepJob, entries: Mapping[str, Entry], found: ComparisonRecord, doubts: Sequence[str]
 ) -> None:
     from rich.console import Console
 
-    from noisescale.lab.compare.comparison_answers import sweep_answers
+    from noisescale.lab.compare.document import statements_of_sweep
     from noisescale.lab.sweep import sweep_shown
     from noisescale.lab.sweep.sweep_doubts import doubts_after
     from noisescale.lab.sweep.table import sweep_progress
-    from noisescale.report.text import Section, bullets, pairs
+    from noisescale.report.text import Section, bullets, statements_of
 
     out = Console(highlight=False)
     progress = sweep_progress(job, entries)
     out.print(sweep_shown.progress_line(progress), markup=False)
     out.print(Section(sweep_shown.sizes_table(job.goal, progress.sizes)))
     warnings = [*doubts, *doubts_after(job, found, entries, progress)]
-    answers = [line for each in found.sweeps for line in sweep_answers(each)]
-    out.print(pairs([("", ""), *answers]))
+    out.print()
+    out.print(statements_of(line for each in found.sweeps for line in statements_of_sweep(each)))
     if warnings:
         out.print(*bullets("Warnings", warnings, "! ", "bold"), sep="\n")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from noisescale.printable import printable
 
 if TYPE_CHECKING:
-    from noisescale.lab.compare.comparison import Comparison
+    from noisescale.lab.compare.comparison import ComparisonRecord
     from noisescale.lab.jobs.jobs import Entry
     from noisescale.lab.sweep.settings import SweepJob
     from noisescale.lab.sweep.table import SweepProgress
@@ -69,7 +69,7 @@ def doubts_before(job: SweepJob) -> list[str]:
 
 
 def doubts_after(
-    job: SweepJob, found: Comparison, entries: Mapping[str, Entry], progress: SweepProgress
+    job: SweepJob, found: ComparisonRecord, entries: Mapping[str, Entry], progress: SweepProgress
 ) -> list[str]:
     """Return what its trainings make doubtful."""
     from noisescale.lab.sweep.table import alike_in, failures_in

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from noisescale.csv_lines import write_csv
-from noisescale.lab.compare.comparison import Comparison, compare
+from noisescale.lab.compare.compare_trials import compare_trials
+from noisescale.lab.compare.comparison import ComparisonRecord
 from noisescale.lab.compare.outcomes import middle
 from noisescale.lab.jobs.jobs import FAILED, Entry, State, device_hours
 from noisescale.lab.parameters import LEARNING_RATE
@@ -130,10 +131,10 @@ def results_in(job: SweepJob, entries: Mapping[str, Entry]) -> list[TrialResult]
     ]
 
 
-def comparison_of(job: SweepJob, entries: Mapping[str, Entry]) -> Comparison:
+def comparison_of(job: SweepJob, entries: Mapping[str, Entry]) -> ComparisonRecord:
     """Return what `noisescale compare` says of the sweep, by trainings with an evaluation."""
     trials = [result.trial() for result in results_in(job, entries) if len(result.steps)]
-    return compare(trials, job.goal, clock="steps")
+    return compare_trials(trials, job.goal, clock="steps")
 
 
 def write_sweep(job: SweepJob, entries: Mapping[str, Entry], folder: Path) -> None:

@@ -8,14 +8,14 @@ import pytest
 from courses import trial
 
 from noisescale.history.metrics import Goal
-from noisescale.lab.compare.comparison import compare
+from noisescale.lab.compare.compare_trials import compare_trials
 from noisescale.lab.compare.measurements import Measurements, Trial
 
 GOAL = Goal.read("loss<=0.1")
 
 
 def warnings_of(*trials: Trial, clock: str | None = None) -> str:
-    return " ".join(compare(trials, GOAL, clock=clock).warnings)
+    return " ".join(compare_trials(trials, GOAL, clock=clock).warnings)
 
 
 def seeded(steps: float, name: str = "seed", seed: float = 0, **where: Any) -> Trial:
@@ -51,7 +51,7 @@ def test_names_of_runs_do_not_make_settings() -> None:
         for k, steps in enumerate((100, 200, 300))
     ]
 
-    assert compare(runs, GOAL).standings[0].best.at("steps") == 200
+    assert compare_trials(runs, GOAL).standings[0].best.at("steps") == 200
 
 
 def test_what_was_not_run_is_named() -> None:

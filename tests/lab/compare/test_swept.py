@@ -8,7 +8,7 @@ from courses import sweep, trial
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.lab.compare.outcomes import Outcome, outcome_of
-from noisescale.lab.compare.swept import swept
+from noisescale.lab.compare.swept import sweep_of
 
 GOAL = Goal.read("loss<=0.1")
 
@@ -21,7 +21,7 @@ def outcomes(trials: Iterable[Trial]) -> list[Outcome]:
 
 
 def test_the_fewest_steps_at_each_batch_size_follow_the_law() -> None:
-    found = swept("sgd", "digits", outcomes(sweep(LAW)))
+    found = sweep_of("sgd", "digits", outcomes(sweep(LAW)))
 
     assert found is not None
     assert [batch.steps for batch in found.batches] == [(steps,) for steps in LAW.values()]
@@ -37,8 +37,8 @@ def test_a_best_learning_rate_at_the_edge_does_not_count() -> None:
     trials = sweep(LAW)
     at_edge = [each for each in trials if (each.batch_size, each.learning_rate) != (512.0, 0.2)]
 
-    found = swept("sgd", "digits", outcomes(at_edge))
-    without = swept("sgd", "digits", outcomes(each for each in trials if each.batch_size < 512))
+    found = sweep_of("sgd", "digits", outcomes(at_edge))
+    without = sweep_of("sgd", "digits", outcomes(each for each in trials if each.batch_size < 512))
 
     assert found is not None
     assert without is not None
@@ -60,7 +60,7 @@ def test_a_diverged_trial_beyond_the_best_learning_rate_shows_that_the_search_we
     trials = [each for each in trials if each.learning_rate != 0.2]
     trials += [trial(50, batch_size=size, learning_rate=0.2, name="b") for size in (8.0, 16.0)]
 
-    found = swept("sgd", "", outcomes(trials))
+    found = sweep_of("sgd", "", outcomes(trials))
 
     assert found is not None
     assert [batch.edge for batch in found.batches] == ["", ""]
@@ -74,7 +74,7 @@ def test_repetitions_of_the_best_setting_are_points_of_their_own() -> None:
         for seed, steps in enumerate(both)
     ]
 
-    found = swept("sgd", "", outcomes(trials))
+    found = sweep_of("sgd", "", outcomes(trials))
 
     assert found is not None
     assert [sorted(batch.steps) for batch in found.batches] == [[400, 420, 440], [100, 110, 120]]
@@ -86,7 +86,7 @@ def test_repetitions_of_the_best_setting_are_points_of_their_own() -> None:
 
 
 def test_a_batch_size_that_misses_the_goal_is_named_and_leaves_the_others() -> None:
-    found = swept("sgd", "", outcomes(sweep(LAW | {1024: math.inf})))
+    found = sweep_of("sgd", "", outcomes(sweep(LAW | {1024: math.inf})))
 
     assert found is not None
     assert found.batches[-1].steps == ()
@@ -100,8 +100,8 @@ def test_a_batch_size_that_misses_the_goal_is_named_and_leaves_the_others() -> N
 def test_a_batch_size_that_was_at_the_goal_before_the_first_step_does_not_count() -> None:
     at_once = Trial("0", Measurements([0, 10], [0.1, 0.1]), "sgd", batch_size=4.0)
 
-    found = swept("sgd", "", outcomes([at_once, *sweep(LAW)]))
-    without = swept("sgd", "", outcomes(sweep(LAW)))
+    found = sweep_of("sgd", "", outcomes([at_once, *sweep(LAW)]))
+    without = sweep_of("sgd", "", outcomes(sweep(LAW)))
 
     assert found is not None
     assert without is not None
@@ -111,7 +111,7 @@ def test_a_batch_size_that_was_at_the_goal_before_the_first_step_does_not_count(
 
 
 def test_there_are_no_regimes_of_one_batch_size_that_counts() -> None:
-    found = swept("sgd", "", outcomes(sweep({8: 100, 16: math.inf})))
+    found = sweep_of("sgd", "", outcomes(sweep({8: 100, 16: math.inf})))
 
     assert found is not None
     assert found.regimes is None
@@ -120,15 +120,15 @@ def test_there_are_no_regimes_of_one_batch_size_that_counts() -> None:
 
 
 def test_one_batch_size_or_unknown_ones_are_no_sweep() -> None:
-    assert swept("sgd", "", outcomes(sweep({8: 100}))) is None
-    assert swept("sgd", "", outcomes([trial(100), trial(200)])) is None
-    assert swept("sgd", "", outcomes([*sweep({8: 100}), trial(200)])) is None
+    assert sweep_of("sgd", "", outcomes(sweep({8: 100}))) is None
+    assert sweep_of("sgd", "", outcomes([trial(100), trial(200)])) is None
+    assert sweep_of("sgd", "", outcomes([*sweep({8: 100}), trial(200)])) is None
 
 
 def test_the_lowest_learning_rate_is_an_edge() -> None:
     trials = [t for t in sweep(LAW) if (t.batch_size, t.learning_rate) != (8.0, 0.05)]
 
-    found = swept("sgd", "", outcomes(trials))
+    found = sweep_of("sgd", "", outcomes(trials))
 
     assert found is not None
     assert [batch.edge for batch in found.batches] == ["low", *6 * [""]]
@@ -140,7 +140,7 @@ def test_batch_sizes_without_regimes_or_without_the_goal_need_no_search_of_learn
     missed = [*sweep(LAW), trial(math.inf, batch_size=1024.0, learning_rate=0.1)]
 
     for trials, size in ((one, "16"), (missed, "1,024")):
-        found = swept("sgd", "", outcomes(trials))
+        found = sweep_of("sgd", "", outcomes(trials))
         assert found is not None
         assert found.warnings == (f"No run reached the goal at batch size {size}.",)
 
@@ -156,7 +156,7 @@ def test_a_batch_size_counts_if_its_middle_repetition_reached_the_goal(
         for seed, each in enumerate(repeats)
     ]
 
-    found = swept("sgd", "", outcomes([*trials, trial(100, batch_size=8.0)]))
+    found = sweep_of("sgd", "", outcomes([*trials, trial(100, batch_size=8.0)]))
 
     assert found is not None
     assert found.batches[1].steps == steps
@@ -180,7 +180,7 @@ def test_repetitions_that_were_at_the_goal_at_step_0_are_no_points(
         for seed, each in enumerate(repeats)
     ]
 
-    found = swept("sgd", "", outcomes([*trials, trial(200, batch_size=8.0)]))
+    found = sweep_of("sgd", "", outcomes([*trials, trial(200, batch_size=8.0)]))
 
     assert found is not None
     assert found.batches[1].steps == steps
@@ -210,7 +210,7 @@ def test_batch_sizes_with_one_learning_rate_each_by_a_rule_count(rule: str, sear
             trial(9999, batch_size=64, learning_rate=factor * rates[64]) for factor in (0.5, 2)
         ]
 
-    found = swept("sgd", "", outcomes(trials))
+    found = sweep_of("sgd", "", outcomes(trials))
 
     assert found is not None
     assert all(batch.counts for batch in found.batches)
@@ -224,7 +224,7 @@ def test_batch_sizes_that_were_drawn_along_with_learning_rates_are_no_sweep() ->
         for (size, steps), rate in zip(LAW.items(), rates, strict=True)
     ]
 
-    assert swept("sgd", "", outcomes(drawn)) is None
+    assert sweep_of("sgd", "", outcomes(drawn)) is None
 
 
 @pytest.mark.parametrize("searched", [2, 7])
@@ -241,8 +241,8 @@ def test_a_batch_size_with_one_learning_rate_beside_searched_ones_does_not_count
         trial(60 - k, batch_size=1024.0 * 2**k, learning_rate=rate) for k, rate in enumerate(rates)
     ]
 
-    found = swept("sgd", "", outcomes([*sweep(law), *single]))
-    without = swept("sgd", "", outcomes(sweep(law)))
+    found = sweep_of("sgd", "", outcomes([*sweep(law), *single]))
+    without = sweep_of("sgd", "", outcomes(sweep(law)))
 
     assert found is not None
     assert without is not None
@@ -256,7 +256,7 @@ def test_a_batch_size_with_one_learning_rate_beside_searched_ones_does_not_count
 def test_batch_sizes_without_a_learning_rate_beside_searched_ones_do_not_count() -> None:
     trials = [*sweep(LAW), *(trial(50, batch_size=size) for size in (1024.0, 2048.0))]
 
-    found = swept("sgd", "", outcomes(trials))
+    found = sweep_of("sgd", "", outcomes(trials))
 
     assert found is not None
     assert [batch.counts for batch in found.batches] == [*7 * [True], *2 * [False]]
@@ -289,7 +289,7 @@ def test_a_learning_rate_searched_at_some_batch_sizes_and_scaled_to_others_count
         for factor in ((0.5, 2) if size == 64 else (0.5,))
     ]
 
-    found = swept("sgd", "", outcomes([*by_rule, *also]))
+    found = sweep_of("sgd", "", outcomes([*by_rule, *also]))
 
     assert found is not None
     assert [batch.counts for batch in found.batches] == [
@@ -312,7 +312,7 @@ def searched_around(best: dict[int, float], factors: tuple[float, ...]) -> list[
 
 
 def counted(trials: list[Trial]) -> list[float]:
-    found = swept("sgd", "", outcomes(trials))
+    found = sweep_of("sgd", "", outcomes(trials))
     assert found is not None
     return [batch.batch_size for batch in found.batches if batch.counts]
 
@@ -369,7 +369,7 @@ def test_a_batch_size_without_a_learning_rate_does_not_count_beside_a_rule() -> 
     edges = [trial(9999, batch_size=b, learning_rate=0.05) for b in (8, 16)]
     unknown = [trial(500, batch_size=512)]
 
-    found = swept("sgd", "", outcomes([*known, *edges, *unknown]))
+    found = sweep_of("sgd", "", outcomes([*known, *edges, *unknown]))
 
     assert found is not None
     assert [b.batch_size for b in found.batches if b.counts] == [32, 64, 128, 256]
@@ -386,7 +386,7 @@ def test_drawn_learning_rates_around_one_searched_do_not_count() -> None:
         trial(9999, batch_size=drawn[3].batch_size, learning_rate=rate) for rate in (0.5, 9.0)
     ]
 
-    found = swept("sgd", "", outcomes([*drawn, *searched]))
+    found = sweep_of("sgd", "", outcomes([*drawn, *searched]))
 
     assert found is not None
     assert [batch.counts for batch in found.batches] == [*3 * [False], True, *3 * [False]]
@@ -405,7 +405,7 @@ def test_drawn_batch_sizes_leave_the_advice_on_searched_ones() -> None:
         for size, rate in ((64.0, 0.4), (128.0, 0.05), (256.0, 0.5))
     ]
 
-    found = swept("sgd", "", outcomes([*at_edge, *drawn]))
+    found = sweep_of("sgd", "", outcomes([*at_edge, *drawn]))
 
     assert found is not None
     assert found.regimes is None

@@ -7,15 +7,15 @@ import math
 
 import plotly.graph_objects as go
 
-from noisescale.lab.compare.comparison import Comparison
-from noisescale.lab.compare.comparison_words import few, named
+from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.figures.looks import looks_of
+from noisescale.lab.compare.names import name_of, short_list
 from noisescale.lab.compare.profiles import MAX_RATIO, PerformanceProfile
-from noisescale.lab.compare.submissions import looks
 from noisescale.report.drawing import DASHES, figure, shown_name, with_legend
 from noisescale.report.numbers import plural
 
 
-def profile_figure(c: Comparison) -> go.Figure | None:
+def profile_figure(c: ComparisonRecord) -> go.Figure | None:
     """Draw on which share of workloads a submission is within a ratio of the fastest.
 
     References:
@@ -23,7 +23,7 @@ def profile_figure(c: Comparison) -> go.Figure | None:
     """
     if c.profile is None or c.scores is None:
         return None
-    of, scores = looks(c), c.scores
+    of, scores = looks_of(c), c.scores
     drawn = figure(
         _finding(c),
         _caption(c, c.profile),
@@ -65,22 +65,22 @@ def _course(profile: PerformanceProfile, submission: str) -> tuple[list[float], 
     return [1.0, *rises[inside].tolist(), MAX_RATIO], [*heights, heights[-1]]
 
 
-def _finding(c: Comparison) -> str:
+def _finding(c: ComparisonRecord) -> str:
     scores, profile = c.scores or {}, c.profile
-    names = {standing.submission: shown_name(named(standing)) for standing in c.standings}
+    names = {standing.submission: shown_name(name_of(standing)) for standing in c.standings}
     best = max(scores.values(), default=math.nan)
     if profile is None or not best > 0:
         return "No submission reaches the goal of a workload that counts"
     first = [name for name, score in scores.items() if score == best]
     verb = "have" if len(first) > 1 else "has"
-    said = f"{few([names[name] for name in first])} {verb} the highest score, {best:.4f}"
+    said = f"{short_list([names[name] for name in first])} {verb} the highest score, {best:.4f}"
     if len(first) > 1:
         return said
     won = round(profile.at(1.0)[first[0]] * len(profile.workloads))
     return f"{said}: the fastest on {won} of {plural(len(profile.workloads), 'workload')}"
 
 
-def _caption(c: Comparison, profile: PerformanceProfile) -> str:
+def _caption(c: ComparisonRecord, profile: PerformanceProfile) -> str:
     clock = "time" if c.clock == "seconds" else c.clock
     return (
         f"Height at 2: the share of workloads on which a submission needs at most twice the {clock}"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from noisescale.lab.compare.comparison import Comparison
-from noisescale.lab.compare.comparison_words import whose
-from noisescale.lab.compare.submissions import looks
+from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.figures.looks import looks_of
+from noisescale.lab.compare.names import name_of_sweep
 from noisescale.lab.compare.swept import Swept
 from noisescale.report.colours import GREY
 from noisescale.report.drawing import LEVEL, coordinates, figure, log_axis, shown_name, with_legend
@@ -23,12 +23,12 @@ _LABEL = 52
 """Characters that a phone has room for; a longer label is shortened to its name."""
 
 
-def useful_batch_sizes_figure(c: Comparison) -> go.Figure | None:
+def useful_batch_sizes_figure(c: ComparisonRecord) -> go.Figure | None:
     """Draw the largest useful batch sizes below each other; None if fewer than two are known."""
     sweeps = [each for each in c.sweeps if is_seen(each.largest_useful_batch_size)]
     if len(sweeps) < 2:
         return None
-    of = looks(c)
+    of = looks_of(c)
     sizes = [batch.batch_size for each in sweeps for batch in each.batches]
     around = max((max(sizes) / min(sizes)) ** 0.07, 1.2)
     ends = min(sizes) / around, max(sizes) * around
@@ -86,7 +86,7 @@ def useful_batch_sizes_figure(c: Comparison) -> go.Figure | None:
 
 
 def _name(each: Swept) -> str:
-    return shown_name(whose(each.submission, each.workload) or "batch sizes")
+    return shown_name(name_of_sweep(each) or "batch sizes")
 
 
 def _finding(sweeps: Sequence[Swept]) -> str:

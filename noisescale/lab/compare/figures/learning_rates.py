@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from noisescale.lab.compare.comparison import Comparison
+from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.figures.looks import Look, looks_of
 from noisescale.lab.compare.outcomes import Outcome
-from noisescale.lab.compare.submissions import Look, looks, standings_on
 from noisescale.lab.compare.swept import Swept, SweptBatch
 from noisescale.report.colours import GREY
 from noisescale.report.drawing import (
@@ -54,7 +54,7 @@ class _Searched(NamedTuple):
         return [b for b in self.best if b.counts and len(b.learning_rates) > 1]
 
 
-def learning_rates_figure(c: Comparison, workload: str) -> go.Figure | None:
+def learning_rates_figure(c: ComparisonRecord, workload: str) -> go.Figure | None:
     """Draw the best learning rate against the batch size; None where no goal was reached.
 
     It is also None if no batch size has several learning rates: a rule that was used is no finding.
@@ -82,9 +82,9 @@ def learning_rates_figure(c: Comparison, workload: str) -> go.Figure | None:
     return with_legend(drawn)
 
 
-def _searched(c: Comparison, workload: str) -> list[_Searched]:
-    of = looks(c)
-    outcomes = {each.submission: each.outcomes for each in standings_on(c, workload)}
+def _searched(c: ComparisonRecord, workload: str) -> list[_Searched]:
+    of = looks_of(c)
+    outcomes = {each.submission: each.outcomes for each in c.standings_of(workload)}
     found = [
         _Searched(each, outcomes[each.submission], of[each.submission], 1.0)
         for each in c.sweeps

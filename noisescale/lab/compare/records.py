@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from noisescale.lab.compare.comparison import Comparison
+from noisescale.lab.compare.comparison import ComparisonRecord
 from noisescale.lab.compare.measurements import CLOCKS
 from noisescale.lab.compare.outcomes import Outcome, Standing
 from noisescale.lab.compare.swept import Swept, SweptBatch
 from noisescale.report.records import finite
 
 
-def comparison_as_dict(c: Comparison) -> dict[str, Any]:
+def as_dict(c: ComparisonRecord) -> dict[str, Any]:
     """Return the comparison in builtins. What is not known, or was not reached, is None.
 
     | key | meaning |

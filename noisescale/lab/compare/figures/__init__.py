@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import plotly.graph_objects as go
 
-from noisescale.lab.compare.comparison import Comparison
-from noisescale.lab.compare.curves_of_trials import curves_figure
-from noisescale.lab.compare.learning_rates import learning_rates_figure
-from noisescale.lab.compare.profile_of_workloads import profile_figure
-from noisescale.lab.compare.steps_against_batch import steps_figure
-from noisescale.lab.compare.useful_batch_sizes import useful_batch_sizes_figure
+from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.figures.curves_of_trials import curves_figure
+from noisescale.lab.compare.figures.learning_rates import learning_rates_figure
+from noisescale.lab.compare.figures.profile_of_workloads import profile_figure
+from noisescale.lab.compare.figures.steps_against_batch import steps_figure
+from noisescale.lab.compare.figures.useful_batch_sizes import useful_batch_sizes_figure
 from noisescale.report.document import Figure
 from noisescale.report.drawing import place_figure
 
@@ -23,16 +23,17 @@ _EACH_WORKLOAD = (
 )
 
 
-def comparison_figures(c: Comparison) -> list[Figure]:
+def figures_of(c: ComparisonRecord) -> list[Figure]:
     """Return the figures that have something to show: of all workloads, then of each."""
     return [
         place_figure(name, heading, drawn)
-        for name, heading, drawn in _drawn(c)
+        for name, heading, drawn in _drawings_of(c)
         if drawn is not None
     ]
 
 
-def _drawn(c: Comparison) -> Iterator[tuple[str, str, go.Figure | None]]:
+def _drawings_of(c: ComparisonRecord) -> Iterator[tuple[str, str, go.Figure | None]]:
+    """Yield the id, the heading and the drawing of each figure; None if it has nothing to show."""
     yield "profile", "All workloads together", profile_figure(c)
     for k, workload in enumerate(c.workloads):
         for name, heading, draw in _EACH_WORKLOAD:

@@ -13,15 +13,16 @@ from drawn import colours_in, trace
 
 from noisescale.bounded import Bounded
 from noisescale.history.metrics import Goal
-from noisescale.lab.compare.comparison import Comparison, compare
-from noisescale.lab.compare.comparison_figures import comparison_figures
-from noisescale.lab.compare.comparison_tables import comparison_tables
-from noisescale.lab.compare.curves_of_trials import MOST_CURVES, MOST_POINTS, curves_figure
-from noisescale.lab.compare.learning_rates import learning_rates_figure
+from noisescale.lab.compare.compare_trials import compare_trials
+from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.figures import figures_of
+from noisescale.lab.compare.figures.curves_of_trials import MOST_CURVES, MOST_POINTS, curves_figure
+from noisescale.lab.compare.figures.learning_rates import learning_rates_figure
+from noisescale.lab.compare.figures.profile_of_workloads import profile_figure
+from noisescale.lab.compare.figures.steps_against_batch import steps_figure
+from noisescale.lab.compare.figures.useful_batch_sizes import useful_batch_sizes_figure
 from noisescale.lab.compare.measurements import Measurements, Trial
-from noisescale.lab.compare.profile_of_workloads import profile_figure
-from noisescale.lab.compare.steps_against_batch import steps_figure
-from noisescale.lab.compare.useful_batch_sizes import useful_batch_sizes_figure
+from noisescale.lab.compare.tables import tables_of
 from noisescale.report.colours import DARK, SERIES, SHADES
 from noisescale.tradeoff.regime_marks import border_text, spans_of
 from noisescale.tradeoff.regimes import find_regimes
@@ -43,15 +44,15 @@ def drawn(figure: go.Figure | None) -> go.Figure:
     return figure
 
 
-def curves(c: Comparison, workload: str = "") -> go.Figure:
+def curves(c: ComparisonRecord, workload: str = "") -> go.Figure:
     return drawn(curves_figure(c, workload))
 
 
-def steps(c: Comparison, workload: str = "") -> go.Figure:
+def steps(c: ComparisonRecord, workload: str = "") -> go.Figure:
     return drawn(steps_figure(c, workload))
 
 
-def rates(c: Comparison, workload: str = "") -> go.Figure:
+def rates(c: ComparisonRecord, workload: str = "") -> go.Figure:
     return drawn(learning_rates_figure(c, workload))
 
 
@@ -71,7 +72,7 @@ def measured(name: str, at: Any, values: Any, **where: Any) -> Trial:
 
 
 def test_curves_are_the_measurements_and_the_goal_is_marked_where_it_was_reached() -> None:
-    c = compare([trial(100, submission="sgd"), trial(40, submission="adam")], GOAL)
+    c = compare_trials([trial(100, submission="sgd"), trial(40, submission="adam")], GOAL)
 
     figure = curves(c)
 
@@ -87,7 +88,7 @@ def test_curves_are_the_measurements_and_the_goal_is_marked_where_it_was_reached
 
 
 def test_seconds_are_drawn_in_the_unit_of_the_tables() -> None:
-    figure = curves(compare([trial(100, seconds=36.0, submission="sgd")], GOAL))
+    figure = curves(compare_trials([trial(100, seconds=36.0, submission="sgd")], GOAL))
 
     # 100 steps of 36 seconds are an hour, and up to two hours are given in minutes.
     line = trace(figure, "sgd: 60.0 minutes")
@@ -101,7 +102,7 @@ def test_runs_that_do_not_stand_for_their_submission_are_thin_and_pale() -> None
     ]
     trials.append(trial(200, submission="sgd", learning_rate=1.0, name="other"))
 
-    figure = curves(compare(trials, GOAL))
+    figure = curves(compare_trials(trials, GOAL))
 
     looks = {t.text: (t.line.width, t.opacity) for t in figure.data if t.text}
     assert looks["seed 120"] == (2.5, 1)
@@ -118,7 +119,7 @@ def test_of_many_runs_the_best_are_drawn_and_the_caption_says_it() -> None:
         for k in range(MOST_CURVES + 10)
     ]
 
-    figure = curves(compare(reversed(trials), GOAL))
+    figure = curves(compare_trials(reversed(trials), GOAL))
 
     assert {t.text for t in figure.data if t.text} == {f"run {k}" for k in range(MOST_CURVES)}
     assert f"Drawn are the best {MOST_CURVES} of {MOST_CURVES + 10} runs." in caption(figure)
@@ -130,7 +131,7 @@ def test_a_long_curve_is_drawn_by_its_ends_and_extremes() -> None:
     values[7_000], values[12_000] = 5.0, 0.05
     values[[1, 2, -2, -3]] = 1.1, 0.9, 0.3, 0.1  # more extreme than the ends
 
-    line = trace(curves(compare([measured("a", at, values)], GOAL)), "a: 12,001 steps")
+    line = trace(curves(compare_trials([measured("a", at, values)], GOAL)), "a: 12,001 steps")
 
     assert len(line.x) <= MOST_POINTS
     assert (line.x[0], line.x[-1]) == (1, 20_000)
@@ -149,7 +150,7 @@ def test_a_long_curve_is_drawn_by_its_ends_and_extremes() -> None:
 def test_only_a_positive_metric_that_falls_far_is_logarithmic(
     goal: str, values: list[float], kind: str | None
 ) -> None:
-    figure = curves(compare([measured("a", [1, 2], values)], Goal.read(goal)))
+    figure = curves(compare_trials([measured("a", [1, 2], values)], Goal.read(goal)))
 
     assert figure.layout.yaxis.type == kind
     low, high = figure.layout.yaxis.range
@@ -159,7 +160,7 @@ def test_only_a_positive_metric_that_falls_far_is_logarithmic(
 
 
 def test_where_the_fastest_run_would_be_lost_times_are_logarithmic() -> None:
-    c = compare([trial(100, until=10_000, submission="a"), trial(50, submission="b")], GOAL)
+    c = compare_trials([trial(100, until=10_000, submission="a"), trial(50, submission="b")], GOAL)
 
     figure = curves(c)
 
@@ -173,7 +174,7 @@ def test_a_run_that_does_not_count_does_not_widen_the_axis() -> None:
     high = measured("high", [10, 20], [50.0, 0.1], submission="sgd", learning_rate=1.0)
     fast = measured("fast", [10], [0.1], submission="sgd", learning_rate=0.1)
 
-    figure = curves(compare([high, fast, trial(100, submission="adam")], GOAL))
+    figure = curves(compare_trials([high, fast, trial(100, submission="adam")], GOAL))
 
     assert figure.layout.yaxis.range[1] < 1
 
@@ -181,7 +182,7 @@ def test_a_run_that_does_not_count_does_not_widen_the_axis() -> None:
 def test_a_diverged_run_ends_in_a_cross_at_the_edge_and_does_not_widen_the_axis() -> None:
     bad = measured("bad", [10, 20, 30], [0.9, 1e6, math.nan], submission="bad")
 
-    figure = curves(compare([trial(100, submission="sgd"), bad], GOAL))
+    figure = curves(compare_trials([trial(100, submission="sgd"), bad], GOAL))
 
     cross = trace(figure, "diverged or failed")
     assert list(cross.x) == [20]
@@ -192,7 +193,7 @@ def test_a_diverged_run_ends_in_a_cross_at_the_edge_and_does_not_widen_the_axis(
 
 
 def test_where_nothing_was_reached_curves_are_drawn_by_a_clock_that_is_known() -> None:
-    c = compare([trial(math.inf, submission="sgd")], GOAL)
+    c = compare_trials([trial(math.inf, submission="sgd")], GOAL)
 
     figure = curves(c)
 
@@ -208,15 +209,15 @@ def test_runs_without_the_clock_or_the_metric_are_left_out_and_counted() -> None
         measured("c", [10], [math.nan], submission="c"),
     ]
 
-    figure = curves(compare(trials, GOAL))
+    figure = curves(compare_trials(trials, GOAL))
 
     assert [t.name for t in figure.data if t.text] == ["a: 100 seconds"]
     assert "2 runs are left out: the metric or its seconds is not known." in caption(figure)
-    assert curves_figure(compare(trials[2:], GOAL), "") is None
+    assert curves_figure(compare_trials(trials[2:], GOAL), "") is None
 
 
 def test_names_from_elsewhere_are_text_and_short() -> None:
-    figure = curves(compare([trial(100, submission="<b>a</b>" + 50 * "x")], GOAL))
+    figure = curves(compare_trials([trial(100, submission="<b>a</b>" + 50 * "x")], GOAL))
 
     assert trace(figure, "&lt;b&gt;a", mode="lines").name == (
         f"&lt;b&gt;a&lt;/b&gt;{12 * 'x'}...{20 * 'x'}: 100 steps"
@@ -225,7 +226,7 @@ def test_names_from_elsewhere_are_text_and_short() -> None:
 
 def test_quotes_are_left_as_they_are() -> None:
     """Plotly shows `&quot;` as it is written."""
-    figure = curves(compare([trial(100, submission="\"a\" & 'b'")], GOAL))
+    figure = curves(compare_trials([trial(100, submission="\"a\" & 'b'")], GOAL))
 
     assert trace(figure, '"a" &amp;', mode="lines").name == "\"a\" &amp; 'b': 100 steps"
 
@@ -233,7 +234,7 @@ def test_quotes_are_left_as_they_are() -> None:
 def test_an_axis_ends_though_values_are_as_large_as_numbers_can_be() -> None:
     huge = Trial("huge", Measurements([10, 20], [1.7e308, -1.7e308]))
 
-    figure = curves(compare([huge], Goal.read("loss<=-5")))
+    figure = curves(compare_trials([huge], Goal.read("loss<=-5")))
 
     assert np.isfinite(figure.layout.yaxis.range).all()
 
@@ -241,8 +242,8 @@ def test_an_axis_ends_though_values_are_as_large_as_numbers_can_be() -> None:
 # Steps against batch size
 
 
-def one_sweep(**changes: Any) -> Comparison:
-    return compare(sweep(law(128), submission="sgd", **changes), GOAL)
+def one_sweep(**changes: Any) -> ComparisonRecord:
+    return compare_trials(sweep(law(128), submission="sgd", **changes), GOAL)
 
 
 def test_one_sweep_is_drawn_with_its_points_its_curve_and_perfect_scaling() -> None:
@@ -266,7 +267,7 @@ def test_one_sweep_is_drawn_with_its_points_its_curve_and_perfect_scaling() -> N
 def test_regimes_of_one_sweep_are_shaded_and_their_borders_have_bounds() -> None:
     wide = law(512, sizes=WIDE)
 
-    figure = steps(compare(sweep(wide, submission="sgd"), GOAL))
+    figure = steps(compare_trials(sweep(wide, submission="sgd"), GOAL))
 
     found = find_regimes(list(wide), list(wide.values()))
     perfect, maximal = found.perfect_up_to, found.maximal_from
@@ -302,7 +303,7 @@ def test_batch_sizes_with_a_single_learning_rate_are_hollow_and_named() -> None:
         trial(60, batch_size=size, learning_rate=rate, submission="sgd")
         for size, rate in ((4096.0, 0.5), (8192.0, 0.1), (16384.0, 0.8))
     ]
-    c = compare([*sweep(law(128), submission="sgd"), *by_chance], GOAL)
+    c = compare_trials([*sweep(law(128), submission="sgd"), *by_chance], GOAL)
 
     figure = steps(c)
 
@@ -312,7 +313,7 @@ def test_batch_sizes_with_a_single_learning_rate_are_hollow_and_named() -> None:
     rates = learning_rates_figure(c, "")
     assert rates is not None
     assert "Hollow: only one is known." in caption(rates)
-    (table,) = [t for t in comparison_tables(c) if t.title.startswith("Steps to")]
+    (table,) = [t for t in tables_of(c) if t.title.startswith("Steps to")]
     shown = [line.cells[3].text for line in table.lines]
     assert shown[-2:] == ["0.1 (the only one)", "0.8 (the only one)"]
 
@@ -323,7 +324,7 @@ def test_batch_sizes_that_do_not_count_are_hollow_and_missed_ones_are_crosses_at
     # Without the highest learning rate, the best one of batch size 1,024 is at the edge.
     trials = [t for t in trials if not (t.batch_size == 1024 and t.learning_rate > 0.15)]
 
-    figure = steps(compare(trials, GOAL))
+    figure = steps(compare_trials(trials, GOAL))
 
     symbols = trace(figure, "runs at the best setting").marker.symbol
     assert list(symbols) == ["circle"] * 7 + ["circle-open"]
@@ -343,7 +344,7 @@ def test_every_repetition_is_a_point() -> None:
         for at in of
     ]
 
-    points = trace(steps(compare(trials, GOAL)), "runs at the best setting")
+    points = trace(steps(compare_trials(trials, GOAL)), "runs at the best setting")
 
     assert sorted(zip(points.x, points.y, strict=True)) == [
         (8, 900),
@@ -357,7 +358,7 @@ def test_every_repetition_is_a_point() -> None:
 def test_several_sweeps_have_colours_and_borders_of_their_own_and_no_shades() -> None:
     trials = sweep(law(64), submission="sgd") + sweep(law(256, 90), submission="adam")
 
-    figure = steps(compare(trials, GOAL))
+    figure = steps(compare_trials(trials, GOAL))
 
     assert not [s for s in figure.layout.shapes if s.type == "rect"]
     for name, colour in zip(("sgd", "adam"), SERIES, strict=False):
@@ -373,7 +374,7 @@ def test_several_sweeps_have_colours_and_borders_of_their_own_and_no_shades() ->
 def test_a_border_whose_end_is_not_seen_has_an_arrow() -> None:
     few = {size: at for size, at in law(4096).items() if size <= 256}
 
-    figure = steps(compare(sweep(few, submission="sgd"), GOAL))
+    figure = steps(compare_trials(sweep(few, submission="sgd"), GOAL))
 
     line = trace(figure, "maximal data parallelism from at least")
     assert line.marker.symbol[-1] == "arrow-right"
@@ -383,7 +384,7 @@ def test_a_border_whose_end_is_not_seen_has_an_arrow() -> None:
 def test_a_sweep_without_regimes_is_joined_by_a_thin_line() -> None:
     only = {8: 900, 16: math.inf}
 
-    figure = steps(compare(sweep(only, submission="sgd"), GOAL))
+    figure = steps(compare_trials(sweep(only, submission="sgd"), GOAL))
 
     assert finding(figure) == "The goal is reached at batch size 8 alone"
     assert list(trace(figure, "fitted curve").x) == [8]
@@ -400,7 +401,7 @@ def test_batch_sizes_have_ticks_that_stay_level() -> None:
 def test_of_batch_sizes_close_together_not_all_have_a_tick() -> None:
     near = dict.fromkeys(range(100, 200, 2), 1000.0)
 
-    axis = steps(compare(sweep(near, submission="sgd"), GOAL)).layout.xaxis
+    axis = steps(compare_trials(sweep(near, submission="sgd"), GOAL)).layout.xaxis
 
     assert 5 <= len(axis.tickvals) <= 11
 
@@ -464,7 +465,7 @@ def test_borders_are_written_as_far_as_they_are_known() -> None:
 def test_the_best_learning_rate_lies_in_the_range_that_was_tried() -> None:
     best: Mapping[float, float] = {8: 0.1, 32: 0.2, 128: 0.4}
 
-    figure = rates(compare(sweep({8: 900, 32: 400, 128: 200}, best, submission="sgd"), GOAL))
+    figure = rates(compare_trials(sweep({8: 900, 32: 400, 128: 200}, best, submission="sgd"), GOAL))
 
     line = trace(figure, "best learning rate")
     assert (list(line.x), list(line.y)) == ([8, 32, 128], [0.1, 0.2, 0.4])
@@ -484,14 +485,14 @@ def test_the_best_learning_rate_lies_in_the_range_that_was_tried() -> None:
 def test_the_power_of_the_learning_rate_is_fitted_to_all_batch_sizes() -> None:
     best: Mapping[float, float] = {8: 0.1, 16: 0.2, 32: 0.1, 64: 0.4}
 
-    figure = rates(compare(sweep({8: 900, 16: 500, 32: 300, 64: 200}, best), GOAL))
+    figure = rates(compare_trials(sweep({8: 900, 16: 500, 32: 300, 64: 200}, best), GOAL))
 
     # Powers of two at -1.5, -0.5, 0.5 and 1.5: 0, 1, 0 and 2. (-0.5 + 3)/5
     assert finding(figure).endswith("power 0.50")
 
 
 def test_a_learning_rate_that_stays_has_a_power_without_a_sign() -> None:
-    figure = rates(compare(sweep({64: 900, 128: 500, 256: 300, 512: 250, 1024: 200}), GOAL))
+    figure = rates(compare_trials(sweep({64: 900, 128: 500, 256: 300, 512: 250, 1024: 200}), GOAL))
 
     assert finding(figure).endswith("power 0.00")
 
@@ -505,19 +506,19 @@ def test_a_rule_that_gave_the_learning_rates_is_no_finding() -> None:
     edges = [trial(999, batch_size=8.0, learning_rate=0.05, submission="sgd")]
     searched = sweep({8: 900, 32: 300}, {8: 0.1, 32: 0.2}, submission="sgd")
 
-    assert learning_rates_figure(compare(by_rule, GOAL), "") is None
-    assert finding(rates(compare([*by_rule, *edges], GOAL))) == (
+    assert learning_rates_figure(compare_trials(by_rule, GOAL), "") is None
+    assert finding(rates(compare_trials([*by_rule, *edges], GOAL))) == (
         "At no batch size is the best learning rate known"
     )
-    one = rates(compare([*by_rule, *edges, *searched[:3]], GOAL))
+    one = rates(compare_trials([*by_rule, *edges, *searched[:3]], GOAL))
     assert finding(one) == "At batch size 8 the best learning rate is 0.1"
     symbols = trace(one, "best learning rate").marker.symbol
     assert list(symbols) == ["circle", *3 * ["circle-open"]]
     assert "Hollow: only one is known. The rules begin at the first filled point." in caption(one)
-    later = rates(compare([*by_rule[:2], *by_rule[3:], *searched[3:]], GOAL))
+    later = rates(compare_trials([*by_rule[:2], *by_rule[3:], *searched[3:]], GOAL))
     rule = trace(later, "linear rule")
     assert rule.y[0] == pytest.approx(0.2 * rule.x[0] / 32)
-    two = rates(compare([*by_rule[:1], *by_rule[3:], *searched], GOAL))
+    two = rates(compare_trials([*by_rule[:1], *by_rule[3:], *searched], GOAL))
     assert finding(two).endswith("goes from 0.1 to 0.2: power 0.50")
 
 
@@ -527,7 +528,7 @@ def test_diverged_learning_rates_are_crosses_and_best_ones_at_the_edge_are_hollo
     nan = Measurements([10, 20], [0.9, math.nan])
     trials.append(Trial("bad", nan, "sgd", batch_size=8.0, learning_rate=0.8))
 
-    figure = rates(compare(trials, GOAL))
+    figure = rates(compare_trials(trials, GOAL))
 
     cross = trace(figure, "diverged or failed")
     assert (list(cross.x), list(cross.y)) == ([8], [0.8])
@@ -538,7 +539,7 @@ def test_submissions_stand_beside_each_other() -> None:
     trials = sweep({8: 900, 16: 500}, submission="sgd")
     trials += sweep({8: 800, 16: 400}, {8: 0.1, 16: 0.2}, submission="adam")
 
-    figure = rates(compare(trials, GOAL))
+    figure = rates(compare_trials(trials, GOAL))
 
     sgd, adam = (trace(figure, name, showlegend=None) for name in ("sgd", "adam"))
     assert sgd.x[0] < 8 < adam.x[0]
@@ -552,15 +553,15 @@ def test_without_learning_rates_or_without_a_goal_reached_there_is_no_figure_of_
     unknown = [trial(at, batch_size=float(size)) for size, at in ((8, 900), (16, 500))]
     missed = sweep({8: math.inf, 16: math.inf})
 
-    assert learning_rates_figure(compare(unknown, GOAL), "") is None
-    assert learning_rates_figure(compare(missed, GOAL), "") is None
+    assert learning_rates_figure(compare_trials(unknown, GOAL), "") is None
+    assert learning_rates_figure(compare_trials(missed, GOAL), "") is None
 
 
 # The largest useful batch sizes
 
 
-def two_sweeps(first: Mapping[float, float], second: Mapping[float, float]) -> Comparison:
-    return compare(sweep(first, submission="sgd") + sweep(second, submission="adam"), GOAL)
+def two_sweeps(first: Mapping[float, float], second: Mapping[float, float]) -> ComparisonRecord:
+    return compare_trials(sweep(first, submission="sgd") + sweep(second, submission="adam"), GOAL)
 
 
 def test_the_largest_useful_batch_sizes_are_points_with_their_bounds() -> None:
@@ -604,8 +605,8 @@ def test_one_sweep_has_no_figure_of_useful_batch_sizes() -> None:
 # Several workloads
 
 
-def on_workloads(**times: tuple[float, ...]) -> Comparison:
-    return compare(
+def on_workloads(**times: tuple[float, ...]) -> ComparisonRecord:
+    return compare_trials(
         [
             trial(at, submission=name, workload=f"workload {k}", until=1000)
             for name, of in times.items()
@@ -649,7 +650,7 @@ def test_each_workload_has_its_figures_and_ids_of_its_own() -> None:
         for each in sweep(law(critical), submission=name, workload=workload)
     ]
 
-    figures = comparison_figures(compare(trials, GOAL))
+    figures = figures_of(compare_trials(trials, GOAL))
 
     assert [(figure.id, figure.heading) for figure in figures] == [
         ("profile", "All workloads together"),
@@ -664,18 +665,18 @@ def test_each_workload_has_its_figures_and_ids_of_its_own() -> None:
 
 
 def test_a_sweep_that_reached_nothing_has_its_curves_alone() -> None:
-    c = compare(sweep({8: math.inf, 16: math.inf}), GOAL)
+    c = compare_trials(sweep({8: math.inf, 16: math.inf}), GOAL)
 
-    assert [figure.id for figure in comparison_figures(c)] == ["curves"]
+    assert [figure.id for figure in figures_of(c)] == ["curves"]
 
 
 def test_every_colour_of_the_figures_has_one_for_dark_pages() -> None:
     few = [t for k in range(7) for t in sweep(law(2.0 ** (k + 3)), submission=f"{k}")]
-    several = compare([*few, Trial("bad", Measurements([1], [math.nan]), "7")], GOAL)
+    several = compare_trials([*few, Trial("bad", Measurements([1], [math.nan]), "7")], GOAL)
     figures = [
-        *comparison_figures(several),
-        *comparison_figures(one_sweep()),
-        *comparison_figures(on_workloads(a=(100, 200), b=(200, 100))),
+        *figures_of(several),
+        *figures_of(one_sweep()),
+        *figures_of(on_workloads(a=(100, 200), b=(200, 100))),
     ]
 
     used = colours_in([figure.drawing for figure in figures])
@@ -685,7 +686,7 @@ def test_every_colour_of_the_figures_has_one_for_dark_pages() -> None:
 
 
 def test_figures_can_be_written_as_json_without_nan() -> None:
-    for figure in comparison_figures(two_sweeps(law(64), {**law(256), 2048: math.inf})):
+    for figure in figures_of(two_sweeps(law(64), {**law(256), 2048: math.inf})):
         text = go.Figure(figure.drawing).to_json()
         assert text is not None
         assert "NaN" not in text

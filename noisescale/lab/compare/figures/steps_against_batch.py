@@ -11,8 +11,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from noisescale.bounded import Bounded
-from noisescale.lab.compare.comparison import Comparison
-from noisescale.lab.compare.submissions import Look, looks
+from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.figures.looks import Look, looks_of
 from noisescale.lab.compare.swept import Swept, SweptBatch
 from noisescale.report.colours import BLACK, GREY, GRID
 from noisescale.report.drawing import (
@@ -70,7 +70,7 @@ class _Frame(NamedTuple):
         return self.above(self.height - pixels)
 
 
-def steps_figure(c: Comparison, workload: str) -> go.Figure | None:
+def steps_figure(c: ComparisonRecord, workload: str) -> go.Figure | None:
     """Draw the steps to the goal against the batch size; None if it was reached at no batch size.
 
     The regimes are those of Shallue et al. 2019, arXiv:1811.03600. Where they meet is said by
@@ -79,7 +79,7 @@ def steps_figure(c: Comparison, workload: str) -> go.Figure | None:
     sweeps = [each for each in c.sweeps if each.workload == workload]
     if not any(batch.steps for each in sweeps for batch in each.batches):
         return None
-    of, alone = looks(c), len(sweeps) == 1
+    of, alone = looks_of(c), len(sweeps) == 1
     sizes = [batch.batch_size for each in sweeps for batch in each.batches]
     around = max((max(sizes) / min(sizes)) ** 0.07, 1.2)
     left, right = min(sizes) / around, max(sizes) * around

@@ -5,9 +5,9 @@ import math
 from courses import sweep, trial
 
 from noisescale.history.metrics import Goal
-from noisescale.lab.compare.comparison import compare
-from noisescale.lab.compare.comparison_records import comparison_as_dict
+from noisescale.lab.compare.compare_trials import compare_trials
 from noisescale.lab.compare.measurements import Measurements, Trial
+from noisescale.lab.compare.records import as_dict
 
 GOAL = Goal.read("loss<=0.1")
 
@@ -15,7 +15,7 @@ GOAL = Goal.read("loss<=0.1")
 def test_a_comparison_is_json_and_what_was_not_reached_is_null() -> None:
     trials = [trial(100, seconds=2.0, submission="a"), trial(math.inf, submission="b", name="late")]
 
-    record = json.loads(json.dumps(comparison_as_dict(compare(trials, GOAL)), allow_nan=False))
+    record = json.loads(json.dumps(as_dict(compare_trials(trials, GOAL)), allow_nan=False))
 
     assert record["goals"] == {"": "loss <= 0.1"}
     assert (record["clock"], record["reference"]) == ("seconds", "a")
@@ -33,7 +33,7 @@ def test_sweeps_and_scores_are_in_the_record() -> None:
     trials += [trial(300, submission="b", workload="x"), trial(300, submission="b", workload="y")]
     trials += [trial(100, submission="a", workload="y")]
 
-    record = comparison_as_dict(compare(trials, GOAL))
+    record = as_dict(compare_trials(trials, GOAL))
 
     (found,) = record["sweeps"]
     assert [batch["steps"] for batch in found["batches"]] == [900, 200, 110]
@@ -60,7 +60,7 @@ def test_each_trial_is_in_the_record_with_all_that_is_known_of_it() -> None:
         )
     ]
 
-    record = comparison_as_dict(compare(trials, GOAL, confidence=0.5))
+    record = as_dict(compare_trials(trials, GOAL, confidence=0.5))
 
     assert record["trials"] == [
         {
@@ -102,7 +102,7 @@ def test_a_standing_counts_all_trials_of_its_submission() -> None:
     ]
     trials += [trial(200, submission="b", workload=workload) for workload in "xy"]
 
-    record = comparison_as_dict(compare(trials, GOAL))
+    record = as_dict(compare_trials(trials, GOAL))
 
     first = record["standings"][0]
     assert (first["trials"], first["reached"], first["diverged"]) == (4, 3, 2)
@@ -128,7 +128,7 @@ def test_each_batch_size_is_in_the_record_with_what_was_searched() -> None:
         for seed, steps in enumerate(of)
     ]
 
-    (found,) = comparison_as_dict(compare([*trials, *sweep({16: 250})], GOAL))["sweeps"]
+    (found,) = as_dict(compare_trials([*trials, *sweep({16: 250})], GOAL))["sweeps"]
 
     first, middle, last = found["batches"]
     assert first == {

@@ -8,7 +8,8 @@ from courses import sweep, trial
 
 from noisescale.bounded import Bounded
 from noisescale.history.metrics import Goal
-from noisescale.lab.compare.comparison import Comparison, compare
+from noisescale.lab.compare.compare_trials import compare_trials
+from noisescale.lab.compare.comparison import ComparisonRecord
 from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.lab.compare.outcomes import Standing
 from noisescale.tradeoff.profile import STEPS_SCATTER
@@ -16,7 +17,7 @@ from noisescale.tradeoff.profile import STEPS_SCATTER
 GOAL = Goal.read("loss<=0.1")
 
 
-def standing(c: Comparison, submission: str, workload: str = "") -> Standing:
+def standing(c: ComparisonRecord, submission: str, workload: str = "") -> Standing:
     (found,) = (
         each for each in c.standings if (each.submission, each.workload) == (submission, workload)
     )
@@ -27,21 +28,21 @@ def test_submissions_are_ranked_by_when_they_reached_the_goal() -> None:
     trials = [trial(300, submission="sgd"), trial(math.inf, submission="lars")]
     trials += [trial(100, submission="adam")]
 
-    found = compare(trials, GOAL)
+    found = compare_trials(trials, GOAL)
 
     assert [each.submission for each in found.standings] == ["adam", "sgd", "lars"]
     assert found.clock == "steps"
     assert found.reference == "sgd"
     assert found.reached
-    assert not compare(trials[1:2], GOAL).reached
+    assert not compare_trials(trials[1:2], GOAL).reached
 
 
 def test_seconds_count_where_every_trial_that_reached_the_goal_has_them() -> None:
     slow, fast = trial(100, seconds=9.0, submission="a"), trial(200, seconds=1.0, submission="b")
 
-    by_time = compare([slow, fast], GOAL)
-    by_steps = compare([slow, fast], GOAL, clock="steps")
-    untimed = compare([slow, trial(200, submission="b")], GOAL)
+    by_time = compare_trials([slow, fast], GOAL)
+    by_steps = compare_trials([slow, fast], GOAL, clock="steps")
+    untimed = compare_trials([slow, trial(200, submission="b")], GOAL)
 
     assert [each.submission for each in by_time.standings] == ["b", "a"]
     assert [each.submission for each in by_steps.standings] == ["a", "b"]
@@ -57,24 +58,24 @@ def test_where_no_run_reached_the_goal_the_nearest_is_first_and_time_counts_if_i
     )
     timed = Trial("t", Measurements([1, 2], [0.9, 0.5], seconds=[1, 2]), "t")
 
-    found = compare([far, near], GOAL)
+    found = compare_trials([far, near], GOAL)
 
     assert [each.submission for each in found.standings] == ["n", "f"]
     assert found.clock == "steps"
-    assert compare([timed], GOAL).clock == "seconds"
-    assert compare([timed, far], GOAL).clock == "steps"
+    assert compare_trials([timed], GOAL).clock == "seconds"
+    assert compare_trials([timed, far], GOAL).clock == "steps"
 
 
 def test_a_run_that_missed_the_goal_and_has_no_seconds_leaves_the_clock_to_the_others() -> None:
     reached, missed = trial(100, seconds=1.0, submission="a"), trial(math.inf, submission="b")
 
-    assert compare([reached, missed], GOAL).clock == "seconds"
+    assert compare_trials([reached, missed], GOAL).clock == "seconds"
 
 
 def test_the_speed_up_of_single_runs_has_the_usual_scatter_and_the_evaluations_in_its_bounds() -> (
     None
 ):
-    found = compare([trial(400, submission="a"), trial(200, submission="b")], GOAL)
+    found = compare_trials([trial(400, submission="a"), trial(200, submission="b")], GOAL)
 
     margin = math.exp(1.959964 * STEPS_SCATTER * math.sqrt(2))
     speed_up = standing(found, "b").speed_up
@@ -106,7 +107,7 @@ def seeds(submission: str, steps: list[float]) -> list[Trial]:
 def test_repetitions_have_their_own_scatter_in_the_bounds() -> None:
     a, b = seeds("a", [400, 410, 390]), seeds("b", [200, 210, 190])
 
-    found = standing(compare([*a, *b], GOAL), "b").speed_up
+    found = standing(compare_trials([*a, *b], GOAL), "b").speed_up
 
     logs = [np.log([400, 410, 390]), np.log([200, 210, 190])]
     scatter = math.sqrt(sum(((each - each.mean()) ** 2).sum() for each in logs) / 4)
@@ -133,7 +134,7 @@ def test_bounds_hold_the_truth_as_often_as_they_say(sizes: tuple[int, int]) -> N
             for name, of in zip("ab", times, strict=True)
             for k, time in enumerate(of)
         ]
-        found = standing(compare(both, GOAL), "b").speed_up
+        found = standing(compare_trials(both, GOAL), "b").speed_up
         held += found.low <= 1 <= found.high
     assert 0.92 <= held / 400 <= 0.995
 
@@ -162,14 +163,14 @@ def test_repetitions_that_missed_the_goal_show_scatter_too(
                         hyperparameters={"seed": float(k)},
                     )
                 )
-        found = standing(compare(both, GOAL), "b").speed_up
+        found = standing(compare_trials(both, GOAL), "b").speed_up
         sure += found.low > 1 or found.high < 1
     assert sure <= 0.08 * 150  # 5 %; with an assumed scatter up to 57 %
 
 
 def test_of_a_missed_goal_the_speed_up_is_known_from_one_side() -> None:
     missed = trial(math.inf, until=500, submission="a")
-    c = compare([missed, trial(100, submission="b"), trial(math.inf, submission="c")], GOAL)
+    c = compare_trials([missed, trial(100, submission="b"), trial(math.inf, submission="c")], GOAL)
 
     margin = math.exp(1.959964 * STEPS_SCATTER * math.sqrt(2))
     assert standing(c, "b").speed_up.low == pytest.approx(500 / 100 / margin)
@@ -177,7 +178,7 @@ def test_of_a_missed_goal_the_speed_up_is_known_from_one_side() -> None:
     assert math.isnan(standing(c, "b").speed_up.value)
     assert not standing(c, "a").speed_up.known
     assert not standing(c, "c").speed_up.known
-    other = compare([missed, trial(100, submission="b")], GOAL, reference="b")
+    other = compare_trials([missed, trial(100, submission="b")], GOAL, reference="b")
     assert standing(other, "a").speed_up.high == pytest.approx(margin * 100 / 500)
     assert standing(other, "a").speed_up.low == 0
 
@@ -204,8 +205,8 @@ def test_of_repetitions_that_missed_the_goal_the_middle_one_bounds_the_speed_up(
     """Only the longest one was trained as far as the longest one."""
     trials = [*missed("a", until), *seeds("b", [100, 100, 100])]
 
-    ours = standing(compare(trials, GOAL), "b").speed_up
-    theirs = standing(compare(trials, GOAL, reference="b"), "a").speed_up
+    ours = standing(compare_trials(trials, GOAL), "b").speed_up
+    theirs = standing(compare_trials(trials, GOAL, reference="b"), "a").speed_up
 
     margin = margin_of(len(until), 3)
     assert ours.low == pytest.approx(least / 100 / margin, rel=1e-5)
@@ -219,7 +220,7 @@ def test_what_was_trained_beyond_the_budget_does_not_bound_a_speed_up() -> None:
     margin = math.exp(1.959964 * STEPS_SCATTER * math.sqrt(2))
     trials = [trial(400, until=10_000, submission="a"), trial(100, submission="b")]
 
-    found = standing(compare(trials, GOAL, budget={"steps": 300}), "b").speed_up
+    found = standing(compare_trials(trials, GOAL, budget={"steps": 300}), "b").speed_up
 
     assert found.low == pytest.approx(300 / 100 / margin)
     assert found.low < 4
@@ -228,15 +229,15 @@ def test_what_was_trained_beyond_the_budget_does_not_bound_a_speed_up() -> None:
 def test_a_run_without_a_measurement_shows_nothing_of_how_slow_it_is() -> None:
     trials = [Trial("none", Measurements([], []), "a"), trial(100, submission="b")]
 
-    assert not standing(compare(trials, GOAL), "b").speed_up.known
-    assert not standing(compare(trials, GOAL, reference="b"), "a").speed_up.known
+    assert not standing(compare_trials(trials, GOAL), "b").speed_up.known
+    assert not standing(compare_trials(trials, GOAL, reference="b"), "a").speed_up.known
 
 
 def test_the_scatter_of_repetitions_counts_if_there_are_enough() -> None:
     """Two and three are too few."""
     trials = [*seeds("a", [400, 410, 390]), *seeds("b", [200, 210])]
 
-    found = standing(compare(trials, GOAL), "b").speed_up
+    found = standing(compare_trials(trials, GOAL), "b").speed_up
 
     margin = margin_of(3, 2)
     assert found.value == pytest.approx(400 / 210)
@@ -255,7 +256,7 @@ def test_a_goal_that_was_reached_before_the_first_step_gives_no_ratio() -> None:
     ]
 
     for reference in "ab":
-        found = compare(trials, GOAL, reference=reference)
+        found = compare_trials(trials, GOAL, reference=reference)
         other = standing(found, "b" if reference == "a" else "a", "x")
         assert not other.speed_up.known
         assert (found.scores, found.profile, found.speed_ups) == (None, None, {})
@@ -266,8 +267,8 @@ def test_bounds_of_another_confidence_have_another_width() -> None:
     trials = [trial(400, submission="a"), trial(200, submission="b")]
     both = sweep({8: 900, 64: 200, 512: 110}, submission="a")
 
-    found = standing(compare(trials, GOAL, confidence=0.5), "b").speed_up
-    narrow, wide = (compare(both, GOAL, confidence=x).sweeps[0].regimes for x in (0.5, 0.95))
+    found = standing(compare_trials(trials, GOAL, confidence=0.5), "b").speed_up
+    narrow, wide = (compare_trials(both, GOAL, confidence=x).sweeps[0].regimes for x in (0.5, 0.95))
 
     margin = math.exp(0.6744898 * STEPS_SCATTER * math.sqrt(2))
     assert found.low == pytest.approx(390 / 200 / margin)
@@ -281,7 +282,7 @@ def test_bounds_of_another_confidence_have_another_width() -> None:
 def test_diverged_trials_are_counted_apart_from_those_that_only_missed_the_goal() -> None:
     trials = [trial(math.inf, name="missed"), trial(100), trial(math.inf, feasible=False, name="d")]
 
-    assert standing(compare(trials, GOAL), "").diverged == 1
+    assert standing(compare_trials(trials, GOAL), "").diverged == 1
 
 
 def test_on_a_workload_that_the_reference_was_not_trained_on_no_speed_up_is_known() -> None:
@@ -290,7 +291,7 @@ def test_on_a_workload_that_the_reference_was_not_trained_on_no_speed_up_is_know
         for submission, workload in (("a", "x"), ("b", "x"), ("b", "y"))
     ]
 
-    found = compare(trials, GOAL)
+    found = compare_trials(trials, GOAL)
 
     assert not standing(found, "b", "y").speed_up.known
     assert found.speed_ups["a"] == 1
@@ -304,7 +305,7 @@ def test_the_time_of_several_studies_is_the_middle_of_their_best() -> None:
         for rate, steps in zip((0.1, 0.2), both, strict=True)
     ]
 
-    found = standing(compare(trials, GOAL), "a")
+    found = standing(compare_trials(trials, GOAL), "a")
 
     assert sorted(each.at("steps") for each in found.counting) == [100, 250, 300]
     assert found.best.at("steps") == 250
@@ -318,7 +319,7 @@ def test_each_study_counts_once_however_many_repetitions_it_has() -> None:
         for k, steps in enumerate(of)
     ]
 
-    found = standing(compare(trials, GOAL), "a")
+    found = standing(compare_trials(trials, GOAL), "a")
 
     assert sorted(each.at("steps") for each in found.counting) == [100, 200, 310]
     assert found.best.at("steps") == 200
@@ -335,15 +336,15 @@ def test_workloads_have_goals_of_their_own_a_profile_and_scores() -> None:
         )
     ]
 
-    found = compare(trials, {"x": GOAL, "y": Goal.read("loss<0.2")})
+    found = compare_trials(trials, {"x": GOAL, "y": Goal.read("loss<0.2")})
 
     assert found.scores == {"a": 0.5, "b": pytest.approx(5 / 6)}
     assert found.profile is not None
     assert found.profile.at(1) == {"a": 0.5, "b": 0.5}
     assert found.speed_ups == {"a": 1, "b": pytest.approx(math.sqrt(0.5 * 4))}
-    assert compare(trials[:1], GOAL).scores is None
+    assert compare_trials(trials[:1], GOAL).scores is None
     for fewer in (trials[:1], trials[:2], trials[::2]):  # one submission, or one workload
-        found = compare(fewer, GOAL)
+        found = compare_trials(fewer, GOAL)
         assert (found.scores, found.profile, found.speed_ups) == (None, None, {})
 
 
@@ -369,7 +370,7 @@ def test_a_missed_goal_costs_the_budget_and_one_more_in_the_mean_speed_up(
         )
     ]
 
-    found = compare(trials, GOAL, clock=clock, budget=budget).speed_ups
+    found = compare_trials(trials, GOAL, clock=clock, budget=budget).speed_ups
 
     assert found["b"] == pytest.approx(speed_up, nan_ok=True)
 
@@ -385,7 +386,7 @@ def test_variants_check_a_workload_and_have_no_share_in_the_score() -> None:
         )
     ]
 
-    found = compare(trials, GOAL, variants={"x_wide": "x"})
+    found = compare_trials(trials, GOAL, variants={"x_wide": "x"})
 
     assert found.scores == {"a": 0, "b": 1}
     assert found.profile is not None
@@ -395,10 +396,10 @@ def test_variants_check_a_workload_and_have_no_share_in_the_score() -> None:
 def test_the_side_of_a_goal_is_decided_by_where_most_trials_begin() -> None:
     rising = Trial("r", Measurements([1, 2, 3], [0.1, 0.5, 0.9]), "a")
 
-    assert compare([rising], Goal.read("accuracy=0.5")).goals[""].side == ">"
-    assert compare([trial(100)], Goal.read("loss=0.1")).goals[""].side == "<"
+    assert compare_trials([rising], Goal.read("accuracy=0.5")).goals[""].side == ">"
+    assert compare_trials([trial(100)], Goal.read("loss=0.1")).goals[""].side == "<"
     empty = Trial("e", Measurements([], []))
-    assert compare([empty], Goal.read("loss=0.1")).goals[""].side == "<"
+    assert compare_trials([empty], Goal.read("loss=0.1")).goals[""].side == "<"
 
 
 @pytest.mark.parametrize(
@@ -419,7 +420,7 @@ def test_a_first_value_that_is_no_number_or_unlike_most_does_not_decide_the_side
         Trial(str(k), Measurements([0, 1], [start, start]), "a") for k, start in enumerate(starts)
     ]
 
-    assert compare(trials, Goal.read("metric=0.5")).goals[""].side == side
+    assert compare_trials(trials, Goal.read("metric=0.5")).goals[""].side == side
 
 
 def test_each_workload_decides_the_side_of_its_goal_by_its_own_trials() -> None:
@@ -428,19 +429,19 @@ def test_each_workload_decides_the_side_of_its_goal_by_its_own_trials() -> None:
         for name, start in (("falls", 0.9), ("rises", 0.2))
     ]
 
-    goals = compare(trials, Goal.read("metric=0.5")).goals
+    goals = compare_trials(trials, Goal.read("metric=0.5")).goals
 
     assert {name: goal.side for name, goal in goals.items()} == {"falls": "<", "rises": ">"}
 
 
 def test_a_budget_holds_for_all() -> None:
-    assert not compare([trial(100)], GOAL, budget={"steps": 90}).reached
+    assert not compare_trials([trial(100)], GOAL, budget={"steps": 90}).reached
 
 
 def test_sweeps_over_batch_sizes_are_found_for_each_submission() -> None:
     trials = [*sweep({8: 400, 16: 200, 32: 110}, submission="a"), trial(100, submission="b")]
 
-    found = compare(trials, GOAL)
+    found = compare_trials(trials, GOAL)
 
     assert [each.submission for each in found.sweeps] == ["a"]
 
@@ -448,8 +449,8 @@ def test_sweeps_over_batch_sizes_are_found_for_each_submission() -> None:
 def test_warnings_of_a_sweep_say_whose_it_is() -> None:
     missed = {8: 400, 16: 200, 32: math.inf}
 
-    named = compare(sweep(missed, submission="a", workload="x"), GOAL).warnings
-    unnamed = compare(sweep(missed), GOAL).warnings
+    named = compare_trials(sweep(missed, submission="a", workload="x"), GOAL).warnings
+    unnamed = compare_trials(sweep(missed), GOAL).warnings
 
     assert named == ("a on x: No run reached the goal at batch size 32.",)
     assert unnamed == ("No run reached the goal at batch size 32.",)
@@ -458,19 +459,19 @@ def test_warnings_of_a_sweep_say_whose_it_is() -> None:
 def test_the_reference_is_the_first_of_the_submissions() -> None:
     trials = [trial(steps, submission=name) for name, steps in (("a", 300), ("b", 100), ("c", 200))]
 
-    assert compare(trials, GOAL).submissions == ("a", "b", "c")
-    assert compare(trials, GOAL, reference="c").submissions == ("c", "b", "a")
+    assert compare_trials(trials, GOAL).submissions == ("a", "b", "c")
+    assert compare_trials(trials, GOAL, reference="c").submissions == ("c", "b", "a")
 
 
 def test_a_metric_that_leaves_the_goal_again_and_one_that_begins_there_are_warned_of() -> None:
     back = Trial("b", Measurements([1, 2, 3], [0.9, 0.1, 0.2]), "b")
     first = Trial("f", Measurements([1, 2, 3], [0.1, 0.1, 0.1]), "f")
 
-    found = compare([back, first], GOAL).warnings
+    found = compare_trials([back, first], GOAL).warnings
 
     assert found[0].startswith("In 1 of 2 runs that reached the goal a later measurement was short")
     assert found[1].startswith("1 of 2 runs reached the goal at their first measurement.")
-    assert compare([trial(100)], GOAL).warnings == ()
+    assert compare_trials([trial(100)], GOAL).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -493,7 +494,7 @@ def test_bad_arguments_are_refused(
     trials: list[Trial], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        compare(trials, **{"goals": GOAL} | options)
+        compare_trials(trials, **{"goals": GOAL} | options)
 
 
 def searched(submission: str, rates: list[float], study: str = "") -> list[Trial]:
@@ -513,11 +514,11 @@ def searched(submission: str, rates: list[float], study: str = "") -> list[Trial
 def test_a_search_over_twice_the_settings_of_another_is_warned_of_and_repetitions_are_not() -> None:
     narrow, wide = searched("sgd", [0.1]), searched("adam", [0.1, 0.2])
 
-    (told,) = compare([*narrow, *wide], GOAL).warnings
+    (told,) = compare_trials([*narrow, *wide], GOAL).warnings
 
     assert told.startswith("The searches differ: adam was trained with 2 settings of")
     assert "sgd with 1." in told
-    assert not compare(
+    assert not compare_trials(
         [*searched("sgd", [0.1, 0.3, 0.4]), *searched("adam", [1, 2, 3, 4, 5])], GOAL
     ).warnings
 
@@ -526,15 +527,15 @@ def test_settings_are_counted_in_each_study() -> None:
     one = searched("sgd", [0.1], "1")
     three = [t for study in "123" for t in searched("adam", [0.1], study)]
 
-    assert not compare([*one, *three], GOAL).warnings
-    assert standing(compare([*one, *three], GOAL), "adam").settings == 1
+    assert not compare_trials([*one, *three], GOAL).warnings
+    assert standing(compare_trials([*one, *three], GOAL), "adam").settings == 1
 
 
 def test_a_run_without_the_metric_may_have_reached_the_goal() -> None:
     silent = Trial("silent", Measurements([], []), "b")
 
-    ours = compare([trial(100, submission="a"), silent], GOAL)
-    theirs = compare([silent, trial(100, submission="a")], GOAL)
+    ours = compare_trials([trial(100, submission="a"), silent], GOAL)
+    theirs = compare_trials([silent, trial(100, submission="a")], GOAL)
 
     assert not standing(ours, "b").speed_up.known
     assert not standing(theirs, "a").speed_up.known
@@ -553,7 +554,7 @@ def test_the_profile_has_the_score_as_its_mean_height_with_variants_too() -> Non
         for workload, at in of.items()
     ]
 
-    found = compare(trials, GOAL, variants={"y": "x"})
+    found = compare_trials(trials, GOAL, variants={"y": "x"})
 
     assert found.profile is not None
     assert found.profile.at(4.0) == {"a": 0.0, "b": 1.0}
@@ -569,6 +570,6 @@ def test_searches_are_compared_on_each_workload_on_its_own() -> None:
     ]
     more = trial(90, submission="b", workload="y", learning_rate=0.7)
 
-    assert compare(trials, GOAL).warnings == ()
-    (told,) = compare([*trials, more], GOAL).warnings
+    assert compare_trials(trials, GOAL).warnings == ()
+    (told,) = compare_trials([*trials, more], GOAL).warnings
     assert told.startswith("The searches differ on y: b was trained with 2 settings")

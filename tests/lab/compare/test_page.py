@@ -13,10 +13,12 @@ from pages import Outline, background_of, opened
 from plotly.offline import get_plotlyjs
 
 from noisescale.history.metrics import Goal
-from noisescale.lab.compare.comparison import Comparison, compare
-from noisescale.lab.compare.comparison_html import comparison_html, write_comparison
-from noisescale.lab.compare.comparison_tables import comparison_tables
+from noisescale.lab.compare.compare_trials import compare_trials
+from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.document import document_of
 from noisescale.lab.compare.measurements import Measurements, Trial
+from noisescale.lab.compare.tables import tables_of
+from noisescale.report.page import page_html, write_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -29,17 +31,19 @@ def law(critical: float, least: float = 100) -> dict[float, float]:
     return {8 * 2**k: round(least * (1 + critical / 8 / 2**k), -1) for k in range(9)}
 
 
-def two_sweeps(workload: str = "") -> Comparison:
+def two_sweeps(workload: str = "") -> ComparisonRecord:
     """Two submissions with their learning rates searched at nine batch sizes, one missed."""
     sgd = {**law(64), 2048: math.inf}
     trials = sweep(sgd, submission="sgd", workload=workload, seconds=0.5)
     adam = law(256, least=200)
-    return compare(trials + sweep(adam, submission="adam", workload=workload, seconds=0.5), GOAL)
+    return compare_trials(
+        trials + sweep(adam, submission="adam", workload=workload, seconds=0.5), GOAL
+    )
 
 
-def hostile() -> Comparison:
+def hostile() -> ComparisonRecord:
     """Names that mean something to HTML, plotly or JavaScript, everywhere."""
-    return compare(
+    return compare_trials(
         [
             each
             for workload in HOSTILE[:2]
@@ -57,9 +61,9 @@ def outline_of(page: str) -> Outline:
 def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
 
-    assert write_comparison(two_sweeps(), path) == path
+    assert write_page(document_of(two_sweeps()), path) == path
     page = path.read_text(encoding="utf-8")
-    assert page == comparison_html(two_sweeps())
+    assert page == page_html(document_of(two_sweeps()))
     assert page.count(get_plotlyjs()) == 1
     outline = outline_of(page)
     assert outline.open == []
@@ -72,7 +76,7 @@ def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
 def test_answers_warnings_figures_and_tables_are_read_in_order() -> None:
     c = two_sweeps()
 
-    page = comparison_html(c).replace(get_plotlyjs(), "")
+    page = page_html(document_of(c)).replace(get_plotlyjs(), "")
 
     parts = [
         "<h1>sgd reached loss &lt;= 0.1 first</h1>",
@@ -101,9 +105,9 @@ def test_answers_warnings_figures_and_tables_are_read_in_order() -> None:
     ],
 )
 def test_the_heading_says_who_was_first(steps: dict[str, float], heading: str) -> None:
-    c = compare([trial(at, submission=name) for name, at in steps.items()], GOAL)
+    c = compare_trials([trial(at, submission=name) for name, at in steps.items()], GOAL)
 
-    assert f"<h1>{heading}</h1>" in comparison_html(c)
+    assert f"<h1>{heading}</h1>" in page_html(document_of(c))
 
 
 def test_where_the_middle_repetition_missed_the_goal_some_runs_reached_it() -> None:
@@ -111,7 +115,7 @@ def test_where_the_middle_repetition_missed_the_goal_some_runs_reached_it() -> N
         trial(at, submission="a", name=str(k)) for k, at in enumerate((100, math.inf, math.inf))
     ]
 
-    page = comparison_html(compare(trials, GOAL))
+    page = page_html(document_of(compare_trials(trials, GOAL)))
 
     assert "<h1>loss &lt;= 0.1 was reached by some runs only</h1>" in page
 
@@ -123,14 +127,14 @@ def test_of_several_workloads_the_heading_has_the_highest_score() -> None:
         for workload, at in zip(("mnist", "wmt"), of, strict=True)
     ]
 
-    page = comparison_html(compare(trials, GOAL))
+    page = page_html(document_of(compare_trials(trials, GOAL)))
 
     assert "<h1>a has the highest score on 2 workloads: 1.00</h1>" in page
     assert "A score of 1 belongs to" in page
 
 
 def test_what_comes_from_users_is_text() -> None:
-    page = comparison_html(hostile())
+    page = page_html(document_of(hostile()))
 
     outline = outline_of(page)
     assert outline.open == []
@@ -142,7 +146,7 @@ def test_what_comes_from_users_is_text() -> None:
 def test_a_long_table_of_runs_is_folded_up(runs: int, folded: bool) -> None:
     trials = [trial(100, submission="a", name=str(k)) for k in range(runs)]
 
-    page = comparison_html(compare(trials, GOAL)).replace(get_plotlyjs(), "")
+    page = page_html(document_of(compare_trials(trials, GOAL))).replace(get_plotlyjs(), "")
 
     assert (f"<details><summary>Show {runs} lines</summary>" in page) == folded
     assert f"<h2>All {runs} runs</h2>" in page
@@ -153,7 +157,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "report.html"
 
     with pytest.raises(FileNotFoundError, match="`path` must be in a folder that exists"):
-        write_comparison(two_sweeps(), path)
+        write_page(document_of(two_sweeps()), path)
 
 
 def test_a_page_is_replaced_whole_or_not_at_all(
@@ -167,7 +171,7 @@ def test_a_page_is_replaced_whole_or_not_at_all(
 
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(OSError, match="no space left"):
-        write_comparison(two_sweeps(), path)
+        write_page(document_of(two_sweeps()), path)
 
     assert path.read_text() == "before"
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
@@ -192,7 +196,7 @@ def check_fit(page: "Page", width: int) -> None:
 def test_a_browser_draws_the_page_in_silence_and_cuts_nothing(
     browser: "Browser", tmp_path: Path, width: int
 ) -> None:
-    path = write_comparison(two_sweeps("a workload"), tmp_path / "report.html")
+    path = write_page(document_of(two_sweeps("a workload")), tmp_path / "report.html")
 
     page, noise = opened(browser, path, width, figures=4)
 
@@ -202,7 +206,7 @@ def test_a_browser_draws_the_page_in_silence_and_cuts_nothing(
 
 
 def test_hostile_names_are_shown_as_they_are_written(browser: "Browser", tmp_path: Path) -> None:
-    path = write_comparison(hostile(), tmp_path / "report.html")
+    path = write_page(document_of(hostile()), tmp_path / "report.html")
 
     page, noise = opened(browser, path, 390, figures=8)
 
@@ -217,8 +221,8 @@ def test_hostile_names_are_shown_as_they_are_written(browser: "Browser", tmp_pat
 
 
 def test_a_hostile_run_is_named_under_the_pointer(browser: "Browser", tmp_path: Path) -> None:
-    c = compare([trial(100, name=HOSTILE[1], submission=HOSTILE[1])], GOAL)
-    page, _ = opened(browser, write_comparison(c, tmp_path / "report.html"), 1200, figures=1)
+    c = compare_trials([trial(100, name=HOSTILE[1], submission=HOSTILE[1])], GOAL)
+    page, _ = opened(browser, write_page(document_of(c), tmp_path / "report.html"), 1200, figures=1)
 
     page.evaluate("Plotly.Fx.hover('curves', [{curveNumber: 0, pointNumber: 4}])")
     hovered = page.locator(".hoverlayer .hovertext .nums").text_content()
@@ -231,7 +235,7 @@ def test_a_hostile_run_is_named_under_the_pointer(browser: "Browser", tmp_path: 
 def test_labels_of_batch_sizes_stay_level_and_apart_on_a_phone(
     browser: "Browser", tmp_path: Path
 ) -> None:
-    path = write_comparison(two_sweeps(), tmp_path / "report.html")
+    path = write_page(document_of(two_sweeps()), tmp_path / "report.html")
     wide, _ = opened(browser, path, 1200, figures=4)
     phone, _ = opened(browser, path, 390, figures=4)
 
@@ -254,7 +258,7 @@ def test_labels_of_batch_sizes_stay_level_and_apart_on_a_phone(
 def test_the_page_is_dark_where_the_reader_wants_it_except_on_paper(
     browser: "Browser", tmp_path: Path
 ) -> None:
-    path = write_comparison(two_sweeps(), tmp_path / "report.html")
+    path = write_page(document_of(two_sweeps()), tmp_path / "report.html")
     page, noise = opened(browser, path, 1200, figures=4)
     figure = "#steps .main-svg"
     light = background_of(page, "body"), background_of(page, figure)
@@ -280,6 +284,6 @@ def test_there_is_a_page_also_of_runs_that_were_at_the_goal_at_step_0() -> None:
     alone = [at_once, replace(at_once, name="1", batch_size=2.0)]
 
     for trials in ([at_once, *sweep(law(64), submission="sgd")], alone):
-        c = compare(trials, GOAL)
-        assert comparison_html(c).count("goal not reached") == 0
-        assert [line.cells[1].text for line in comparison_tables(c)[1].lines][:1] == ["0"]
+        c = compare_trials(trials, GOAL)
+        assert page_html(document_of(c)).count("goal not reached") == 0
+        assert [line.cells[1].text for line in tables_of(c)[1].lines][:1] == ["0"]

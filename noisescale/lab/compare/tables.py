@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from noisescale.lab.compare.comparison import Comparison
-from noisescale.lab.compare.comparison_words import named, time_unit, whose
+from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.names import name_of, name_of_sweep, time_unit
 from noisescale.lab.compare.outcomes import Outcome, Standing
 from noisescale.lab.compare.profiles import PerformanceProfile
 from noisescale.lab.compare.swept import Swept, SweptBatch
@@ -20,25 +20,21 @@ NOT_REACHED = "not reached"
 UNDECIDED = "between"
 
 
-def standings_tables(c: Comparison) -> list[Table]:
-    """Return the tables that are always shown: the standings on each workload, and the scores."""
+def tables_of(c: ComparisonRecord) -> list[Table]:
+    """Return all tables: standings and scores, then as details batch sizes and all runs."""
     found = [_standings(c, each) for each in c.workloads if len(c.outcomes_of(each)) > 1]
     if found:
         found[-1] = replace(found[-1], notes=_notes(c))
     if c.scores is not None and c.profile is not None:
         found.append(_score_table(c, c.profile, c.scores))
-    return found
-
-
-def comparison_tables(c: Comparison, *, every_trial: bool = True) -> list[Table]:
-    """Return all tables: standings, scores, batch sizes; with `every_trial` all runs."""
-    found = [*standings_tables(c), *(_sweep_table(c, each) for each in c.sweeps)]
-    if every_trial:
+    found += [replace(sweep_table(c, each), detail=True) for each in c.sweeps]
+    repeated = any(len(standing.outcomes) > 1 for standing in c.standings)
+    if repeated or len(c.standings) == 1:
         found += [_trials(c, workload) for workload in c.workloads]
     return found
 
 
-def _standings(c: Comparison, workload: str) -> Table:
+def _standings(c: ComparisonRecord, workload: str) -> Table:
     standings, unit = c.standings_of(workload), time_unit(c)
     clocks, settings = _clocks(standings), _settings([standing.best for standing in standings])
     several = len(standings) > 1
@@ -49,7 +45,7 @@ def _standings(c: Comparison, workload: str) -> Table:
     for standing in standings:
         reached_by = f"{count(standing.reached)} of {count(len(standing.outcomes))}"
         cells = [
-            Cell(named(standing)),
+            Cell(name_of(standing)),
             Cell(reached_by),
             *([Cell(count(standing.diverged))] if diverged else []),
             *(_clock_cell(standing.best, standing.counting, clock, unit) for clock in clocks),
@@ -61,7 +57,7 @@ def _standings(c: Comparison, workload: str) -> Table:
     return Table(f"{title}: {workload}" if workload else title, headings, lines, [])
 
 
-def _notes(c: Comparison) -> list[str]:
+def _notes(c: ComparisonRecord) -> list[str]:
     notes = []
     if any(len(standing.outcomes) > 1 for standing in c.standings):
         notes.append(
@@ -135,7 +131,9 @@ def _settings(outcomes: Sequence[Outcome]) -> dict[str, Callable[[Outcome], str]
     return {name: write for name, write in columns.items() if any(map(write, outcomes))}
 
 
-def _score_table(c: Comparison, profile: PerformanceProfile, scores: Mapping[str, float]) -> Table:
+def _score_table(
+    c: ComparisonRecord, profile: PerformanceProfile, scores: Mapping[str, float]
+) -> Table:
     at = {ratio: profile.at(ratio) for ratio in (1.0, 1.5, 2.0, 4.0)}
     lines = [
         Line(
@@ -165,7 +163,8 @@ def _score_table(c: Comparison, profile: PerformanceProfile, scores: Mapping[str
     return Table(title, headings, lines, [note])
 
 
-def _sweep_table(c: Comparison, each: Swept) -> Table:
+def sweep_table(c: ComparisonRecord, each: Swept) -> Table:
+    """Return the table of a sweep: steps, regime and learning rates of each batch size."""
     diverged = any(batch.diverged for batch in each.batches)
     lines = [
         Line(
@@ -185,7 +184,7 @@ def _sweep_table(c: Comparison, each: Swept) -> Table:
     headings = ["batch size", "steps", "regime", "best learning rate", "tried", "reached by"]
     headings += ["diverged"] if diverged else []
     title = f"Steps to {c.goals[each.workload]} against batch size"
-    name = whose(each.submission, each.workload)
+    name = name_of_sweep(each)
     notes = []
     if each.regimes is not None:
         notes.append(
@@ -223,7 +222,7 @@ def _tried(batch: SweptBatch) -> str:
     return f"{rates[0]:.3g} to {rates[-1]:.3g}" if len(rates) > 1 else ""
 
 
-def _trials(c: Comparison, workload: str) -> Table:
+def _trials(c: ComparisonRecord, workload: str) -> Table:
     unit, clocks = time_unit(c), _clocks(c.standings_of(workload))
     every = sorted(c.outcomes_of(workload), key=lambda outcome: outcome.at(c.clock))
     settings = _settings(every)
@@ -242,4 +241,5 @@ def _trials(c: Comparison, workload: str) -> Table:
     ]
     title = f"All {plural(len(every), 'run')}"
     headings = ["run", "submission", *settings, *_clock_names(clocks, unit), "best value"]
-    return Table(f"{title} on {workload}" if workload else title, headings, lines, [])
+    title = f"{title} on {workload}" if workload else title
+    return Table(title, headings, lines, detail=True)

@@ -11,11 +11,11 @@ import numpy as np
 import plotly.graph_objects as go
 
 from noisescale.bounded import Bounded
-from noisescale.lab.compare.comparison import Comparison
-from noisescale.lab.compare.comparison_words import few, named, time_unit
+from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.figures.looks import Look, looks_of
 from noisescale.lab.compare.measurements import Array
+from noisescale.lab.compare.names import name_of, short_list, time_unit
 from noisescale.lab.compare.outcomes import Outcome, Standing
-from noisescale.lab.compare.submissions import Look, looks, standings_on
 from noisescale.report.colours import BLACK
 from noisescale.report.drawing import (
     LEVEL,
@@ -91,9 +91,9 @@ class _Clock(NamedTuple):
         return plural(at, self.name.removesuffix("s"))
 
 
-def curves_figure(c: Comparison, workload: str) -> go.Figure | None:
+def curves_figure(c: ComparisonRecord, workload: str) -> go.Figure | None:
     """Draw the metric of every trial against the clock that counts; None if none is known."""
-    standings, goal = standings_on(c, workload), c.goals[workload]
+    standings, goal = c.standings_of(workload), c.goals[workload]
     # Where no goal was reached, a clock may count that is not known of any trial.
     every, name = _curves(c, standings, c.clock), c.clock
     if not every:
@@ -129,9 +129,9 @@ def curves_figure(c: Comparison, workload: str) -> go.Figure | None:
     return with_legend(drawn)
 
 
-def _curves(c: Comparison, standings: Sequence[Standing], name: str) -> list[_Curve]:
+def _curves(c: ComparisonRecord, standings: Sequence[Standing], name: str) -> list[_Curve]:
     """Return the trials whose metric and clock are known at some evaluation."""
-    of, found = looks(c), []
+    of, found = looks_of(c), []
     for standing in standings:
         for outcome in standing.outcomes:
             clock = outcome.trial.measurements.clock(name)
@@ -154,7 +154,7 @@ def _order(curve: _Curve, clock: str) -> tuple[float, ...]:
     return curve.rank, outcome.at(clock), nearest
 
 
-def _unit(c: Comparison, curves: Sequence[_Curve]) -> Duration:
+def _unit(c: ComparisonRecord, curves: Sequence[_Curve]) -> Duration:
     """Return the unit of the tables; if no goal was reached, one that suits the trials."""
     if c.clock != "seconds":
         return SECONDS
@@ -271,9 +271,9 @@ def _finding(standings: Sequence[Standing], clock: _Clock) -> str:
     when = [clock.when(standing.best.at(clock.name)) for standing in reached]
     if len(standings) == 1:
         return f"{goal} is reached after {when[0]}"
-    names = [shown_name(named(standing)) for standing in reached]
+    names = [shown_name(name_of(standing)) for standing in reached]
     first = [name for name, at in zip(names, when, strict=True) if at == when[0]]
-    said = f"{few(first)} {'reach' if len(first) > 1 else 'reaches'} {goal} after {when[0]}"
+    said = f"{short_list(first)} {'reach' if len(first) > 1 else 'reaches'} {goal} after {when[0]}"
     rest = len(first)
     return f"{said}, {names[rest]} after {when[rest]}" if rest < len(reached) else said
 

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a comparison says, line by line: who was first, and what the batch sizes show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from noisescale.bounded import Bounded
+from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.names import name_of, name_of_sweep, short_list, time_unit
+from noisescale.lab.compare.outcomes import Outcome, Standing
+from noisescale.lab.compare.swept import Swept
+from noisescale.report.document import Statement
+from noisescale.report.numbers import banded, bounds, count, number, plural, two_digits
+
+_MOST_FOLLOWERS = 3
+"""The most submissions after the first that have a line."""
+
+_MOST_SWEEPS = 6
+"""The most sweeps over batch sizes that have lines."""
+
+_UNKNOWN = "the goal was reached at fewer than two batch sizes that count"
+
+
+def statements_of(c: ComparisonRecord) -> list[Statement]:
+    """Return the answers: who was first, by how much, and what the batch sizes show."""
+    return [*(_first(c, workload) for workload in c.workloads), *_scores(c), *_sweeps(c)]
+
+
+def _first(c: ComparisonRecord, workload: str) -> Statement:
+    """Say who was first on a workload. The parts are the others, and who missed the goal."""
+    standings, goal = c.standings_of(workload), c.goals[workload]
+    label = f"{workload}: {goal}" if workload else str(goal)
+    reached = [standing for standing in standings if standing.best.reached is not None]
+    if not reached:
+        return Statement(label, _missed(c.outcomes_of(workload)), basis="measured")
+    first = reached[0]
+    tied = [each for each in reached if each.best.at(c.clock) == first.best.at(c.clock)]
+    by = short_list([name_of(standing) for standing in tied])
+    when = _when(c, first.best)
+    said = f"reached {when}" if len(standings) == 1 else f"first reached by {by}, {when}"
+    parts = [_follower(c, each, first) for each in reached[len(tied) :][:_MOST_FOLLOWERS]]
+    missed = [name_of(standing) for standing in standings if standing.best.reached is None]
+    if missed:
+        parts.append(Statement("not by", short_list(missed)))
+    return Statement(label, said, basis="measured", parts=parts)
+
+
+def _follower(c: ComparisonRecord, slower: Standing, first: Standing) -> Statement:
+    """Say when a submission reached the goal that was not the first to reach it.
+
+    The speed-up is that of the first over this one, or of this one over the first, as one of both
+    is the reference.
+    """
+    said, ratio = _when(c, slower.best), None
+    if c.reference == slower.submission and first.speed_up.known:
+        ratio = first.speed_up
+        said += f". {name_of(first)} is {_times(ratio)}"
+    elif c.reference == first.submission and slower.speed_up.known:
+        ratio = slower.speed_up
+        said += f". It is {_times(ratio)}"
+    return Statement(name_of(slower), said, ratio, basis="measured")
+
+
+def _missed(outcomes: Sequence[Outcome]) -> str:
+    some = sum(outcome.reached is not None for outcome in outcomes)
+    if some:
+        runs = f"{count(some)} of {plural(len(outcomes), 'run')}"
+        return f"reached by {runs}, but by no run that stands for its submission"
+    return f"reached by no run. {_nearest(outcomes)}"
+
+
+def _nearest(outcomes: Sequence[Outcome]) -> str:
+    known = [outcome for outcome in outcomes if not math.isnan(outcome.best)]
+    if not known:
+        return "No run measured the metric"
+    sign = 1 if known[0].goal.side == "<" else -1
+    nearest = min(known, key=lambda outcome: sign * outcome.best)
+    steps = plural(nearest.best_step, "step")
+    return f"The nearest was {nearest.best:.3g}, by {nearest.trial.name} after {steps}"
+
+
+def _when(c: ComparisonRecord, outcome: Outcome) -> str:
+    said = [f"after {plural(outcome.at('steps'), 'step')}"]
+    for clock in ("examples", "epochs"):
+        if not math.isnan(at := outcome.at(clock)):
+            said.append(plural(at, clock.removesuffix("s")))
+    if not math.isnan(at := outcome.at("seconds")):
+        unit = time_unit(c)
+        said.append(f"{unit(at / 3600)} {unit.name}")
+    return ", ".join(said)
+
+
+def _times(ratio: Bounded) -> str:
+    chance = "may be chance" if ratio.low <= 1 <= ratio.high else ""
+    around = ": ".join(filter(None, (bounds(ratio, two_digits), chance)))
+    said = f"{two_digits(ratio.value)} times as fast"
+    return f"{said} ({around})" if around else said
+
+
+def _scores(c: ComparisonRecord) -> Iterator[Statement]:
+    """Yield the scores of the best five submissions over all workloads."""
+    if c.scores is None:
+        return
+    ranked = sorted(c.scores.items(), key=lambda item: -item[1])
+    label = f"AlgoPerf score by {'time' if c.clock == 'seconds' else c.clock}"
+    yield Statement(label, ", ".join(f"{name} {score:.4f}" for name, score in ranked[:5]))
+
+
+def _sweeps(c: ComparisonRecord) -> Iterator[Statement]:
+    """Yield what batch sizes show. Of many sweeps only the first that show something."""
+    if len(c.sweeps) <= _MOST_SWEEPS:
+        yield from map(_sweep, c.sweeps)
+        return
+    showing = [each for each in c.sweeps if each.regimes is not None]
+    yield from map(_sweep, showing[:_MOST_SWEEPS])
+    if not showing:
+        said = f"none of {len(c.sweeps)} sweeps shows its regimes: see the tables"
+        yield Statement("Batch sizes", said)
+    elif left := len(c.sweeps) - len(showing[:_MOST_SWEEPS]):
+        yield Statement("Batch sizes", f"{plural(left, 'further sweep')}: see the tables")
+
+
+def _sweep(each: Swept) -> Statement:
+    """Return what a sweep shows below its name: the critical batch size, then the borders."""
+    label = name_of_sweep(each) or "Batch sizes"
+    if each.regimes is None:
+        return Statement(label, f"{_UNKNOWN}: no regimes")
+    critical, *borders = statements_of_sweep(each)
+    said = f"critical batch size {critical.sentence}"
+    return Statement(label, said, critical.bounds, basis="measured", parts=borders)
+
+
+def statements_of_sweep(each: Swept) -> list[Statement]:
+    """Return what a sweep shows: the critical batch size, and the borders of the regimes."""
+    found = each.regimes
+    if found is None:
+        return [Statement("critical batch size", f"unknown: {_UNKNOWN}")]
+    critical, perfect, useful = found.critical_batch_size, found.perfect_up_to, found.maximal_from
+    after = ". Larger batches save few more steps" if math.isfinite(useful.high) else ""
+    said = {
+        "critical batch size": (_border(each, critical), critical),
+        "perfect scaling": (_border(each, perfect, "up to"), perfect),
+        "largest useful": (_border(each, useful, "about") + after, useful),
+    }
+    return [Statement(name, *known, basis="measured") for name, known in said.items()]
+
+
+def _border(each: Swept, border: Bounded, word: str = "") -> str:
+    """A border of regimes, as far as the sweep shows it."""
+    smallest, largest = (batch.batch_size for batch in (each.batches[0], each.batches[-1]))
+    if border.low > 0 and math.isfinite(border.high):
+        return f"{word} {banded(border)}".lstrip()
+    if border.low < smallest and math.isinf(border.high):
+        return f"not seen in batch sizes from {count(smallest)} to {count(largest)}"
+    known = f"at least {number(border.low)}" if border.low else f"at most {number(border.high)}"
+    if not smallest <= border.value <= largest:
+        return known
+    return f"{word} {number(border.value)} ({known})".lstrip()
