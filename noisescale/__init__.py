@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from noisescale.estimation.moments import gradient_moments as gradient_moments
     from noisescale.estimation.noise_scale import NoiseScale as NoiseScale
     from noisescale.history.history import History as History
+    from noisescale.lab.branch.branch import branch as branch
     from noisescale.lab.compare.profiles import algoperf_score as algoperf_score
     from noisescale.lab.compare.profiles import performance_profile as performance_profile
     from noisescale.lab.compare.steps_to_result import steps_to_result as steps_to_result
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from noisescale.prediction import Calibration as Calibration
     from noisescale.prediction.predict import Prediction as Prediction
     from noisescale.prediction.predict import predict as predict
+    from noisescale.profiling.profile import profile as profile
     from noisescale.scheduling.controller import BatchSizeController as BatchSizeController
     from noisescale.tradeoff.fit import TradeoffFit as TradeoffFit
     from noisescale.tradeoff.fit import fit_tradeoff as fit_tradeoff
@@ -84,12 +86,14 @@ _HOME = {
     "adasum": "methods.adasum.rule",
     "adasum_all_reduce_": "methods.adasum.all_reduce",
     "algoperf_score": "lab.compare.profiles",
+    "branch": "lab.branch.branch",
     "fit_tradeoff": "tradeoff.fit",
     "gradient_moments": "estimation.moments",
     "measuring": "collectors.own_pass",
     "metropolis_weights": "methods.decentlam.topology",
     "performance_profile": "lab.compare.profiles",
     "predict": "prediction.predict",
+    "profile": "profiling.profile",
     "steps_to_result": "lab.compare.steps_to_result",
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from noisescale.extras import MissingExtraError
 from noisescale.lab.jobs.workers import TOO_LARGE
-from noisescale.made.targets import module_and_data, told_in_a_line
+from noisescale.made.targets import module_and_data, shorten_errors
 from noisescale.printable import printable
 
 
@@ -24,11 +24,11 @@ def train_trial(folder: Path) -> None:
 
     target, data = spec["training"]["target"], spec["training"]["data"]
     if spec["kind"] == "branch":
-        from noisescale.lab.branch.branching import train_branch_task
+        from noisescale.lab.branch.train_branches import train_branch_task
         from noisescale.made.data import train_and_val
 
         module, examples = module_and_data(target, data)
-        with told_in_a_line(TOO_LARGE):
+        with shorten_errors(TOO_LARGE):
             train_branch_task(module, train_and_val(examples)[0], spec, folder)
         return
     from noisescale.lab.sweep.trial_fit import Made, train_task
@@ -39,7 +39,7 @@ def train_trial(folder: Path) -> None:
     # The function may have set a seed of its own, the same for all repetitions.
     seed_all(spec["seed"])
     os.environ["PL_GLOBAL_SEED"] = str(spec["seed"])  # of Lightning's shuffling over ranks
-    with told_in_a_line(TOO_LARGE):
+    with shorten_errors(TOO_LARGE):
         train = train_tuned if spec["kind"] == "tune" else train_task
         train(Made(module, examples), spec, folder)
 

@@ -37,7 +37,7 @@ from noisescale.lab.jobs.workers import (
     stopped,
     workers_to_start,
 )
-from noisescale.made.targets import module_and_data, told_in_a_line
+from noisescale.made.targets import module_and_data, shorten_errors
 from noisescale.printable import printable, printable_json
 from noisescale.refusal import Refusal, renamed
 
@@ -264,7 +264,7 @@ def _job(
     torch.manual_seed(UNUSUAL_SEED)
     module, data = module_and_data(training.target, training.data)
     seeded = torch.initial_seed() != UNUSUAL_SEED
-    with told_in_a_line(TOO_LARGE):
+    with shorten_errors(TOO_LARGE):
         searched = [parameter.name for parameter in parameters]
         own = describe(Made(module, data), training, wanted, min(sizes), searched)
     if not own.learning_rate > 0:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from noisescale.checks import checked_count, refuse
 from noisescale.lab.jobs.workers import TOO_LARGE
-from noisescale.made.targets import module_and_data, own_arguments, told_in_a_line
+from noisescale.made.targets import module_and_data, own_arguments, shorten_errors
 from noisescale.printable import printable
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def made_job(
     size = {each.name: each for each in parameters}.get("batch_size")
     usual = int(size.low) if size is not None else training.devices
     searched = [name for name in SWEPT if name in names]
-    with told_in_a_line(TOO_LARGE):
+    with shorten_errors(TOO_LARGE):
         goal = Goal(metric, 0.0, "<")
         own = describe(Made(module, data), training, goal, usual, searched)
     if own.batch_size is None and size is None:

@@ -21,9 +21,9 @@ from torch.utils.data import (
 )
 
 from noisescale import History, NoiseScaleMonitor
-from noisescale.lab.branch.branching import train_branches
 from noisescale.lab.branch.checkpoints import Checkpoint
 from noisescale.lab.branch.planning import plan_branches
+from noisescale.lab.branch.train_branches import train_branches
 from noisescale.prediction.branches import BranchedRun
 
 STEPS, BATCH_SIZE = 80, 8
@@ -397,7 +397,7 @@ def test_what_is_in_the_file_is_not_trained_again(
             branching,
             *(Regression(), examples(), file),
             loss_examples=200,
-            on_branch=trained.append,
+            progress=trained.append,
             accelerator="cpu",
         )
 
