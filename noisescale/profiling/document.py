@@ -34,7 +34,7 @@ def document_of(found: StepTimesRecord) -> Document:
     if found.output is not None:
         words = ["noisescale", "predict", "RUN", "--step-times", found.output]
         written = [f"Step times: {found.output}"]
-        following = [f"Predict a run with these step times: {shlex.join(words)}"]
+        following = [f"Predict a run: {shlex.join(words)}"]
     return Document(
         title="Step times - noisescale",
         headline=headline,

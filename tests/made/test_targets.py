@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from noisescale import profile
+from noisescale import History, profile
 from noisescale.history.metrics import Goal
+from noisescale.lab.branch.planning import Branching
 from noisescale.lab.branch.train_branches import _ground
 from noisescale.lab.jobs.jobs import Training
 from noisescale.lab.sweep.trial_fit import Made, describe, loaders_of
@@ -74,6 +76,13 @@ def with_data_module() -> Any:
     return Model(), Data()
 
 
+def planned() -> Branching:
+    """A plan of which only the history counts."""
+    history = History()
+    history.append(step=10, examples=80, batch_size=8, noise_scale=5, low=4, high=6)
+    return SimpleNamespace(history=history)  # type: ignore[return-value]
+
+
 FORMS = [module_alone, with_loader, with_pair, with_data_module]
 
 
@@ -108,16 +117,13 @@ def test_branch_takes_each_form(make: Callable[[], Any]) -> None:
     """The losses of checkpoints, and branches themselves, use this ground."""
     module, data = module_and_data(make)
 
-    class Run:
-        history = None
-
-    ground = _ground(Run(), module, train_and_val(data)[0], 16, {"accelerator": "cpu"})
+    ground = _ground(planned(), module, train_and_val(data)[0], 16, {"accelerator": "cpu"})
 
     assert len(ground.held.dataset) == 16
 
 
 def test_text_and_object_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "texts.py").write_text("from test_targets import with_pair\n")
+    (tmp_path / "texts.py").write_text(f"from {__name__} import with_pair\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
 

@@ -43,7 +43,7 @@ def document_of(found: BranchesRecord) -> Document:
     following = []
     if found.run is not None:
         words = ["noisescale", "predict", found.run, "--branches", found.output]
-        following = [f"Predict the run with these branches: {shlex.join(words)}"]
+        following = [f"Predict the run: {shlex.join(words)}"]
     return Document(
         title="Branches of a run - noisescale",
         headline=f"Critical batch size: {critical}",
