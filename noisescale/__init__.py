@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from noisescale.estimation.moments import gradient_moments as gradient_moments
     from noisescale.estimation.noise_scale import NoiseScale as NoiseScale
     from noisescale.history.history import History as History
+    from noisescale.history.reading import read_run as read_run
+    from noisescale.lab.branch.branch import branch as branch
     from noisescale.lab.compare.compare import compare as compare
     from noisescale.lab.compare.profiles import algoperf_score as algoperf_score
     from noisescale.lab.compare.profiles import performance_profile as performance_profile
@@ -52,9 +54,11 @@ if TYPE_CHECKING:
     from noisescale.prediction import Calibration as Calibration
     from noisescale.prediction.predict import Prediction as Prediction
     from noisescale.prediction.predict import predict as predict
+    from noisescale.profiling.profile import profile as profile
     from noisescale.scheduling.controller import BatchSizeController as BatchSizeController
     from noisescale.tradeoff.fit import TradeoffFit as TradeoffFit
     from noisescale.tradeoff.fit import fit_tradeoff as fit_tradeoff
+    from noisescale.tradeoff.fit_sweep import fit as fit
     from noisescale.tradeoff.tradeoff import Tradeoff as Tradeoff
 
 from noisescale._version import __version__ as __version__
@@ -86,12 +90,16 @@ _HOME = {
     "adasum_all_reduce_": "methods.adasum.all_reduce",
     "algoperf_score": "lab.compare.profiles",
     "compare": "lab.compare.compare",
+    "branch": "lab.branch.branch",
+    "fit": "tradeoff.fit_sweep",
     "fit_tradeoff": "tradeoff.fit",
     "gradient_moments": "estimation.moments",
     "measuring": "collectors.own_pass",
     "metropolis_weights": "methods.decentlam.topology",
     "performance_profile": "lab.compare.profiles",
     "predict": "prediction.predict",
+    "profile": "profiling.profile",
+    "read_run": "history.reading",
     "steps_to_result": "lab.compare.steps_to_result",
 }
 

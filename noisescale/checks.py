@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
-from noisescale.refusal import Refusal, TypeRefusal
+from noisescale.refusal import FileRefusal, Refusal, TypeRefusal
 
 
 def refuse(
@@ -113,3 +114,9 @@ def require_state(of: str, state: Any, names: Iterable[str]) -> dict[str, Any]:
             f" {', '.join(f'`{name}`' for name in state) or 'an empty one'}.{remedy}"
         )
     return state
+
+
+def require_folder_of(name: str, path: Path) -> None:
+    """Raise a FileNotFoundError if a file cannot be written as its folder does not exist."""
+    if not path.parent.is_dir():
+        raise FileRefusal(name, "be in a folder that exists", str(path), "Create the folder first.")

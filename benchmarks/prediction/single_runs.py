@@ -142,8 +142,8 @@ def branched_run(task: Task) -> Row:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-    from noisescale.lab.branch.branching import train_branches
     from noisescale.lab.branch.planning import plan_branches
+    from noisescale.lab.branch.train_branches import train_branches
 
     name, batch_size, lr, seed, steps, *_ = task
     torch.set_num_threads(1)

@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from noisescale.printable import printable
-from noisescale.refusal import FileRefusal
 
 TRAINER = "Settings of the Trainer"
 
@@ -56,11 +52,3 @@ GradientClipAlgorithm = Annotated[
 Accelerator = Annotated[str, typer.Option(help="As in training.", rich_help_panel=TRAINER)]
 Strategy = Annotated[str, typer.Option(help="As in training.", rich_help_panel=TRAINER)]
 Precision = Annotated[str | None, typer.Option(help="As in training.", rich_help_panel=TRAINER)]
-
-
-def check_output(path: Path) -> None:
-    """Raise a FileNotFoundError if the folder of the results does not exist."""
-    if not path.parent.is_dir():
-        raise FileRefusal(
-            "--output", "be in a folder that exists", printable(path), "Create the folder first."
-        )

@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import copy
 import importlib
+import logging
 import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from pytorch_lightning.utilities.memory import is_oom_error
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -54,3 +59,29 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence Lightning's lines about each Trainer, and its advice on loaders."""
+    packages = "lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"
+    loggers = [logging.getLogger(name) for name in packages]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"(pytorch_)?lightning")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the device or the host ran out of memory."""
+    return (
+        isinstance(error, MemoryError | torch.OutOfMemoryError)
+        or is_oom_error(error)
+        or (isinstance(error, RuntimeError) and "out of memory" in str(error))
+    )

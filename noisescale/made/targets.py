@@ -75,7 +75,7 @@ def refuse_if_not_here(target: str) -> None:
         )
 
 
-def call_if_callable(target: str, found: Any, arguments: Mapping[str, Any] | None = None) -> Any:
+def made(target: str, found: Any, arguments: Mapping[str, Any] | None = None) -> Any:
     """Return the result of `found` if it is a function or class; else return `found`.
 
     Args:
@@ -87,7 +87,7 @@ def call_if_callable(target: str, found: Any, arguments: Mapping[str, Any] | Non
         ValueError: If the function or class needs other arguments.
 
     Examples:
-        >>> call_if_callable("collections:Counter", load("collections:Counter"))
+        >>> made("collections:Counter", load("collections:Counter"))
         Counter()
     """
     if not (inspect.isclass(found) or inspect.isroutine(found)):
@@ -135,30 +135,35 @@ def own_arguments(target: str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def module_and_data(
-    target: str, data: str | None, arguments: Mapping[str, Any] | None = None
+    target: Any, data: Any = None, arguments: Mapping[str, Any] | None = None
 ) -> tuple[Any, Any]:
     """Return a LightningModule and its data, from one target or from two.
 
     Args:
-        target: Of the module.
-        data: Of the data, if they do not come with the module. Without it a module may make its
-            own loaders.
-        arguments: Keyword arguments of the first.
+        target: A LightningModule, or a function or class that returns one, alone or in a pair with
+            its data; or a text for `load` that names one of these.
+        data: The data, a function or class that returns them, or a text for `load`. Default: what
+            the target returns, else the loaders that the module makes.
+        arguments: Keyword arguments of the target.
+
+    Returns:
+        The module, and data for `train_and_val`.
 
     Raises:
-        ValueError: If a target is something else.
+        ValueError: If a target is something else, or there are no data.
     """
-    module, examples = call_if_callable(target, load(target), arguments), None
+    name = target if isinstance(target, str) else "target"
+    module, examples = _called(target, name, arguments), None
     if isinstance(module, tuple) and len(module) == 2:
         module, examples = module
     if data is not None:
-        examples = call_if_callable(data, load(data))
+        examples = _called(data, data if isinstance(data, str) else "data")
     if not hasattr(module, "training_step"):
         got = type(module).__name__
         if isinstance(module, tuple):
             got += f" of {', '.join(type(each).__name__ for each in module) or 'nothing'}"
         raise Refusal(
-            printable(target),
+            name,
             "be a LightningModule, or a function that returns a LightningModule and its data",
             got,
             "Name such a function.",
@@ -168,34 +173,74 @@ def module_and_data(
 
         if not makes_loaders(module):
             raise Refusal(
-                printable(target),
+                name,
                 "come with data",
                 "only a LightningModule without `train_dataloader`",
-                "Give the data with `--data`.",
+                "Give the `data`.",
             )
         examples = data_of(module)
     return module, examples
 
 
+def _called(target: Any, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
+    return made(name, load(target) if isinstance(target, str) else target, arguments)
+
+
+def text_of(target: Any, argument: str) -> str:
+    """Return the text by which another process can load a target.
+
+    Args:
+        target: Such a text, or a function or class of a module that can be imported.
+        argument: The name of the argument, for the error.
+
+    Raises:
+        ValueError: If `load` would not find this target by its module and its name.
+
+    Examples:
+        >>> from collections import Counter
+        >>> text_of(Counter, "target")
+        'collections:Counter'
+    """
+    if isinstance(target, str):
+        return target
+    place, name = (getattr(target, each, None) for each in ("__module__", "__qualname__"))
+    found = sys.modules.get(place) if place and name and place != "__main__" else None
+    for part in (name or "").split("."):
+        found = getattr(found, part, None)
+    if found is None or found is not target:
+        raise Refusal(
+            argument,
+            "be found by the processes of the workers",
+            f"{name or type(target).__name__}, which they cannot import",
+            "Put a function that returns it into a file, and give its name as a text, for example"
+            ' "train.py:make".',
+        )
+    return f"{place}:{name}"
+
+
 def is_first() -> bool:
-    """Return whether this process is rank 0. Lightning starts the same command for every device."""
+    """Whether this process is rank 0. Lightning starts the same command for every device."""
     from lightning_utilities.core.rank_zero import rank_zero_only
 
     return getattr(rank_zero_only, "rank", 0) == 0
 
 
 @contextmanager
-def shorten_errors(too_large: str) -> Iterator[None]:
-    """Turn Lightning's errors about arguments into one line. Errors in a module keep all lines."""
-    from noisescale.lightning.profiling.timed_fit import is_out_of_memory
+def shorten_errors(too_large: str = "") -> Iterator[None]:
+    """Turn Lightning's errors about arguments into one line. Errors in a module keep all lines.
+
+    Args:
+        too_large: The line for a device that runs out of memory. Default: as an error in a module.
+    """
     from noisescale.lightning.trainer_access import MisconfigurationException
+    from noisescale.lightning.training import is_out_of_memory
 
     try:
         yield
     except Refusal:
         raise
     except Exception as error:
-        if is_out_of_memory(error):
+        if too_large and is_out_of_memory(error):
             raise ValueError(too_large) from error
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         package = str(frame.f_globals.get("__name__")).split(".")[0]
@@ -205,6 +250,21 @@ def shorten_errors(too_large: str) -> Iterator[None]:
             raise ValueError(str(error)) from error
         traceback.print_exc()
         raise SystemExit(1) from error
+
+
+@contextmanager
+def refuse_out_of_memory(argument: str, remedy: str) -> Iterator[None]:
+    """Turn the error of a device that runs out of memory into a refusal of an argument."""
+    from noisescale.lightning.training import is_out_of_memory
+
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise Refusal(
+            argument, "fit in the memory of a device", "batches that do not", remedy
+        ) from error
 
 
 def _module(name: str) -> ModuleType:

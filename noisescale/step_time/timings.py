@@ -53,6 +53,16 @@ class StepTiming:
         counts = int(self.accumulation), int(self.devices), int(self.nodes)
         return Plan(self.device_batch_size, *counts)
 
+    @property
+    def examples_per_second(self) -> float:
+        """Examples per second of all devices together.
+
+        Examples:
+            >>> StepTiming(8, 2, devices=4, nodes=1, seconds=0.5).examples_per_second
+            128.0
+        """
+        return self.plan.batch_size / self.seconds
+
 
 COLUMNS = tuple(field.name for field in fields(StepTiming))
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from program import ended
 
+import noisescale
 from noisescale.step_time import StepTiming, read_timings, write_timings
 
 MODEL = """
@@ -70,7 +71,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     now = [0.0]
     monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     clock = SimpleNamespace(perf_counter=lambda: now[0])
-    monkeypatch.setattr("noisescale.lightning.profiling.timed_fit.time", clock)
+    monkeypatch.setattr("noisescale.profiling.time_fit.time", clock)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_model.py").write_text(MODEL)
@@ -103,8 +104,43 @@ def test_a_model_is_found_and_timed(target: list[str]) -> None:
 
     assert code == 0, err
     assert sizes("step_times.csv") == [(2, 1), (2, 3), (4, 1), (4, 3)]
-    assert re.search(r"│ +4 │ +3 │ +1 │ +30 │ +400 │", out)
-    assert "Next: noisescale predict RUN --step-times step_times.csv" in err
+    assert re.search(r"\n +4 +3 +1 +30\.0 +30\.0 +400\n", out)
+    assert "noisescale predict RUN --step-times step_times.csv" in " ".join(out.split())
+
+
+def test_the_function_finds_what_the_command_finds() -> None:
+    import own_model  # type: ignore[import-not-found]
+
+    _, out, _ = profile("own_model:saturated", "--device-batch-sizes", "1,16,24", "--json")
+    lines: list[str] = []
+
+    found = noisescale.profile(
+        own_model.saturated, device_batch_sizes=[1, 16, 24], steps=5, accelerator="cpu",
+        output="here.csv", progress=lines.append,
+    )  # fmt: skip
+
+    assert found.to_dict() == json.loads(out)
+    assert Path("here.csv").read_bytes() == Path("step_times.csv").read_bytes()
+    assert lines[0] == "1 examples x 1: 15.0 ms/step, 66.7 examples/s"
+    document = found.document()
+    assert [one.label for one in document.answers] == ["Highest throughput", "Micro-batch"]
+    assert document.answers[1].sentence == "takes 10.0 ms and 5.00 ms for each example"
+    assert [line.marks for line in document.tables[0].lines[2:4]] == [["knee"], ["knee"]]
+    assert "<b>A device batch size of 16 has 90% of the highest" in found._repr_html_()
+    seconds = found.step_time.seconds(32).value
+    assert seconds == pytest.approx(0.17, rel=0.01)
+
+
+def test_a_module_is_timed_as_it_is_and_no_file_is_written(folder: Path) -> None:
+    import own_model
+
+    found = noisescale.profile(
+        own_model.Model(), own_model.examples(), device_batch_sizes=[2], steps=5, accelerator="cpu"
+    )
+
+    assert [timing.seconds for timing in found.timings] == pytest.approx([0.01, 0.02])
+    assert found.document().written == []
+    assert not list(folder.glob("*.csv"))
 
 
 def test_the_knee_is_marked_where_more_bring_little() -> None:
@@ -112,20 +148,22 @@ def test_the_knee_is_marked_where_more_bring_little() -> None:
     code, out, err = profile("own_model:saturated", *options)
 
     assert code == 0, err
-    assert [line.split()[1] for line in out.splitlines() if "knee │" in line] == ["16"]
+    assert out.startswith("A device batch size of 16 has 90% of the highest examples/s, or more\n")
+    assert re.search(r"\n +16 .*\n +knee *\n", out)
     assert "knee: at least 90% of the highest examples/s" in out
 
 
-def test_out_of_memory_ends_it_cleanly_and_is_told() -> None:
+def test_out_of_memory_ends_it_cleanly_and_is_shown() -> None:
     code, out, err = profile("own_model:small", "--accumulation", "1", "--json")
 
     assert code == 0, err
-    told = json.loads(out)
-    assert [row["device_batch_size"] for row in told["step_times"]] == [1, 2, 4]
-    assert told["stopped"] == ["A device batch size of 8 does not fit in memory."]
-    assert told["knee"] is None
+    found = json.loads(out)
+    assert [row["device_batch_size"] for row in found["step_times"]] == [1, 2, 4]
+    assert found["stopped"] == ["A device batch size of 8 does not fit in memory."]
+    assert found["knee"] is None
     assert sizes("step_times.csv") == [(1, 1), (2, 1), (4, 1)]
-    assert "A device batch size of 8 does not fit in memory." in err
+    _, out, _ = profile("own_model:small", "--accumulation", "1")
+    assert "A device batch size of 8 does not fit in memory." in out
 
 
 def test_runs_add_up_in_one_file() -> None:
@@ -162,7 +200,7 @@ def test_two_devices_are_timed_by_the_command_that_lightning_starts_again(folder
     assert finished.returncode == 0, finished.stderr
     (timing,) = read_timings("step_times.csv")
     assert (timing.device_batch_size, timing.devices) == (2, 2)
-    assert finished.stdout.count("Step times") == 1
+    assert finished.stdout.count("Step times: step_times.csv") == 1
 
 
 def test_a_mistake_in_the_model_shows_where_it_is() -> None:
@@ -206,7 +244,7 @@ def test_a_mistake_in_the_model_shows_where_it_is() -> None:
         (
             "own_model:Model",
             "`own_model:Model` must come with data, got only a LightningModule without"
-            " `train_dataloader`. Give the data with `--data`.",
+            " `train_dataloader`. Give the `--data`.",
         ),
         (
             "own_model:both --device-batch-sizes few",
@@ -225,7 +263,7 @@ def test_a_mistake_in_the_model_shows_where_it_is() -> None:
         ),
     ],
 )
-def test_what_cannot_be_done_is_told_in_a_line_and_nothing_is_written(
+def test_what_cannot_be_done_is_refused_in_a_line_and_nothing_is_written(
     arguments: str, message: str, folder: Path
 ) -> None:
     code, _, err = profile(*arguments.split())

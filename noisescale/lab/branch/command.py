@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from noisescale.cli.showing import show
 from noisescale.cli.training import (
     TRAINER,
     Accelerator,
@@ -21,28 +22,18 @@ from noisescale.cli.training import (
     Precision,
     Strategy,
     Target,
-    check_output,
 )
 from noisescale.cli.values import flags_of
-from noisescale.extras import need
-from noisescale.lab.branch.branching_by_workers import branched_by_workers
 from noisescale.lab.jobs.workers import (
     LauncherOptions,
     LauncherOrNone,
     Lease,
     StorageOrNone,
     WorkerCount,
-    workers_to_start,
+    options_of,
 )
-from noisescale.made.targets import is_first, module_and_data, shorten_errors
-from noisescale.printable import printable, printable_json
-from noisescale.refusal import Refusal, rename_arguments
-
-TOO_LARGE = (
-    "`--max-device-batch-size` must fit in memory, got batches that do not. Finished branches are"
-    " kept. Give a smaller number: larger batches are then accumulated."
-)
-
+from noisescale.printable import printable
+from noisescale.refusal import rename_arguments
 
 EXAMPLE = (
     "noisescale branch lightning_logs/version_0 lightning_logs/version_0/checkpoints train.py:make"
@@ -134,100 +125,58 @@ def branch_run(
     """Measure the critical batch size by training branches of a run at larger batch sizes."""
     from rich.console import Console
 
-    from noisescale.history.reading import read_run
-    from noisescale.lab.branch import branch_shown
-    from noisescale.lab.branch.branching import train_branches
-    from noisescale.lab.branch.planning import plan_branches
-    from noisescale.lab.jobs.jobs import Training
-    from noisescale.made.data import train_and_val
+    from noisescale.lab.branch.branch import branch, branch_cost
+    from noisescale.made.targets import is_first, shorten_errors
 
-    check_output(output)
-    if dry_run and as_json:
-        raise Refusal(
-            ("--json", "--dry-run"),
-            "not be combined",
-            "both",
-            "A dry run has no result: leave one of them out.",
-        )
-    flags = flags_of(branch_run) | {"rule": "--learning-rate"}
-    with rename_arguments(flags):
-        given = launcher_option if launcher or storage else None
-        to_start = workers_to_start(workers, launcher or "local", given, lease, accelerator)
-        history = read_run(run, monitor=monitor)
-        branching = plan_branches(
-            history,
-            checkpoint,
-            until=until,
-            batch_sizes=batch_sizes.split(","),
-            orders=orders,
-            rule=learning_rate,
-            devices=devices * nodes,
-            max_device_batch_size=max_device_batch_size,
-        )
+    planned: dict[str, Any] = {
+        "batch_sizes": batch_sizes,
+        "until": until,
+        "orders": orders,
+        "learning_rate": learning_rate,
+        "loss_examples": loss_examples,
+        "max_device_batch_size": max_device_batch_size,
+        "devices": devices,
+        "nodes": nodes,
+        "monitor": monitor,
+    }
     console = Console(stderr=True, highlight=False, quiet=not is_first())
-    branch_shown.print_costs(console, branching, orders, loss_examples)
-    module, examples = module_and_data(target, data)
-    if dry_run:
-        return
-    training = Training(
-        *(target, data, devices, accelerator, strategy, precision),
-        *(gradient_clip_val, gradient_clip_algorithm),
-    )
-    status = console.status("Measuring the losses of the run's checkpoints...")
-    told = branch_shown.Told(console, status, orders)
-    with _kept_if_interrupted(output), status, rename_arguments(flags), shorten_errors(TOO_LARGE):
-        if launcher is None and storage is None:
-            branched = train_branches(
-                branching,
-                module,
-                train_and_val(examples)[0],
-                output,
-                loss_examples=loss_examples,
-                on_course=told.course,
-                on_start=told.start,
-                on_branch=told.branch,
-                **training.trainer_options,
-                num_nodes=nodes,
+    with rename_arguments(flags_of(branch_run)), shorten_errors():
+        if dry_run:
+            show(branch_cost(run, checkpoint, target, data, **planned), as_json=as_json)
+            return
+        with console.status("Training branches..."), _keep_if_interrupted(output):
+            found = branch(
+                run,
+                checkpoint,
+                target,
+                data,
+                **planned,
+                gradient_clip_val=gradient_clip_val,
+                gradient_clip_algorithm=gradient_clip_algorithm,
+                accelerator=accelerator,
+                strategy=strategy,
+                precision=precision,
+                output=output,
+                storage=storage,
+                launcher=launcher,
+                launcher_options=options_of(launcher_option),
+                workers=workers,
+                lease=lease,
+                progress=lambda line: console.print(printable(line), markup=False),
             )
-        else:
-            need("optuna", "`--launcher` and `--storage`")
-            if nodes > 1:
-                raise Refusal(
-                    "nodes",
-                    "be 1 for branches by workers",
-                    f"{nodes}: a worker trains on one machine",
-                    "Leave `--launcher` and `--storage` out.",
-                )
-            branched = branched_by_workers(
-                branching,
-                module,
-                train_and_val(examples)[0],
-                output,
-                training,
-                run=run,
-                monitor=monitor,
-                orders=orders,
-                max_device_batch_size=max_device_batch_size,
-                loss_examples=loss_examples,
-                place=storage or str(output.with_suffix(".journal")),
-                to_start=to_start,
-                told=told,
-            )
-    if not is_first():
-        return
-    if as_json:
-        from noisescale.lab.branch.tables import as_json as json_of
-
-        print(printable_json(json_of(branched, history)))
-        return
-    branch_shown.print_result(branched, history)
-    words = ["noisescale", "predict", printable(run), "--branches", printable(output)]
-    console.print(f"Next: {shlex.join(words)}", markup=False, soft_wrap=True)
+    if is_first():
+        show(found, as_json=as_json)
 
 
 @contextmanager
-def _kept_if_interrupted(output: Path) -> Iterator[None]:
-    """After Ctrl-C, say where the results are."""
+def _keep_if_interrupted(output: Path) -> Iterator[None]:
+    """Take SIGTERM for Ctrl-C, and say after either where the results are."""
+    from noisescale.made.targets import is_first
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as stopped:
@@ -239,3 +188,5 @@ def _kept_if_interrupted(output: Path) -> Iterator[None]:
                 file=sys.stderr,
             )
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before)

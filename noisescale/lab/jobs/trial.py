@@ -24,7 +24,7 @@ def train_trial(folder: Path) -> None:
 
     target, data = spec["training"]["target"], spec["training"]["data"]
     if spec["kind"] == "branch":
-        from noisescale.lab.branch.branching import train_branch_task
+        from noisescale.lab.branch.train_branches import train_branch_task
         from noisescale.made.data import train_and_val
 
         module, examples = module_and_data(target, data)

@@ -33,7 +33,6 @@ from noisescale.lab.sweep.hyperparameters import (
 from noisescale.lab.sweep.results import DIVERGED, OUT_OF_STEPS, PRUNED, REACHED
 from noisescale.lab.sweep.settings import Own
 from noisescale.lab.sweep.timed_run import TimedRun, metric_of
-from noisescale.lightning.profiling.timed_fit import quiet
 from noisescale.lightning.resized_loaders import (
     examples_of_epoch,
     refuse_own_batches,
@@ -47,7 +46,7 @@ from noisescale.lightning.trainer_access import (
     schedules_of,
     validate_next,
 )
-from noisescale.lightning.training import copy_to_train, plain_trainer
+from noisescale.lightning.training import copy_to_train, plain_trainer, quiet
 from noisescale.made.data import train_and_val
 from noisescale.refusal import Refusal
 from noisescale.scheduling.learning_rate import Factors

@@ -11,7 +11,10 @@ import pytest
 from program import ended
 
 import noisescale
+from noisescale import branch
+from noisescale.made.targets import text_of
 from noisescale.prediction.branches import BranchedRun
+from noisescale.refusal import Refusal
 
 MODEL = """
 import torch
@@ -87,28 +90,64 @@ def there(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(trained)
 
 
-def test_branches_are_trained_told_and_predicted_from(tmp_path: Path) -> None:
+def test_branches_are_trained_shown_and_predicted_from(tmp_path: Path) -> None:
     file = tmp_path / "my branches.json"
     options = ["--batch-sizes", "4x", "--orders", 2, "--loss-examples", 200, "--output", file]
 
-    code, told, progress = ended("branch", *RUN, *options)
+    code, shown, progress = ended("branch", *RUN, *options)
 
     assert code == 0
-    assert re.search(
-        r"Branches start at step 40 and train until the loss of step 80, 2 at each batch size: 32",
-        " ".join(progress.split()),
-    )
-    assert re.search(r"They cost about .* device-(milli)?seconds", " ".join(progress.split()))
-    assert progress.count(", order ") == 2
-    assert "Critical batch size" in told
-    assert "  half way " in told
-    assert f"Next: noisescale predict {RUN[0]} --branches '{file}'" in progress
+    said = " ".join(progress.split())
+    assert "Branches start at step 40 and train until the loss of step 80, 2 at each batch" in said
+    assert re.search(r"Branches cost about .* device-(milli)?seconds", said)
+    assert said.count("batch size 32, order ") == 2
+    assert shown.startswith("Critical batch size: ")
+    assert "  half way " in shown
+    assert f"noisescale predict {RUN[0]} --branches '{file}'" in " ".join(shown.split())
     code, again, nothing_new = ended("branch", *RUN, *options)
-    assert (code, again) == (0, told)
+    assert (code, again) == (0, shown)
     assert ", order " not in nothing_new
-    code, told, errors = ended("predict", RUN[0], "--branches", file, "--json")
+    code, shown, errors = ended("predict", RUN[0], "--branches", file, "--json")
     assert (code, errors) == (0, "")
-    assert "branches at 32 give" in json.loads(told)["assumptions"][1]
+    assert "branches at 32 give" in json.loads(shown)["assumptions"][1]
+
+
+def test_the_function_trains_what_the_command_trains(tmp_path: Path) -> None:
+    import branched_model
+
+    alone = tmp_path / "alone.json"
+    options = ["--batch-sizes", "4x", "--orders", 1, "--loss-examples", 200, "--output", alone]
+    code, shown, _ = ended("branch", *RUN, *options, "--json")
+    assert code == 0
+    lines: list[str] = []
+
+    found = branch(
+        RUN[0], RUN[1], branched_model.Model(), branched_model.examples(),
+        batch_sizes=["4x"], orders=1, loss_examples=200, accelerator="cpu",
+        output=tmp_path / "here.json", progress=lines.append,
+    )  # fmt: skip
+
+    (here,), (there,) = found.branched.branches, BranchedRun.from_file(alone).branches
+    assert replace(here, seconds=0.0) == replace(there, seconds=0.0)
+    record, expected = json.loads(found.to_json()), json.loads(shown)
+    for each in (record, expected):
+        del each["branches"]  # with their seconds
+    assert record == expected
+    assert lines[0].startswith("Branches cost about")
+    assert lines[-1].startswith("Branch 1 of 1: batch size 32, order 1: loss ")
+    assert found.to_text().startswith("Critical batch size: ")
+    assert "<b>Critical batch size: " in found._repr_html_()
+
+
+def test_workers_need_a_target_that_they_can_import(tmp_path: Path) -> None:
+    import branched_model
+
+    with pytest.raises(Refusal, match="found by the processes of the workers") as refused:
+        branch(RUN[0], RUN[1], branched_model.Model(), launcher="local", output=tmp_path / "b.json")
+
+    assert refused.value.arguments == ("target",)
+    assert refused.value.got == "Model, which they cannot import"
+    assert text_of(branched_model.make, "target") == "branched_model:make"
 
 
 @pytest.mark.timeout(300)
@@ -128,7 +167,7 @@ def test_branches_by_workers_are_those_that_are_trained_here(
     )
 
     assert code == 0, progress
-    assert "32, order 2: loss" in progress
+    assert "batch size 32, order 2: loss" in progress
     assert "order 1: loss" not in progress
     assert "Critical batch size" in told
     here, there = (
@@ -182,9 +221,9 @@ def test_two_processes_share_the_examples_and_one_of_them_writes(tmp_path: Path)
 def test_a_branch_is_stopped_and_goes_on_with_the_same_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from noisescale.lab.branch import branching
+    from noisescale.lab.branch import train_branches
 
-    file, train = tmp_path / "branches.json", branching._trained
+    file, train = tmp_path / "branches.json", train_branches._train
     options = ["--batch-sizes", "4x", "--orders", 2, "--output", file]
 
     def stopped(*arguments: Any) -> Any:
@@ -193,7 +232,7 @@ def test_a_branch_is_stopped_and_goes_on_with_the_same_command(
         return train(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(branching, "_trained", stopped)
+        patch.setattr(train_branches, "_train", stopped)
         code, _, errors = ended("branch", *RUN, *options)
     assert code != 0
     assert f"Finished branches are in {file}. Start the same command again to continue." in errors
@@ -204,10 +243,10 @@ def test_a_branch_is_stopped_and_goes_on_with_the_same_command(
 
 
 def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(tmp_path: Path) -> None:
-    code, told, progress = ended("branch", *RUN, "--dry-run", "--output", tmp_path / "b.json")
+    code, shown, progress = ended("branch", *RUN, "--dry-run", "--output", tmp_path / "b.json")
 
-    assert (code, told) == (0, "")
-    assert "They cost about" in progress
+    assert (code, progress) == (0, "")
+    assert shown.startswith("Branches cost about ")
     assert not list(tmp_path.iterdir())
 
 
@@ -231,7 +270,6 @@ def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(tmp_path: Path) ->
         ([*RUN, "--lease", "0"], "`--lease` must be at least 1 second, and finite, got 0."),
         ([*RUN, "--workers", "-1"], "`--workers` must not be negative, got -1."),
         ([*RUN, "--launcher", "pbs"], "`--launcher` must be one of local, slurm, ray, got 'pbs'"),
-        ([*RUN, "--dry-run", "--json"], "`--json` and `--dry-run` must not be combined"),
         ([*RUN, "--until", "gone"], "`--until` must be a file, got gone"),
         ([*RUN, "--output", "gone/b.json"], "`--output` must be in a folder that exists, got"),
         ([*RUN, "--output", "branched_model.py"], "`branched_model.py` must be a file of `noises"),

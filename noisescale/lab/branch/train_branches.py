@@ -16,19 +16,15 @@ from torch.optim import Optimizer
 
 from noisescale.history.reading import read_run
 from noisescale.history.segments import Segments
-from noisescale.lab.branch.branched_fit import (
-    Ground,
-    branched_fit,
-    losses_at,
-)
 from noisescale.lab.branch.checkpoints import Checkpoint
+from noisescale.lab.branch.fit_to_loss import Ground, fit_to_loss, measure_losses
 from noisescale.lab.branch.planning import Branching, plan_branches
+from noisescale.lab.branch.sentences import say_branch, say_course
 from noisescale.lab.jobs.jobs import Training
 from noisescale.lab.jobs.trial_process import RESULT
-from noisescale.lightning.profiling.timed_fit import quiet
 from noisescale.lightning.resized_loaders import held_examples, is_stream
 from noisescale.lightning.trainer_access import isolate_rng
-from noisescale.lightning.training import plain_trainer, seed_all
+from noisescale.lightning.training import plain_trainer, quiet, seed_all
 from noisescale.plan import Plan
 from noisescale.prediction.branches import Branch, BranchedRun
 from noisescale.prediction.costing import largest_device_batch
@@ -52,9 +48,7 @@ def train_branches(
     output: Path,
     *,
     loss_examples: int = 2048,
-    on_course: Callable[[BranchedRun], None] = lambda _: None,
-    on_start: Callable[[Plan, int], None] = lambda *_: None,
-    on_branch: Callable[[Branch], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
     **trainer_options: Any,
 ) -> BranchedRun:
     """Train the branches that are missing, and save each branch in a file when it ends.
@@ -62,12 +56,10 @@ def train_branches(
     Args:
         branching: The plan from `plan_branches`.
         module: The LightningModule of the run, newly made. A copy of it is trained.
-        data: The training data, see `profile_step_times`.
+        data: The training data, see `time_steps`.
         output: A JSON file. Branches in this file are not trained again.
         loss_examples: Number of examples on which losses are evaluated. They are always the same.
-        on_course: Called when the losses of the run's checkpoints are known.
-        on_start: Called with the plan and the order of a branch when it begins.
-        on_branch: Called with a branch when it ends.
+        progress: Called with a sentence about the run, and with one about each branch.
         trainer_options: Arguments of the Trainer.
 
     Raises:
@@ -77,19 +69,19 @@ def train_branches(
     _check(module, loss_examples, trainer_options)
     with quiet(), isolate_rng():
         ground = _ground(branching, module, data, loss_examples, trainer_options)
-        branched = _known_or_new(branching, ground, output, loss_examples)
-        on_course(branched)
+        branched = _read_or_begin(branching, ground, output, loss_examples)
+        progress(say_course(branched))
         done = {(branch.batch_size, branch.order) for branch in branched.branches}
         for order in range(branching.orders):
             for plan in branching.plans:
                 if (float(plan.batch_size), order) in done:
                     continue
-                on_start(plan, order)
                 known = [b for b in branched.branches if b.batch_size == float(plan.batch_size)]
-                branch = _branch(branching, ground, plan, order, branched.goal, known)
+                branch = _train_branch(branching, ground, plan, order, branched.goal, known)
                 branched = replace(branched, branches=(*branched.branches, branch))
                 _keep(branched, output)
-                on_branch(branch)
+                many = len(branching.plans) * branching.orders
+                progress(say_branch(branch, len(branched.branches), many))
     return branched
 
 
@@ -109,7 +101,7 @@ def begin_branches(
     _check(module, loss_examples, trainer_options)
     with quiet(), isolate_rng():
         ground = _ground(branching, module, data, loss_examples, trainer_options)
-        return _known_or_new(branching, ground, output, loss_examples)
+        return _read_or_begin(branching, ground, output, loss_examples)
 
 
 def train_branch_task(
@@ -138,7 +130,7 @@ def train_branch_task(
     with quiet(), isolate_rng():
         ground = _ground(branching, module, data, spec["loss_examples"], options)
         plan = branching.plans[spec["plan"]]
-        branch = _branch(branching, ground, plan, spec["order"], begun.goal, known)
+        branch = _train_branch(branching, ground, plan, spec["order"], begun.goal, known)
     if getattr(rank_zero_only, "rank", 0) == 0:
         written = folder / f"{RESULT}.part"
         written.write_text(json.dumps({"branch": asdict(branch)}))
@@ -202,7 +194,7 @@ def _keep(branched: BranchedRun, output: Path) -> None:
         branched.to_file(output)
 
 
-def _branch(
+def _train_branch(
     branching: Branching,
     ground: Ground,
     plan: Plan,
@@ -222,7 +214,7 @@ def _branch(
         factors = [factor for factor in factors if factor <= known[0].learning_rate_factor]
     best, diverged, slower = None, [], []
     for factor in factors:
-        branch = _trained(branching, ground, plan, order, goal, factor)
+        branch = _train(branching, ground, plan, order, goal, factor)
         if branch.diverged and best is None:
             diverged.append(factor)
             last = branch
@@ -246,7 +238,7 @@ def _sooner(branch: Branch, other: Branch, goal: float) -> bool:
     return others is None or steps < others
 
 
-def _trained(
+def _train(
     branching: Branching, ground: Ground, plan: Plan, order: int, goal: float, factor: float
 ) -> Branch:
     size, ratio = float(plan.batch_size), plan.batch_size / branching.batch_size
@@ -254,7 +246,7 @@ def _trained(
     clock = branching.steps / expected.value
     most = MOST_STEPS if ratio > 1.5 else MOST_STEPS_ALIKE
 
-    def settle(optimizer: Optimizer) -> None:
+    def adjust(optimizer: Optimizer) -> None:
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * factor
             if "betas" in group and len(group["betas"]) == 2:
@@ -262,7 +254,7 @@ def _trained(
                 # The same half-life in examples (Marek et al. 2025).
                 group["betas"] = (beta1, beta2**ratio)
 
-    course = branched_fit(
+    course = fit_to_loss(
         ground,
         branching.checkpoint,
         device_batch_size=int(plan.device_batch_size),
@@ -271,14 +263,14 @@ def _trained(
         seed=1 + order,
         goal=goal,
         first_look=branching.first_look(size),
-        settle=settle,
+        adjust=adjust,
         learning_rate=lambda steps: branching.learning_rate_at(clock * steps),
     )
     seconds = round(course.seconds, 2)
     return Branch(size, order, factor, course.steps, course.losses, seconds, course.diverged)
 
 
-def _known_or_new(
+def _read_or_begin(
     branching: Branching, ground: Ground, output: Path, loss_examples: int
 ) -> BranchedRun:
     """Return the branches in the file, or a new record with the losses of the checkpoints."""
@@ -297,7 +289,7 @@ def _known_or_new(
             )
         return known
     checkpoints = [branching.checkpoint, *(Checkpoint.read(path) for path in branching.course)]
-    losses = losses_at(ground, checkpoints)
+    losses = measure_losses(ground, checkpoints)
     course = tuple((float(c.step), loss) for c, loss in zip(checkpoints, losses, strict=True))
     parameters = branching.history.parameters
     branched = BranchedRun(

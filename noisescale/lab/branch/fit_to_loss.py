@@ -51,7 +51,7 @@ class Course:
     diverged: bool
 
 
-def losses_at(ground: Ground, checkpoints: Iterable[Checkpoint]) -> list[float]:
+def measure_losses(ground: Ground, checkpoints: Iterable[Checkpoint]) -> list[float]:
     """Return the loss on the held examples for the weights of each checkpoint."""
     losses: list[float] = []
 
@@ -66,7 +66,7 @@ def losses_at(ground: Ground, checkpoints: Iterable[Checkpoint]) -> list[float]:
     return losses
 
 
-def branched_fit(
+def fit_to_loss(
     ground: Ground,
     checkpoint: Checkpoint,
     *,
@@ -76,7 +76,7 @@ def branched_fit(
     seed: int,
     goal: float,
     first_look: int,
-    settle: Callable[[torch.optim.Optimizer], None],
+    adjust: Callable[[torch.optim.Optimizer], None],
     learning_rate: Callable[[int], float],
 ) -> Course:
     """Train from a checkpoint until the loss is below the goal, and then some more steps.
@@ -94,10 +94,10 @@ def branched_fit(
         seed: Seed of the order of the data, and of randomness in the module.
         goal: The loss to reach on the held examples.
         first_look: The first step after which the loss is evaluated.
-        settle: A function that changes the optimizer's settings from the checkpoint.
+        adjust: A function that changes the optimizer's settings from the checkpoint.
         learning_rate: A function from the branch's steps so far to a factor on the learning rate.
     """
-    look = _Look(ground, checkpoint, goal, first_look, steps, settle, learning_rate)
+    look = _Look(ground, checkpoint, goal, first_look, steps, adjust, learning_rate)
     seed_all(seed)
     started = time.perf_counter()
     _fit(
@@ -121,11 +121,11 @@ class _Look(Callback):
         goal: float,
         first_look: int,
         most: int,
-        settle: Callable[[torch.optim.Optimizer], None],
+        adjust: Callable[[torch.optim.Optimizer], None],
         learning_rate: Callable[[int], float],
     ) -> None:
         self._ground, self._checkpoint, self._goal = ground, checkpoint, goal
-        self._settle, self._learning_rate = settle, learning_rate
+        self._adjust, self._learning_rate = adjust, learning_rate
         self._next, self._last, self._most = first_look, math.inf, most
         self._high = 0
         self._steps_before_epoch = 0
@@ -145,7 +145,7 @@ class _Look(Callback):
             )
         for optimizer, state in zip(trainer.optimizers, self._checkpoint.optimizers, strict=True):
             _load_state(optimizer, state, self._checkpoint)
-            self._settle(optimizer)
+            self._adjust(optimizer)
         trainer.strategy.lr_scheduler_configs = []  # they go by batches of another size
         trainer.fit_loop.max_epochs = -1  # a stream that ends begins anew
         self._set: list[list[float]] = [
@@ -293,7 +293,7 @@ def _loss_in(output: Any) -> Tensor | None:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Replaces `self.log` while nothing is to be logged."""
+    """Log nothing, in place of `self.log`."""
 
 
 def _fit(

@@ -15,8 +15,8 @@ from fits import CLASSES, FEATURES, data, loss_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from noisescale.lightning.profiling import timed_fit
-from noisescale.lightning.profiling.profiling import profile_step_times
+from noisescale.profiling import time_fit
+from noisescale.profiling.time_steps import time_steps
 from noisescale.step_time import StepTiming
 
 QUICK: dict[str, Any] = {"steps": 5, "warm_up": 1, "accelerator": "cpu"}
@@ -59,7 +59,7 @@ NOW = [0.0]
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that goes on in training steps alone: times are exact on the busiest machine."""
-    monkeypatch.setattr(timed_fit, "time", SimpleNamespace(perf_counter=lambda: NOW[0]))
+    monkeypatch.setattr(time_fit, "time", SimpleNamespace(perf_counter=lambda: NOW[0]))
 
 
 def sizes(timings: list[StepTiming]) -> list[float]:
@@ -69,7 +69,7 @@ def sizes(timings: list[StepTiming]) -> list[float]:
 def test_the_ladder_ends_with_the_data() -> None:
     reasons: list[str] = []
 
-    timings = profile_step_times(
+    timings = time_steps(
         slow(per_batch=0.003), data(20), accumulation=[1], on_stop=reasons.append, **QUICK
     )
 
@@ -80,7 +80,7 @@ def test_the_ladder_ends_with_the_data() -> None:
 def test_the_ladder_ends_where_examples_a_second_grow_no_more() -> None:
     reasons: list[str] = []
 
-    timings = profile_step_times(
+    timings = time_steps(
         slow(per_batch=0.0, per_example=0.02),
         data(1000),
         accumulation=[1],
@@ -93,7 +93,7 @@ def test_the_ladder_ends_where_examples_a_second_grow_no_more() -> None:
 
 
 def test_a_step_takes_the_time_of_its_micro_batches() -> None:
-    timings = profile_step_times(
+    timings = time_steps(
         slow(per_batch=0.01, per_example=0.005), data(), [4, 2], accumulation=[3, 1], **QUICK
     )
 
@@ -109,7 +109,7 @@ def test_a_step_takes_the_time_of_its_micro_batches() -> None:
 def test_the_first_steps_and_a_hiccup_are_left_out() -> None:
     options = {**QUICK, "warm_up": 3}
 
-    (timing,) = profile_step_times(
+    (timing,) = time_steps(
         slow(per_batch=0.02, hiccups=(0, 1, 2, 4)), data(), [4], accumulation=[1], **options
     )
 
@@ -119,7 +119,7 @@ def test_the_first_steps_and_a_hiccup_are_left_out() -> None:
 def test_more_is_drawn_than_there_is() -> None:
     SIZES.clear()
 
-    profile_step_times(slow(), data(10), [32], accumulation=[2], **QUICK)
+    time_steps(slow(), data(10), [32], accumulation=[2], **QUICK)
 
     assert SIZES == [32] * (5 + 1) * 2
 
@@ -128,7 +128,7 @@ def test_out_of_memory_ends_the_ladder_and_keeps_what_was_timed() -> None:
     reasons: list[str] = []
     seen: list[StepTiming] = []
 
-    timings = profile_step_times(
+    timings = time_steps(
         slow(too_large=5), data(), on_stop=reasons.append, on_timing=seen.append, **QUICK
     )
 
@@ -157,7 +157,7 @@ def test_memory_ends_in_several_ways(error: Exception) -> None:
 
     module.on_train_batch_start = fail
 
-    assert profile_step_times(module, data(), [1, 2], **QUICK) == []
+    assert time_steps(module, data(), [1, 2], **QUICK) == []
 
 
 def test_other_errors_go_on() -> None:
@@ -169,7 +169,7 @@ def test_other_errors_go_on() -> None:
     module.on_train_batch_start = fail
 
     with pytest.raises(RuntimeError, match=r"^shapes do not match$"):
-        profile_step_times(module, data(), **QUICK)
+        time_steps(module, data(), **QUICK)
 
 
 @pytest.mark.parametrize("package", [L, pytorch_lightning], ids=lambda package: package.__name__)
@@ -182,7 +182,7 @@ def test_nothing_is_changed_by_profiling(package: ModuleType, too_large: int) ->
     examples = data()
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()
 
-    timings = profile_step_times(module, examples, [4, 8], **QUICK)
+    timings = time_steps(module, examples, [4, 8], **QUICK)
 
     assert len(timings) == (2 if too_large == 8 else 4)
     assert before.keys() == module.state_dict().keys()
@@ -218,7 +218,7 @@ def test_a_data_module_keeps_its_hooks_and_is_as_it_was() -> None:
     module = Module(DataLoader(data(), batch_size=3))
     made = module.train_dataloader
 
-    timings = profile_step_times(slow(), module, [8], accumulation=[1], **QUICK)
+    timings = time_steps(slow(), module, [8], accumulation=[1], **QUICK)
 
     assert sizes(timings) == [8]
     assert module.transferred == [8] * 6
@@ -234,7 +234,7 @@ def test_a_loader_keeps_how_it_puts_batches_together() -> None:
     SIZES.clear()
     loader = DataLoader(data(), batch_size=3, collate_fn=doubled)
 
-    profile_step_times(slow(), loader, [8], accumulation=[1], **QUICK)
+    time_steps(slow(), loader, [8], accumulation=[1], **QUICK)
 
     assert SIZES == [16] * 6
 
@@ -250,20 +250,18 @@ class Stream(IterableDataset[Any]):
 def test_a_stream_is_taken_as_it_comes_and_has_to_last() -> None:
     SIZES.clear()
 
-    profile_step_times(slow(), Stream(50), [8], accumulation=[1], **QUICK)
+    time_steps(slow(), Stream(50), [8], accumulation=[1], **QUICK)
 
     assert SIZES == [8] * 6
     with pytest.raises(
         ValueError,
         match=r"^`data` must last for 6 batches, got 3\. Take fewer `steps`, or give more data\.$",
     ):
-        profile_step_times(slow(), Stream(30), [8], accumulation=[1], **QUICK)
+        time_steps(slow(), Stream(30), [8], accumulation=[1], **QUICK)
 
 
 def test_two_ranks_are_timed_together() -> None:
-    timings = profile_step_times(
-        slow(per_batch=0.01), data(), [4], devices=2, strategy="ddp_fork", **QUICK
-    )
+    timings = time_steps(slow(per_batch=0.01), data(), [4], devices=2, strategy="ddp_fork", **QUICK)
 
     assert [(t.accumulation, t.devices, t.nodes) for t in timings] == [(1, 2, 1), (2, 2, 1)]
     for timing in timings:
@@ -274,7 +272,7 @@ def test_manual_optimization_is_timed_without_accumulation() -> None:
     module = slow()
     module.automatic_optimization = False
 
-    timings = profile_step_times(module, data(), [4], **QUICK)
+    timings = time_steps(module, data(), [4], **QUICK)
 
     assert [timing.accumulation for timing in timings] == [1]
 
@@ -324,4 +322,4 @@ def test_manual_optimization_is_timed_without_accumulation() -> None:
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        profile_step_times(slow(), **{"data": data(), **QUICK, **arguments})
+        time_steps(slow(), **{"data": data(), **QUICK, **arguments})

@@ -21,9 +21,9 @@ from torch.utils.data import (
 )
 
 from noisescale import History, NoiseScaleMonitor
-from noisescale.lab.branch.branching import train_branches
 from noisescale.lab.branch.checkpoints import Checkpoint
 from noisescale.lab.branch.planning import plan_branches
+from noisescale.lab.branch.train_branches import train_branches
 from noisescale.prediction.branches import BranchedRun
 
 STEPS, BATCH_SIZE = 80, 8
@@ -389,7 +389,7 @@ def test_what_is_in_the_file_is_not_trained_again(
     run: tuple[History, Path], tmp_path: Path
 ) -> None:
     file = tmp_path / "b.json"
-    trained: list[Any] = []
+    said: list[str] = []
 
     def train(**changed: Any) -> BranchedRun:
         branching = plan_branches(*run, **{"batch_sizes": ["4x"], "orders": 1, **changed})
@@ -397,7 +397,7 @@ def test_what_is_in_the_file_is_not_trained_again(
             branching,
             *(Regression(), examples(), file),
             loss_examples=200,
-            on_branch=trained.append,
+            progress=said.append,
             accelerator="cpu",
         )
 
@@ -405,7 +405,11 @@ def test_what_is_in_the_file_is_not_trained_again(
     again = train(orders=2)
 
     assert again.branches[0] == first.branches[0]
-    assert [branch.order for branch in trained] == [0, 1]
+    branches = [line for line in said if line.startswith("Branch ")]
+    assert [line.partition(": loss")[0] for line in branches] == [
+        "Branch 1 of 1: batch size 32, order 1",
+        "Branch 2 of 2: batch size 32, order 2",
+    ]
     with pytest.raises(ValueError, match="`output` must have branches with the same settings, got"):
         train(rule="linear")
 

@@ -1,23 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One short fit of a copy of a module, timed."""
+"""Time one short fit of a copy of a module."""
 
 from __future__ import annotations
 
-import logging
 import math
 import statistics
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pytorch_lightning.utilities.memory import garbage_collection_cuda, is_oom_error
+from pytorch_lightning.utilities.memory import garbage_collection_cuda
 
 from noisescale.lightning.resized_loaders import batches_of
 from noisescale.lightning.trainer_access import Callback, publish
-from noisescale.lightning.training import copy_to_train, plain_trainer
+from noisescale.lightning.training import copy_to_train, is_out_of_memory, plain_trainer
 from noisescale.refusal import Refusal
 from noisescale.step_time import StepTiming
 
@@ -30,7 +26,7 @@ BLOCKS = 5
 _METRIC = "profiled_seconds"
 
 
-def timed_fit(
+def time_fit(
     module: pl.LightningModule,
     data: Any,
     size: int,
@@ -49,7 +45,7 @@ def timed_fit(
         accumulation: Micro-batches in a step.
         steps: Optimizer steps to time.
         warm_up: Optimizer steps before the timed ones.
-        trainer_options: See `profile_step_times`.
+        trainer_options: See `time_steps`.
     """
     ours: dict[str, Any] = {
         "limit_train_batches": (warm_up + steps) * accumulation,
@@ -71,32 +67,6 @@ def timed_fit(
         return None
     seconds = _seconds(trainer)
     return StepTiming(size, accumulation, trainer.world_size, trainer.num_nodes, seconds)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence Lightning's lines about each Trainer, and its advice on loaders."""
-    packages = "lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"
-    loggers = [logging.getLogger(name) for name in packages]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"(pytorch_)?lightning")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that the device or the host ran out of memory."""
-    return (
-        isinstance(error, MemoryError | torch.OutOfMemoryError)
-        or is_oom_error(error)
-        or (isinstance(error, RuntimeError) and "out of memory" in str(error))
-    )
 
 
 class _Clock(Callback):

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`noisescale branch --launcher`: branches trained by workers, saved in one file."""
+"""Have branches trained by workers, and save them in one file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from noisescale.lab.branch.sentences import say_branch, say_course
 from noisescale.lab.jobs.awaited import train_by_workers
-from noisescale.lab.jobs.workers import WorkersToStart, interruptible
+from noisescale.lab.jobs.workers import WorkersToStart
 from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
     from noisescale.lab.branch.branch_job import BranchJob
-    from noisescale.lab.branch.branch_shown import Told
     from noisescale.lab.branch.planning import Branching
     from noisescale.lab.jobs.jobs import Entry, Training
     from noisescale.prediction.branches import Branch, BranchedRun
 
 
-def branched_by_workers(
+def branch_by_workers(
     branching: Branching,
     module: Any,
     examples: Any,
@@ -34,7 +34,7 @@ def branched_by_workers(
     loss_examples: int,
     place: str,
     to_start: WorkersToStart,
-    told: Told,
+    progress: Callable[[str], None],
 ) -> BranchedRun:
     """Have the missing branches trained by workers, and save each one in the file.
 
@@ -42,7 +42,7 @@ def branched_by_workers(
         ValueError: If a branch was given up.
     """
     from noisescale.lab.branch.branch_job import BranchJob
-    from noisescale.lab.branch.branching import begin_branches
+    from noisescale.lab.branch.train_branches import begin_branches
 
     branched = begin_branches(
         branching,
@@ -52,7 +52,7 @@ def branched_by_workers(
         loss_examples=loss_examples,
         **training.trainer_options,
     )
-    told.course(branched)
+    progress(say_course(branched))
     sizes = tuple(float(plan.batch_size) for plan in branching.plans)
     job = BranchJob(
         training,
@@ -72,16 +72,16 @@ def branched_by_workers(
         orders,
         loss_examples,
     )
-    return _trained(job, branched, output, place, to_start, told)
+    return _train(job, branched, output, place, to_start, progress)
 
 
-def _trained(
+def _train(
     job: BranchJob,
     branched: BranchedRun,
     output: Path,
     place: str,
     to_start: WorkersToStart,
-    told: Told,
+    progress: Callable[[str], None],
 ) -> BranchedRun:
     from noisescale.lab.branch.branch_job import branch_name
     from noisescale.lab.jobs.jobs import FAILED, Task
@@ -105,13 +105,10 @@ def _trained(
             if (one.batch_size, one.order) not in have:
                 found = replace(found, branches=_in_order((*found.branches, one), job.sizes))
                 found.to_file(output)
-                told.branch(one)
-        count = len(job.sizes) * job.orders
-        told.status.update(f"{len(found.branches)} of {count} branches trained")
+                progress(say_branch(one, len(found.branches), len(job.sizes) * job.orders))
 
-    with interruptible(place):
-        folder = output.parent / f"{output.stem}_trials"
-        train_by_workers(ledger, job, place, folder, to_start, show)
+    folder = output.parent / f"{output.stem}_trials"
+    train_by_workers(ledger, job, place, folder, to_start, show)
     for key, result in ledger.results().items():
         if FAILED in result:
             raise Refusal(

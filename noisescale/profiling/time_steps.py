@@ -7,9 +7,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from noisescale.lightning.profiling.timed_fit import BLOCKS, quiet, timed_fit
 from noisescale.lightning.resized_loaders import examples_in
 from noisescale.lightning.trainer_access import isolate_rng, rank_zero_info
+from noisescale.lightning.training import quiet
+from noisescale.profiling.time_fit import BLOCKS, time_fit
 from noisescale.refusal import Refusal
 from noisescale.step_time import StepTiming
 
@@ -20,7 +21,7 @@ ENOUGH_GROWTH = 1.05
 """The ladder ends where two doublings bring no more than 5 % more examples a second."""
 
 
-def profile_step_times(
+def time_steps(
     module: pl.LightningModule,
     data: Any,
     device_batch_sizes: Sequence[int] | None = None,
@@ -66,7 +67,7 @@ def profile_step_times(
     Examples:
         >>> from pytorch_lightning.demos.boring_classes import BoringModel, RandomDataset
         >>> model, data = BoringModel(), RandomDataset(32, 64)
-        >>> timings = profile_step_times(model, data, [4, 8], steps=5, accelerator="cpu")
+        >>> timings = time_steps(model, data, [4, 8], steps=5, accelerator="cpu")
         >>> [(timing.device_batch_size, timing.accumulation) for timing in timings]
         [(4, 1), (4, 2), (8, 1), (8, 2)]
     """
@@ -85,7 +86,7 @@ def profile_step_times(
         ladder = sorted(set(device_batch_sizes))
     with quiet(), isolate_rng():
         for size, micro_batches in ((b, k) for b in ladder for k in sorted(set(accumulation))):
-            timing = timed_fit(
+            timing = time_fit(
                 module,
                 data,
                 size,
@@ -105,23 +106,13 @@ def profile_step_times(
     return timings
 
 
-def examples_per_second(timing: StepTiming) -> float:
-    """Return the examples per second of all devices together.
-
-    Examples:
-        >>> examples_per_second(StepTiming(8, 2, devices=4, nodes=1, seconds=0.5))
-        128.0
-    """
-    return timing.plan.batch_size / timing.seconds
-
-
 def _ladder(timings: list[StepTiming], most: float, why: list[str]) -> Iterator[int]:
-    """Yield powers of two while the speeds of `timings`, which the caller adds to, grow."""
+    """Yield powers of two while the speeds grow. The caller adds each timing to `timings`."""
     size = 1
     speeds: list[float] = []
     while size <= most:
         yield size
-        speeds.append(max(examples_per_second(t) for t in timings if t.device_batch_size == size))
+        speeds.append(max(t.examples_per_second for t in timings if t.device_batch_size == size))
         if len(speeds) > 2 and max(speeds[-2:]) <= ENOUGH_GROWTH * speeds[-3]:
             why.append(
                 f"Beyond a device batch size of {size} the examples per second grow no more."

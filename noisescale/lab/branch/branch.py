@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`branch`: the critical batch size of a run, by training branches at other batch sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from noisescale.checks import require_folder_of
+from noisescale.extras import need
+from noisescale.history.history import as_history
+from noisescale.history.reading import read_run
+from noisescale.history.segments import Array
+from noisescale.lab.branch.branch_by_workers import branch_by_workers
+from noisescale.lab.branch.cost_document import BranchCostRecord, cost_as_dict, document_of_cost
+from noisescale.lab.branch.document import as_dict, document_of
+from noisescale.lab.branch.measured_branches import BranchesRecord
+from noisescale.lab.branch.planning import Branching, plan_branches
+from noisescale.lab.branch.train_branches import train_branches
+from noisescale.lab.jobs.jobs import Training
+from noisescale.lab.jobs.workers import WorkersToStart, check_workers
+from noisescale.made.data import train_and_val
+from noisescale.made.targets import module_and_data, refuse_out_of_memory, text_of
+from noisescale.refusal import Refusal, rename_arguments
+from noisescale.report.answer import Answer
+
+Run = Mapping[str, Array] | str | PathLike[str]
+
+
+class Branches(BranchesRecord, Answer):
+    """What `branch` found, and the ways to show it."""
+
+    document = document_of
+    to_dict = as_dict
+
+
+class BranchCost(BranchCostRecord, Answer):
+    """What `branch_cost` found, and the ways to show it."""
+
+    document = document_of_cost
+    to_dict = cost_as_dict
+
+
+def branch(
+    run: Run,
+    checkpoint: str | PathLike[str],
+    target: Any,
+    data: Any = None,
+    *,
+    batch_sizes: Sequence[str | float] | str = "1x,4x,16x",
+    until: str | PathLike[str] | None = None,
+    orders: int = 3,
+    learning_rate: str = "auto",
+    loss_examples: int = 2048,
+    max_device_batch_size: int | None = None,
+    gradient_clip_val: float | None = None,
+    gradient_clip_algorithm: str | None = None,
+    devices: int = 1,
+    nodes: int = 1,
+    accelerator: str = "auto",
+    strategy: str = "auto",
+    precision: str | None = None,
+    output: str | PathLike[str] = "branches.json",
+    monitor: str | None = None,
+    storage: str | None = None,
+    launcher: str | None = None,
+    launcher_options: Mapping[str, Any] | None = None,
+    workers: int = 1,
+    lease: float = 60.0,
+    progress: Callable[[str], None] | None = None,
+) -> Branches:
+    """Measure the critical batch size by training branches of a run at larger batch sizes.
+
+    Branches use the module's code, the optimizer's state and the learning rate schedule of the run,
+    but not its callbacks. Each branch is saved in `output` as soon as it ends. The same call with
+    the same file continues.
+
+    Args:
+        run: `monitor.history`, or the folder of a TensorBoard or CSVLogger run.
+        checkpoint: A checkpoint of the run, from which branches start. In a folder of checkpoints,
+            the checkpoint nearest to the middle of the run is used.
+        target: A LightningModule, or a function that returns one, alone or with its data; or a text
+            that names one of these, "file.py:name" or "package.module:name". Workers need a text,
+            or a function that they can import.
+        data: A Dataset, a DataLoader, a LightningDataModule, or a pair to train and to validate on;
+            or a function or a text as for `target`. Default: what the target returns, else the
+            loaders that the module makes.
+        batch_sizes: Batch sizes of the branches. "4x" is four times the run's batch size; 512 is
+            512 examples. "1x" checks that branches train like the run.
+        until: A later checkpoint of the run. Branches train until they reach its loss. Default: the
+            last checkpoint.
+        orders: Branches at each batch size. Each has its own order of the data.
+        learning_rate: The rule by which the learning rate follows the batch size: "sqrt", "linear",
+            "adascale", "capped_sqrt" or "none". "auto": sqrt for Adam; for SGD adascale, or linear
+            if the noise scale is not resolved.
+        loss_examples: Examples in the average of a loss. They are always the same ones.
+        max_device_batch_size: Most examples that fit on a device. Default: the number in the run.
+        gradient_clip_val: Limit of gradient clipping, if the run clipped.
+        gradient_clip_algorithm: Kind of gradient clipping, if the run clipped: "norm" or "value".
+        devices: Devices on each node.
+        nodes: Number of nodes. The same program has to be started on each.
+        accelerator: As in training.
+        strategy: As in training.
+        precision: As in training.
+        output: The JSON file of the branches. `predict` reads it, too.
+        monitor: Name of the monitor, if it has a name.
+        storage: Where the state of workers is kept: a journal file, or the URL of a database.
+            Default: a journal beside `output`. Without it and without a launcher the branches are
+            trained in this process, one after the other.
+        launcher: Have branches trained by workers: "local", "slurm" or "ray".
+        launcher_options: Options of the launcher, such as {"slurm_partition": "gpu"}.
+        workers: Workers to start. 0: the work is done by `noisescale work` elsewhere.
+        lease: Seconds of silence after which workers count as lost.
+        progress: Called with sentences about the cost and each branch, for example `print`.
+
+    Returns:
+        The branches, and the critical batch size that they and the noise scale give.
+
+    Raises:
+        ValueError: If an argument is wrong or does not fit the run, the checkpoints are of another
+            module, the run's loss did not fall, or a worker gave a branch up.
+        OSError: If a file cannot be read or written.
+    """
+    output = Path(output)
+    require_folder_of("output", output)
+    check_workers(workers, lease)
+    by_workers = launcher is not None or storage is not None
+    if by_workers:
+        need("optuna", "Training by workers")
+        target, data = text_of(target, "target"), None if data is None else text_of(data, "data")
+    if by_workers and nodes > 1:
+        raise Refusal(
+            "nodes",
+            "be 1 for branches by workers",
+            f"{nodes}: a worker trains on one machine",
+            "Leave `launcher` and `storage` out.",
+        )
+    if by_workers and isinstance(run, Mapping):
+        raise Refusal(
+            "run",
+            "be a folder for branches by workers",
+            "a history, which other processes cannot read",
+            "Give the folder of the run, or leave `launcher` and `storage` out.",
+        )
+    branching = _plan(
+        *(run, checkpoint, batch_sizes, until, orders, learning_rate),
+        *(max_device_batch_size, devices * nodes, monitor),
+    )
+    say = progress or (lambda _: None)
+    cost = BranchCost(branching, loss_examples).document()
+    for line in (cost.headline, *(f"{one.label} {one.sentence}" for one in cost.answers)):
+        say(f"{line}.")
+    module, examples = module_and_data(target, data)
+    training = Training(
+        # Only workers load these.
+        *(target if by_workers else "", data if by_workers else None),
+        *(devices, accelerator, strategy, precision),
+        *(gradient_clip_val, gradient_clip_algorithm),
+    )
+    with refuse_out_of_memory(
+        "max_device_batch_size",
+        "Finished branches are kept. Give a smaller number: larger batches are then accumulated.",
+    ):
+        if by_workers:
+            branched = branch_by_workers(
+                branching,
+                module,
+                train_and_val(examples)[0],
+                output,
+                training,
+                run=Path(run),  # type: ignore[arg-type]  # a mapping was refused
+                monitor=monitor,
+                orders=orders,
+                max_device_batch_size=max_device_batch_size,
+                loss_examples=loss_examples,
+                place=storage or str(output.with_suffix(".journal")),
+                to_start=WorkersToStart(
+                    workers, launcher or "local", dict(launcher_options or {}), lease, accelerator
+                ),
+                progress=say,
+            )
+        else:
+            branched = train_branches(
+                branching,
+                module,
+                train_and_val(examples)[0],
+                output,
+                loss_examples=loss_examples,
+                progress=say,
+                **training.trainer_options,
+                num_nodes=nodes,
+            )
+    by_noise_scale = branched.by_noise_scale(as_history(branching.history))
+    folder = None if isinstance(run, Mapping) else str(run)
+    return Branches(branched, by_noise_scale, str(output), folder)
+
+
+def branch_cost(
+    run: Run,
+    checkpoint: str | PathLike[str],
+    target: Any,
+    data: Any = None,
+    *,
+    batch_sizes: Sequence[str | float] | str = "1x,4x,16x",
+    until: str | PathLike[str] | None = None,
+    orders: int = 3,
+    learning_rate: str = "auto",
+    loss_examples: int = 2048,
+    max_device_batch_size: int | None = None,
+    devices: int = 1,
+    nodes: int = 1,
+    monitor: str | None = None,
+) -> BranchCost:
+    """Return what `branch` would cost, and train nothing. The arguments are those of `branch`.
+
+    Raises:
+        ValueError: If an argument is wrong or does not fit the run.
+        OSError: If a file cannot be read.
+    """
+    branching = _plan(
+        *(run, checkpoint, batch_sizes, until, orders, learning_rate),
+        *(max_device_batch_size, devices * nodes, monitor),
+    )
+    module_and_data(target, data)  # refuses what `branch` would refuse
+    return BranchCost(branching, loss_examples)
+
+
+def _plan(
+    run: Run,
+    checkpoint: str | PathLike[str],
+    batch_sizes: Sequence[str | float] | str,
+    until: str | PathLike[str] | None,
+    orders: int,
+    learning_rate: str,
+    max_device_batch_size: int | None,
+    devices: int,
+    monitor: str | None,
+) -> Branching:
+    history = run if isinstance(run, Mapping) else read_run(run, monitor=monitor)
+    with rename_arguments({"rule": "learning_rate"}):
+        return plan_branches(
+            history,
+            Path(checkpoint),
+            until=None if until is None else Path(until),
+            batch_sizes=batch_sizes.split(",") if isinstance(batch_sizes, str) else batch_sizes,
+            orders=orders,
+            rule=learning_rate,
+            devices=devices,
+            max_device_batch_size=max_device_batch_size,
+        )
