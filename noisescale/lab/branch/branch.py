@@ -154,10 +154,14 @@ def branch(
         say(f"{line}.")
     module, examples = module_and_data(target, data)
     training = Training(
-        # Only workers load these.
-        *(target if by_workers else "", data if by_workers else None),
-        *(devices, accelerator, strategy, precision),
-        *(gradient_clip_val, gradient_clip_algorithm),
+        target=target if by_workers else "",  # only workers load them
+        data=data if by_workers else None,
+        devices=devices,
+        accelerator=accelerator,
+        strategy=strategy,
+        precision=precision,
+        gradient_clip_val=gradient_clip_val,
+        gradient_clip_algorithm=gradient_clip_algorithm,
     )
     with refuse_out_of_memory(
         "max_device_batch_size",
