@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from noisescale.printable import printable
 from noisescale.refusal import FileRefusal, Refusal
 
 
@@ -22,11 +21,9 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
         OSError: If the file cannot be read.
     """
     if path.is_dir():
-        raise Refusal(printable(path), "be a CSV file", "a folder", "Name a file in the folder.")
+        raise Refusal(path, "be a CSV file", "a folder", "Name a file in the folder.")
     if not path.exists():
-        raise FileRefusal(
-            printable(path), "be a CSV file", "a path that does not exist", "Check it."
-        )
+        raise FileRefusal(path, "be a CSV file", "a path that does not exist", "Check it.")
     # Spreadsheets may begin a file with the mark that "-sig" is for.
     with path.open(newline="", encoding="utf-8-sig") as file:
         yield from valid_lines(path, file)
@@ -59,7 +56,7 @@ def valid_lines(
             width = width or len(cells)
             if len(cells) not in (0, width):
                 raise Refusal(
-                    printable(path),
+                    path,
                     f"have {width} cells in each line",
                     f"{len(cells)} in line {line}",
                     "The line may have a comma within a number, be damaged, or not be complete"
@@ -69,7 +66,7 @@ def valid_lines(
                 yield line, cells
     except (UnicodeDecodeError, csv.Error) as error:
         raise Refusal(
-            printable(path),
+            path,
             "be a CSV file in UTF-8",
             f"{error} after line {before + reader.line_num}",
             "Name another file, or save this one as CSV.",
@@ -82,7 +79,7 @@ def _refuse_other_separators(path: Path, names: Sequence[str]) -> None:
     if found:
         separator = {";": "semicolons", "\t": "tabs"}[found[0]]
         raise Refusal(
-            printable(path),
+            path,
             "have commas between its cells",
             f"{separator} in {names[0]!r}",
             "Save it with commas, and with points in numbers.",
@@ -95,7 +92,7 @@ def _refuse_repeated_names(path: Path, names: Sequence[str]) -> None:
         places = [str(number) for number, other in enumerate(names, 1) if other == name]
         if name and len(places) > 1:
             raise Refusal(
-                printable(path),
+                path,
                 "name each column once",
                 f"{name!r} in columns {', '.join(places[:-1])} and {places[-1]}",
                 "Remove or rename all but one column.",

@@ -6,11 +6,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from os import PathLike
 from typing import Any
+
+from noisescale.printable import printable
 
 
 class Refusal(ValueError):
     """What was given cannot be used. The text of the error is made of its fields.
+
+    Fields hold text from elsewhere, such as names in files, as it is. In the text of the error
+    characters that do not print are escaped.
 
     Args:
         argument: The name of the argument, or of the file; or several names.
@@ -28,18 +34,18 @@ class Refusal(ValueError):
 
     def __init__(
         self,
-        argument: str | tuple[str, ...],
+        argument: str | PathLike[str] | tuple[str, ...],
         requirement: str,
         got: object,
         remedy: str,
         *,
         word: str = "",
     ) -> None:
-        self.arguments = (argument,) if isinstance(argument, str) else argument
+        self.arguments = argument if isinstance(argument, tuple) else (str(argument),)
         self.requirement, self.got, self.remedy, self.word = requirement, f"{got}", remedy, word
         *others, last = (f"`{name}`" for name in self.arguments)
         names = f"{', '.join(others)} and {last}" if others else last
-        super().__init__(f"{names} must {requirement}, got {got}. {remedy}")
+        super().__init__(printable(f"{names} must {requirement}, got {got}. {remedy}"))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to make it again: workers send their errors to the process that waits."""

@@ -18,7 +18,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = sorted(x.parent.name for x in PACKAGE.glob("*/__init__.py"))
 
 FLOORS = [
-    "_version state refusal printable guard",
+    "_version printable",
+    "state refusal guard",
     "checks extras collectives",
     "bounded csv_lines estimation batches",
     "report",

@@ -10,7 +10,6 @@ import typer
 
 from noisescale.cli.showing import check_html, show
 from noisescale.cli.values import flags_of, numbers
-from noisescale.printable import printable
 from noisescale.refusal import Refusal, rename_arguments
 
 if TYPE_CHECKING:
@@ -215,7 +214,7 @@ def predict_run(
             raise Refusal(
                 str("--details" if details else "--html"),
                 "be used with one run",
-                f"{len(runs)} runs in {printable(run)}",
+                f"{len(runs)} runs in {run}",
                 "Name one of these runs.",
             )
         show(predict_runs(run, runs, predict_one), as_json=as_json)

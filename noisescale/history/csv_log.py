@@ -131,9 +131,9 @@ class CsvLog(Log):
         clock = self.clock_of(like or name)
         if len(lines) and not like and not clock:
             raise Refusal(
-                printable(self.path),
-                f"have the step of each {printable(name)} in a column {', '.join(CLOCKS)}",
-                printable(", ".join(self.names)),
+                self.path,
+                f"have the step of each {name} in a column {', '.join(CLOCKS)}",
+                ", ".join(self.names),
                 "Export all columns.",
             )
         steps = self._values_beside(lines, clock)
@@ -141,8 +141,8 @@ class CsvLog(Log):
         if not like and not known.all():
             raise Refusal(
                 clock,
-                f"be known of each {printable(name)}",
-                f"no number in line {lines[~known][0]} of {printable(self.path)}",
+                f"be known of each {name}",
+                f"no number in line {lines[~known][0]} of {self.path}",
                 "Write the step into it, or remove the line.",
             )
         time = next((name for name in TIMES if name in self.places), "")
@@ -168,9 +168,9 @@ class CsvLog(Log):
             alike.setdefault(name[name.index(ROOT) :], []).append(name)
         if twice := next((found for found in alike.values() if len(found) > 1), None):
             raise Refusal(
-                printable(self.path),
+                self.path,
                 "have one column for each metric",
-                printable(", ".join(twice)),
+                ", ".join(twice),
                 "Remove the columns of the other run.",
             )
 
@@ -185,7 +185,7 @@ class CsvLog(Log):
                 value = float(cell)
             except ValueError:
                 raise Refusal(
-                    printable(name),
+                    name,
                     "be a number",
                     f"{cell!r} {where}",
                     "Correct this cell, or remove the line.",

@@ -12,7 +12,6 @@ from noisescale.history.history import History
 from noisescale.history.metric_names import prefix_of
 from noisescale.history.reading import history_in, open_log
 from noisescale.history.run_files import files_of, runs_in
-from noisescale.printable import printable
 from noisescale.refusal import FileRefusal, Refusal
 
 NOT_YET = ("unmeasured", "empty")
@@ -70,7 +69,7 @@ class FollowedRun:
             return False
         if not run.exists():
             raise FileRefusal(
-                printable(run),
+                run,
                 "exist while it is watched",
                 "one that was moved or deleted",
                 "Start the command again with the new path of the run.",

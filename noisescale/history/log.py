@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from noisescale.history.history import COLUMNS
 from noisescale.history.metric_names import ABOUT_RUN, ROOT, TRAINER_PREFIXES, name_in
-from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
 Array = NDArray[np.float64]
@@ -97,7 +96,7 @@ class Log:
         """
         if not math.isfinite(value) and name.startswith(PREFIXES):
             raise Refusal(
-                printable(name),
+                name,
                 "be finite",
                 f"{value} {where}",
                 "NoiseScaleMonitor only logs finite values: correct the program that wrote"

@@ -130,7 +130,7 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
         refuse_metric(path, name, metrics_of(path))
     if not ours:
         raise Refusal(
-            printable(path),
+            path,
             "be a run with NoiseScaleMonitor",
             "no metrics of the monitor",
             "Add `NoiseScaleMonitor()` to the callbacks of the Trainer.",
@@ -157,9 +157,9 @@ def refuse_metric(path: Path, name: str, names: Iterable[str]) -> NoReturn:
     others = ", ".join(sorted(n for n in names if _is_metric(n))[:20])
     raise Refusal(
         "goal",
-        f"name a metric of {printable(path)}",
-        repr(printable(name)),
-        f"Its metrics: {printable(others) or 'none'}.",
+        f"name a metric of {path}",
+        repr(name),
+        f"Its metrics: {others or 'none'}.",
     )
 
 

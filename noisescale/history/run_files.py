@@ -29,7 +29,7 @@ def runs_in(path: Path) -> list[Path]:
         raise FileRefusal(
             "run",
             "be a folder or a file",
-            f"{printable(path)}, which does not exist",
+            f"{path}, which does not exist",
             "Name the folder that the logger wrote to, for example lightning_logs/version_0.",
         )
     if files_of(path):
@@ -64,14 +64,14 @@ def only_run_in(path: Path) -> Path:
         return runs[0]
     if not runs:
         raise Refusal(
-            printable(path),
+            path,
             "contain a run",
             "no event file of TensorBoard and no metrics.csv",
             "Name the folder that the logger wrote to, for example lightning_logs/version_0.",
         )
     shown = ", ".join(printable(run.relative_to(path)) for run in sorted(runs)[:5])
     raise Refusal(
-        printable(path),
+        path,
         "contain one run",
         f"{len(runs)}: {shown}{', ...' if len(runs) > 5 else ''}",
         "Name one of these runs.",

@@ -37,16 +37,16 @@ def refuse_tracker(path: Path) -> None:
         offline = f"`wandb sync {printable(wandb.parent)}`, then "
         first = offline if folder.name.startswith("offline") else ""
         raise Refusal(
-            printable(path),
+            path,
             "be a run of TensorBoard or a CSVLogger",
             "a run of W&B",
-            f"Run {first}`{OF_WANDB.format(run=printable(run))}` {NEXT}.",
+            f"Run {first}`{OF_WANDB.format(run=run)}` {NEXT}.",
         )
     mlflow = next(path.rglob("metrics/noise_scale/step"), None)
     if mlflow is not None and (mlflow.parents[2] / "meta.yaml").exists():
         run = printable(mlflow.parents[2].name)
         raise Refusal(
-            printable(path),
+            path,
             "be a run of TensorBoard or a CSVLogger",
             "a run of MLflow",
             f"Run `{OF_MLFLOW.format(run=run)}` {NEXT}.",

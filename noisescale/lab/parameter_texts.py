@@ -37,7 +37,7 @@ def sweep_parameters(texts: Iterable[str]) -> tuple[Parameter, ...]:
             refuse(
                 "search",
                 f"name {', '.join(SWEPT)}, without a kind",
-                printable(f"{each.name}, {each.kind}"),
+                f"{each.name}, {each.kind}",
                 "Write, for example, momentum=0.5..0.99. `noisescale tune` takes others.",
             )
     return tuple(found)
@@ -66,7 +66,7 @@ def search_parameters(searched: Sequence[str], space: Path | None = None) -> tup
 def _require_once(found: Sequence[Parameter]) -> Sequence[Parameter]:
     names = [each.name for each in found]
     if double := [name for name in names if names.count(name) > 1]:
-        refuse("search", "name each parameter once", printable(double[0]), "Leave one out.")
+        refuse("search", "name each parameter once", double[0], "Leave one out.")
     return found
 
 
@@ -75,17 +75,17 @@ def _read(text: str, kinds: Mapping[str, str] = MappingProxyType({})) -> Paramet
     name, sign, values = text.partition("=")
     name = {"lr": LEARNING_RATE}.get(name.strip(), name.strip())
     if not (sign and name.isidentifier()):
-        refuse("search", "be written as name=values", repr(printable(text)), _EXAMPLE)
+        refuse("search", "be written as name=values", repr(text), _EXAMPLE)
     low, dots, rest = values.partition("..")
     if not dots:
         choices = [_value(part.strip()) for part in values.split(",")]
         if "" in choices:
-            refuse("search", "have values", repr(printable(text)), _EXAMPLE)
+            refuse("search", "have values", repr(text), _EXAMPLE)
         return choice_parameter(name, choices)
     high, _, kind = rest.partition(":")
     ends = _value(low.strip()), _value(high.strip())
     if not all(map(is_real, ends)) or any(isinstance(end, bool) for end in ends):
-        refuse("search", "have numbers as ends", repr(printable(text)), _EXAMPLE)
+        refuse("search", "have numbers as ends", repr(text), _EXAMPLE)
     whole = all(map(is_whole, ends))
     return range_parameter(
         name, float(ends[0]), float(ends[1]), kind or kinds.get(name), whole=whole
@@ -112,9 +112,9 @@ def _read_space(path: Path) -> list[Parameter]:
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        refuse("space", "be a file", f"{printable(path)}, which is none", "Check the path.")
+        refuse("space", "be a file", f"{path}, which is none", "Check the path.")
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        refuse("space", "be a TOML file", f"{printable(path)}: {printable(error)}", "Correct it.")
+        refuse("space", "be a TOML file", f"{path}: {error}", "Correct it.")
     return [_of_table(path, name, table) for name, table in tables.items()]
 
 

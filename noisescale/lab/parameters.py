@@ -78,8 +78,8 @@ class Parameter:
         if self.center is not None and not self.has(self.center):
             refuse(
                 "center",
-                f"be among the values of {printable(self.name)}, {self.text()}",
-                printable(repr(self.center)),
+                f"be among the values of {self.name}, {self.text()}",
+                repr(self.center),
                 "Give another one, or another range.",
             )
 
@@ -220,8 +220,8 @@ def choice_parameter(
             "search",
             f"have a range for {name}"
             if name in FITTED
-            else f"have two choices or more for {printable(name)}",
-            printable(repr(list(choices))),
+            else f"have two choices or more for {name}",
+            repr(list(choices)),
             "Write, for example, optimizer=sgd,adam or learning_rate=0.001..1.",
         )
     return Parameter(name, CHOICE, CategoricalDistribution(tuple(choices)), center, scale)
@@ -279,9 +279,9 @@ def _check_range(name: str, kind: str, low: float, high: float, *, whole: bool) 
     if kind not in SPACES:
         refuse(
             "search",
-            f"have one of the kinds {', '.join(SPACES)} or int for {printable(name)}",
-            printable(repr(kind)),
-            f"Write, for example, {printable(name)}=0.001..1:log.",
+            f"have one of the kinds {', '.join(SPACES)} or int for {name}",
+            repr(kind),
+            f"Write, for example, {name}=0.001..1:log.",
         )
     within = kind in (LOGIT, MOMENTUM)
     positive = kind in (LOG, POW2) or name in (*_WHOLE, EPOCHS, LEARNING_RATE)
@@ -291,8 +291,7 @@ def _check_range(name: str, kind: str, low: float, high: float, *, whole: bool) 
         of = "within 0 to 1" if within else "of positive numbers" if positive else ""
         refuse(
             "search",
-            f"have a {kind} range {of or 'of finite numbers'}, the smaller one first, for"
-            f" {printable(name)}",
+            f"have a {kind} range {of or 'of finite numbers'}, the smaller one first, for {name}",
             f"{low} to {high}",
             "Give another range, or another kind: linear takes all numbers.",
         )
@@ -300,14 +299,14 @@ def _check_range(name: str, kind: str, low: float, high: float, *, whole: bool) 
     if kind == POW2 and not powers:
         refuse(
             "search",
-            f"have powers of two as ends of {printable(name)}",
+            f"have powers of two as ends of {name}",
             f"{low:g} to {high:g}",
-            f"Write, for example, {printable(name)}=16..1024, or add :log.",
+            f"Write, for example, {name}=16..1024, or add :log.",
         )
     if whole and not (float(low).is_integer() and float(high).is_integer()):
         refuse(
             "search",
-            f"have whole numbers as ends of {printable(name)}",
+            f"have whole numbers as ends of {name}",
             f"{low:g} to {high:g}",
             "Round them.",
         )

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
 
@@ -30,14 +29,14 @@ def load(target: str) -> Any:
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise Refusal(
-            printable(target),
+            target,
             "be written as package.module:name or file.py:name",
             "no name after a colon",
             "Add the name of a function, class or object.",
         )
     if place.startswith(".") and not place.endswith(".py"):
         raise Refusal(
-            printable(target),
+            target,
             "be written as package.module:name or file.py:name",
             "a relative module",
             "Write the full name of the module, or its file.",
@@ -46,17 +45,17 @@ def load(target: str) -> Any:
         found: Any = _file(Path(place)) if place.endswith(".py") else _module(place)
     except ImportError as error:
         raise Refusal(
-            printable(target),
+            target,
             "be importable",
-            f"{type(error).__name__}: {printable(error)}",
+            f"{type(error).__name__}: {error}",
             "Check the name, and whether its imports are installed.",
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise Refusal(
-                printable(target),
+                target,
                 "name an object that exists",
-                f"no {part!r} in {printable(getattr(found, '__name__', place))}",
+                f"no {part!r} in {getattr(found, '__name__', place)}",
                 "Check the part after the colon.",
             )
         found = getattr(found, part)
@@ -68,9 +67,9 @@ def refuse_if_not_here(target: str) -> None:
     file = Path(target.rpartition(":")[0])
     if file.suffix == ".py" and not file.is_file():
         raise Refusal(
-            printable(target),
+            target,
             "be in the folder of the worker",
-            f"{printable(Path.cwd())} without it",
+            f"{Path.cwd()} without it",
             "Start the worker in the folder of the sweep, or in a copy of it.",
         )
 
@@ -96,7 +95,7 @@ def made(target: str, found: Any, arguments: Mapping[str, Any] | None = None) ->
         inspect.signature(found).bind(**(arguments or {}))
     except TypeError as error:
         raise Refusal(
-            printable(target),
+            target,
             "be callable without arguments",
             f"one for which this is so: {error}",
             "Name a function that calls it with its arguments.",
@@ -126,7 +125,7 @@ def own_arguments(target: str, names: Sequence[str]) -> dict[str, Any]:
             known = ", ".join(n for n, each in takes.items() if each.kind in by_name) or "none"
             raise Refusal(
                 "search",
-                f"name arguments of {printable(target)}, or what a training has"
+                f"name arguments of {target}, or what a training has"
                 " (learning_rate, batch_size, weight_decay, momentum, epochs, steps)",
                 name,
                 f"Its arguments: {known}. Add the argument, or correct the name.",
@@ -274,14 +273,14 @@ def _module(name: str) -> ModuleType:
 
 def _file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise Refusal(printable(path), "be a Python file", "a path without a file", "Check it.")
+        raise Refusal(path, "be a Python file", "a path without a file", "Check it.")
     _search(path.resolve().parent)
     if path.stem in sys.modules:  # the same name again, or that of another module
         known = sys.modules[path.stem]
         if Path(getattr(known, "__file__", None) or "").resolve() == path.resolve():
             return known
         raise Refusal(
-            printable(path),
+            path,
             "not have the name of an imported module",
             repr(path.stem),
             "Rename the file.",

@@ -19,7 +19,6 @@ from noisescale.history.history import History, as_history
 from noisescale.history.metrics import Goal
 from noisescale.history.run_law import RunLaw, critical_batch_size_over
 from noisescale.history.segments import Array, Segments
-from noisescale.printable import printable
 from noisescale.refusal import Refusal
 from noisescale.tradeoff.profile import STEPS_SCATTER
 from noisescale.tradeoff.regimes import find_regimes
@@ -353,9 +352,9 @@ class BranchedRun:
             return cls.from_record(read)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Refusal(
-                printable(path),
+                path,
                 "be a file of `noisescale branch`",
-                f"{type(error).__name__}: {printable(error)}",
+                f"{type(error).__name__}: {error}",
                 "Name another file, or train the branches again into a new file.",
             ) from error
 

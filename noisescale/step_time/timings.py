@@ -12,7 +12,6 @@ from pathlib import Path
 from noisescale.checks import require_positive
 from noisescale.csv_lines import csv_lines
 from noisescale.plan import Plan
-from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
 
@@ -97,7 +96,7 @@ def read_timings(path: str | PathLike[str]) -> list[StepTiming]:
     _, names = next(lines, (0, []))
     if missing := [name for name in COLUMNS if name not in names]:
         raise Refusal(
-            printable(path),
+            path,
             f"have the columns {', '.join(COLUMNS)}",
             f"no {', '.join(missing)}",
             "Make it with `noisescale profile`.",
@@ -111,14 +110,14 @@ def read_timings(path: str | PathLike[str]) -> list[StepTiming]:
             timings.append(StepTiming(_number(size), *plan, float(seconds)))
         except ValueError as reason:
             raise Refusal(
-                printable(path),
+                path,
                 "have positive numbers, and whole numbers of accumulation, devices and nodes",
                 f"{cells!r} in line {number}",
                 "Correct or remove that line.",
             ) from reason
     if not timings:
         raise Refusal(
-            printable(path),
+            path,
             "have timings",
             "only column names",
             "Make it with `noisescale profile`.",

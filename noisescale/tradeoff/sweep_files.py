@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from noisescale.csv_lines import csv_lines
-from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
 
@@ -48,7 +47,7 @@ def read_sweeps(
     lines = [(number, dict(zip(names, cells, strict=True))) for number, cells in rows]
     if not lines:
         raise Refusal(
-            printable(path),
+            path,
             "have a line of column names and lines of numbers",
             f"{len(names)} names and no numbers",
             f"Give columns batch_size and {measured}.",
@@ -58,9 +57,9 @@ def read_sweeps(
     if by is not None and by not in names:
         raise Refusal(
             "by",
-            f"be a column of {printable(path)}",
+            f"be a column of {path}",
             repr(by),
-            f"It has {printable(', '.join(names))}.",
+            f"It has {', '.join(names)}.",
         )
     if by is None:
         _refuse_several_curves(path, names, [line for _, line in lines])
@@ -80,9 +79,9 @@ def _column(path: Path, names: Sequence[str], begins: str, given: str | None) ->
         return matching[0]
     wanted = f"named {given!r}" if given else f"that begins with {begins!r}"
     raise Refusal(
-        printable(path),
+        path,
         f"have one column {wanted}",
-        printable(", ".join(names)) or "none",
+        ", ".join(names) or "none",
         f"Rename the right column to {begins!r}, and separate columns by commas.",
     )
 
@@ -95,9 +94,9 @@ def _refuse_several_curves(
         if len(values) > 1 and not any(_is_number(value) for value in values):
             raise Refusal(
                 "by",
-                f"name the column that separates the curves of {printable(path)}",
+                f"name the column that separates the curves of {path}",
                 f"none for {len(values)} values of {name!r}",
-                f"Give a file of one curve, or pass `--by {printable(name)}` to `noisescale fit`.",
+                f"Give a file of one curve, or pass `--by {name}` to `noisescale fit`.",
             )
 
 
@@ -112,9 +111,9 @@ def _is_number(text: str) -> bool:
 def _number(path: Path, line: int, name: str, text: str) -> float:
     if not _is_number(text):
         raise Refusal(
-            printable(name),
+            name,
             "be a number",
-            f"{text!r} in line {line} of {printable(path)}",
+            f"{text!r} in line {line} of {path}",
             "Leave out runs that did not reach the goal.",
         )
     return float(text)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from noisescale.printable import printable
 from noisescale.refusal import FileRefusal, Refusal
 
 
@@ -45,7 +44,7 @@ class Checkpoint:
             raise FileRefusal(
                 name,
                 "be a file",
-                f"{printable(path)}, which is not a file",
+                f"{path}, which is not a file",
                 "Name a file that ModelCheckpoint wrote.",
             )
         try:
@@ -62,15 +61,14 @@ class Checkpoint:
             raise Refusal(
                 name,
                 "be a checkpoint of Lightning",
-                f"{printable(path)}, which failed to load with {type(error).__name__}:"
-                f" {printable(error)}",
+                f"{path}, which failed to load with {type(error).__name__}: {error}",
                 "Name a file that ModelCheckpoint wrote.",
             ) from error
         if to_train and not found.goes_on:
             raise Refusal(
                 name,
                 "contain the optimizer's state",
-                f"{printable(path)} without it",
+                f"{path} without it",
                 "Without this state branches would not continue the run. Save a checkpoint"
                 " after the first step, with `ModelCheckpoint(save_weights_only=False)`.",
             )

@@ -19,7 +19,6 @@ from noisescale.lab.branch.checkpoints import Checkpoint, steps_in
 from noisescale.plan import Plan
 from noisescale.prediction.costing import largest_device_batch
 from noisescale.prediction.theory import theory_band
-from noisescale.printable import printable
 from noisescale.refusal import Refusal
 from noisescale.scheduling.learning_rate import factors_for
 
@@ -275,7 +274,7 @@ def _learning_rates(history: History, first: Checkpoint, last: Checkpoint) -> tu
         raise Refusal(
             "checkpoint",
             "be at a positive learning rate",
-            f"{start:g} in {printable(first.path)}",
+            f"{start:g} in {first.path}",
             "Name a later checkpoint.",
         )
     within = (history["step"] > first.step) & (history["step"] < last.step)
@@ -326,7 +325,7 @@ def _middle(folder: Path, last: float) -> Path:
         raise Refusal(
             "checkpoint",
             "be a checkpoint within the run, or a folder of such checkpoints",
-            f"{printable(folder)} without any",
+            f"{folder} without any",
             "Save them with `ModelCheckpoint(every_n_train_steps=1000, save_top_k=-1)`.",
         )
     return min(found, key=lambda path: abs(found[path] - last / 2))

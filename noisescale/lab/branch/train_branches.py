@@ -28,7 +28,6 @@ from noisescale.lightning.training import plain_trainer, quiet, seed_all
 from noisescale.plan import Plan
 from noisescale.prediction.branches import Branch, BranchedRun
 from noisescale.prediction.costing import largest_device_batch
-from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -282,7 +281,7 @@ def _read_or_begin(
             raise Refusal(
                 "output",
                 "have branches with the same settings",
-                f"{printable(output)} with steps {then[0]} to {then[1]}, rule {then[2]!r} and"
+                f"{output} with steps {then[0]} to {then[1]}, rule {then[2]!r} and"
                 f" {then[3]} examples",
                 f"The settings now are steps {now[0]} to {now[1]}, rule {now[2]!r} and"
                 f" {now[3]} examples. Name another file.",

@@ -17,7 +17,6 @@ from noisescale.lab.compare.readers.logged_run import is_csv_run, read_logged_ru
 from noisescale.lab.compare.readers.long_csv import read_long_csv
 from noisescale.lab.compare.readers.shallue import MEASUREMENTS, read_shallue
 from noisescale.lab.compare.readers.wandb_chart import is_chart, read_chart
-from noisescale.printable import printable
 from noisescale.refusal import FileRefusal, Refusal
 
 FORMATS = (
@@ -77,7 +76,7 @@ def read_trials(
     if not found:
         refuse_tracker(path)
         raise Refusal(
-            printable(path),
+            path,
             "contain trials",
             "none",
             f"Name a file or folder of one of these formats: {FORMATS}.",
@@ -92,9 +91,7 @@ def _found_in(path: Path, metric: str, submission: str | None) -> Iterator[Found
         yield from _found_in_file(path, metric, submission)
         return
     if not path.exists():
-        raise FileRefusal(
-            printable(path), "be a folder or a file", "a path that does not exist", "Check it."
-        )
+        raise FileRefusal(path, "be a folder or a file", "a path that does not exist", "Check it.")
     runs, trials = [], []
     for folder, below, files in os.walk(path):
         if any(map(is_event_file, files)) or "metrics.csv" in files:

@@ -36,9 +36,7 @@ def table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """
     (_, names), *lines = list(csv_lines(path)) or [(0, [])]
     if not names:
-        raise Refusal(
-            printable(path), "have a line of column names", "an empty file", "Name another file."
-        )
+        raise Refusal(path, "have a line of column names", "an empty file", "Name another file.")
     return names, lines
 
 
@@ -52,9 +50,9 @@ def number(text: str, path: Path, line: int, column: str) -> float:
         return float(text)
     except ValueError:
         raise Refusal(
-            printable(column),
+            column,
             "be a number",
-            f"{text!r} in line {line} of {printable(path)}",
+            f"{text!r} in line {line} of {path}",
             "Correct this cell, or remove the line.",
         ) from None
 
@@ -88,7 +86,7 @@ def measured(
         raise Refusal(
             "batch_size",
             "be positive and finite",
-            f"{batch_size:g} for {printable(where)}",
+            f"{batch_size:g} for {where}",
             "Correct it, or leave it out.",
         )
     if examples is None and math.isfinite(batch_size):

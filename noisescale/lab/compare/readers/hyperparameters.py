@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from noisescale.extras import is_installed
-from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
 LEARNING_RATES = (
@@ -83,9 +82,9 @@ def read_hparams(folder: Path) -> dict[str, Any]:
         found = yaml.load(file.read_text("utf-8"), plain)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise Refusal(
-            printable(file),
+            file,
             "be YAML",
-            printable(" ".join(str(error).split())),
+            " ".join(str(error).split()),
             "Correct or remove the file.",
         ) from error
     return found if isinstance(found, dict) else {}

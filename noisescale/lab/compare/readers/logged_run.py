@@ -27,7 +27,6 @@ from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.readers.found import Found, is_event_file, measured, named
 from noisescale.lab.compare.readers.hyperparameters import hyperparameters, read_hparams
 from noisescale.lab.compare.readers.long_csv import GROUPS, TRIALS
-from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
 Array = NDArray[np.float64]
@@ -86,7 +85,7 @@ def read_logged_run(run: Path, below: Path, metric: str, submission: str | None)
     if isinstance(log, CsvLog):
         if not is_csv_run(log.path, log.names):
             raise Refusal(
-                printable(log.path),
+                log.path,
                 "have one run",
                 f"the columns {', '.join(_of_trials(log.names))} of several trials",
                 "Name the file, not its folder.",

@@ -13,7 +13,6 @@ from noisescale.history.reading import refuse_metric
 from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.readers.found import Found, is_number, measured, number, table
 from noisescale.lab.compare.readers.hyperparameters import LEARNING_RATES
-from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
 STEPS = ("step", "steps", "global_step")
@@ -80,9 +79,9 @@ class _Evaluations:
         )
         if not self.step:
             raise Refusal(
-                printable(path),
+                path,
                 "have a column `step`",
-                printable(", ".join(names)),
+                ", ".join(names),
                 "Rename the column of the optimizer step.",
             )
         key = (*GROUPS, "optimizer", self.trial, "batch_size", self.rate)
@@ -168,7 +167,7 @@ class _Evaluations:
             return trials  # which may have been resumed
         for first, again in filter(None, map(self._repeated, trials)):
             raise Refusal(
-                printable(self.path),
+                self.path,
                 "have one line for each step of a trial",
                 f"the step {first.cells[self.step]} in lines {first.number} and {again.number}",
                 "Add a column `trial` with the name or number of each line's trial.",
@@ -204,7 +203,7 @@ class _Evaluations:
                     "be one number for each trial",
                     f"{len(rates)} numbers from {min(rates):g} to {max(rates):g} at different"
                     f" steps of what may be one trial, in line {group[0].number} of"
-                    f" {printable(self.path)} and others",
+                    f" {self.path} and others",
                     "Write the peak learning rate into each line of a trial. If these are several"
                     " trials, give each its own name in a column `trial`.",
                 )

@@ -13,7 +13,6 @@ from typing import Any
 from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.readers.found import Found, measured, named, natural, number, table
 from noisescale.lab.compare.readers.hyperparameters import hyperparameters
-from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
 MEASUREMENTS = "measurements.csv"
@@ -86,9 +85,7 @@ def _evaluations(file: Path, metric: str, seen: dict[str, None]) -> tuple[list[f
     names, lines = table(file)
     seen.update(dict.fromkeys(names))
     if "step" not in names:
-        raise Refusal(
-            printable(file), "have a column `step`", printable(", ".join(names)), "Add this column."
-        )
+        raise Refusal(file, "have a column `step`", ", ".join(names), "Add this column.")
     if metric not in names:
         return [], []
     at, of = names.index("step"), names.index(metric)
@@ -105,9 +102,9 @@ def _batch_size_of(study: Path) -> float:
         size = math.nan
     if not 0 < size < math.inf:
         raise Refusal(
-            printable(study),
+            study,
             "be named by the batch size of its trials",
-            repr(printable(said)),
+            repr(said),
             "Arrange the folders as dataset/model/optimizer/batch_size/trial.",
         )
     return size
@@ -125,5 +122,5 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text("utf-8"))
     except ValueError as error:
-        raise Refusal(printable(file), "be JSON", error, "Correct or remove the file.") from error
+        raise Refusal(file, "be JSON", error, "Correct or remove the file.") from error
     return found if isinstance(found, dict) else {}

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.readers.found import Found, measured, number, table
-from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
 _BETWEEN = " - "
@@ -53,9 +52,9 @@ def read_chart(path: Path, metric: str, submission: str | None) -> Found:
         clock = next((name for name in clocks if name in names), None)
         if clock is None:
             raise Refusal(
-                printable(path),
-                f"have the steps of {printable(run)}",
-                f"the x-axis {printable(axis)!r} alone",
+                path,
+                f"have the steps of {run}",
+                f"the x-axis {axis!r} alone",
                 "Choose the x-axis trainer/global_step or Step in the chart's settings, and"
                 " export the chart again.",
             )
