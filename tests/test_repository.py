@@ -341,18 +341,7 @@ def test_every_benchmark_says_what_it_measures(script: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "script",
-    [
-        "cost/endurance",
-        "cost/report",
-        "cost/scheduler",
-        "cost/whole_runs",
-        "methods/carbs",
-        "methods/tune_prior",
-        "prediction/single_runs",
-        "scheduling/adaptive",
-        "scheduling/inner_product",
-    ],
+    "script", ["cost/report", "prediction/single_runs", "scheduling/inner_product"]
 )
 def test_benchmarks_run(script: str) -> None:
     assert printed(f"benchmarks/{script}.py", "--smoke")
@@ -371,11 +360,17 @@ HALVES = ("--models", "VAE", "two towers", "--seeds", "1", "--batches", "60", "-
         pytest.param(
             "accuracy/real_model", ("--seeds", "1", "--steps", "100"), marks=needs_measurable_shards
         ),
+        ("cost/endurance", ("--smoke",)),
+        ("cost/scheduler", ("--smoke",)),
+        ("cost/whole_runs", ("--smoke",)),
         ("methods/adasum", ("--smoke",)),
+        ("methods/carbs", ("--smoke",)),
         ("methods/decentlam", ("--smoke",)),
+        ("methods/tune_prior", ("--smoke",)),
         ("prediction/coverage", ("--runs", "200", "--only", "b = 2 B, 200", "--processes", "1")),
         ("prediction/regimes", ("--runs", "10", "--only", "perfect, α 1, 7", "--processes", "1")),
         ("prediction/step_times", ("--fits", "6", "--only", "six", "--processes", "1")),
+        ("scheduling/adaptive", ("--smoke",)),
         ("suite/run", ("--smoke",)),
     ],
 )
@@ -383,6 +378,7 @@ def test_benchmarks_that_repeat_tests_run(script: str, options: tuple[str, ...])
     assert printed(f"benchmarks/{script}.py", *options)
 
 
+@pytest.mark.weekly
 @needs_measurable_shards
 def test_the_benchmark_that_profiles_runs() -> None:
     """Not in a fork of this process: torch's profiler does not always survive one."""
