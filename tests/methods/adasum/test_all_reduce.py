@@ -90,15 +90,17 @@ def of_horovod(case: str, ranks: int) -> Iterator[tuple[Any, Any]]:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_the_published_cases_of_horovod(ranks: int) -> None:
+    cases = ("orthogonal", "parallel", "tiny", "magnitudes")
+    drawn = [(case, *each) for case in cases for each in of_horovod(case, ranks)]  # before forks
+
     def one_rank() -> list[tuple[str, float]]:
         found = []
-        for case in ("orthogonal", "parallel", "tiny", "magnitudes"):
-            for vectors, wanted in of_horovod(case, ranks):
-                got = torch.from_numpy(vectors[:, dist.get_rank()].copy())
-                adasum_all_reduce_([got])
-                error = np.linalg.norm(wanted - got.numpy()) / np.linalg.norm(wanted) / 100
-                name = f"{case} {vectors.dtype} {len(wanted)}"
-                found.append((name, error / np.finfo(vectors.dtype).eps))
+        for case, vectors, wanted in drawn:
+            got = torch.from_numpy(vectors[:, dist.get_rank()].copy())
+            adasum_all_reduce_([got])
+            error = np.linalg.norm(wanted - got.numpy()) / np.linalg.norm(wanted) / 100
+            name = f"{case} {vectors.dtype} {len(wanted)}"
+            found.append((name, error / np.finfo(vectors.dtype).eps))
         return found
 
     for found in on_ranks(ranks, one_rank):
