@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing import get_context, set_start_method
 from pathlib import Path
 
@@ -42,6 +44,31 @@ def as_main(file: str, words: list[str], cwd: Path) -> None:
     os.chdir(cwd)
     warnings.simplefilter("default")
     runpy.run_path(words[0], run_name="__main__")
+
+
+def helps(scripts: Sequence[Path]) -> list[str]:
+    """What each script prints for `--help`, one after another in one fork: imports are shared."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, f"{number}.txt") for number in range(len(scripts))]
+        process = SERVER.Process(target=print_helps, args=(scripts, files))
+        process.start()
+        process.join(280)
+        process.kill()
+        process.join()
+        said = [file.read_text() if file.exists() else "" for file in files]
+    assert process.exitcode == 0, next(filter(None, reversed(said)), "nothing was printed")
+    return said
+
+
+def print_helps(scripts: Sequence[Path], files: Sequence[Path]) -> None:
+    path = list(sys.path)
+    for script, file in zip(scripts, files, strict=True):
+        sys.stdout = sys.stderr = file.open("w", buffering=1)
+        sys.argv, sys.path[:] = [str(script), "--help"], [str(script.parent), *path]
+        with suppress(SystemExit):
+            runpy.run_path(str(script), run_name="__main__")
+        for name in [each for each in sys.modules if each.split(".")[0] == "benchmarks"]:
+            del sys.modules[name]  # the next script has to find it by itself
 
 
 def run(*arguments: str) -> str:
