@@ -128,5 +128,5 @@ def test_a_fault_in_each_function_leaves_every_parameter_as_it_is(
         assert faulty["measured"] > [0] or steps < STEPS, found
         if steps == STEPS and not found:
             break
-        steps = STEPS if not found else FEW if len(found) > 9 else FEWEST
+        steps = STEPS if not found else FEW if len(found) > 3 else FEWEST
     assert len(done) > least
