@@ -63,7 +63,7 @@ RULESETS: Mapping[str, Ruleset] = MappingProxyType(
         "self_tuning_v06": Ruleset(studies=3, trials=1, budget=1.5),
     }
 )
-"""Of AlgoPerf: hyperparameters drawn from the submission's search space, or found by itself."""
+"""AlgoPerf's: hyperparameters are drawn from the submission's search space, or it finds them."""
 
 
 class TrialTime(NamedTuple):
@@ -75,7 +75,7 @@ class TrialTime(NamedTuple):
     evaluation: float
     """The number of the evaluation that reached the goal."""
     seconds: float
-    """Of training: evaluations are not timed, compiling is."""
+    """The time of training: evaluations are not timed, compiling is."""
 
 
 def times_to_result(
@@ -141,7 +141,7 @@ def _best(trials: list[TrialTime], ties: str, most: float) -> float:
     ).seconds
 
 
-def _check(ruleset: Ruleset, whose: str, studies: Mapping[str, list[TrialTime]]) -> None:
+def _check(ruleset: Ruleset, of: str, studies: Mapping[str, list[TrialTime]]) -> None:
     largest = max(map(len, studies.values()))
     for name, found, wanted in (
         ("studies", len(studies), ruleset.studies),
@@ -151,13 +151,13 @@ def _check(ruleset: Ruleset, whose: str, studies: Mapping[str, list[TrialTime]])
             refuse(
                 "trials",
                 f"have at most {wanted} {name}",
-                f"{found} of {whose}",
+                f"{found} of {of}",
                 "Leave the others out, or give another ruleset.",
             )
     least = min(map(len, studies.values()))
     if len(studies) < ruleset.studies or least < ruleset.trials:
         warnings.warn(
-            f"{whose} has {len(studies)} of {ruleset.studies} studies and {least} of"
+            f"{of} has {len(studies)} of {ruleset.studies} studies and {least} of"
             f" {ruleset.trials} trials in the smallest. Its time is less certain.",
             stacklevel=3,
         )

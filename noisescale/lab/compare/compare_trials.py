@@ -55,7 +55,7 @@ def compare_trials(
             if most trials began above it.
         clock: What counts: "steps", "examples", "epochs" or "seconds". Default: seconds if they
             are known of every trial that reached its goal, else steps.
-        budget: See `first_reached`.
+        budget: See `find_result`.
         reference: The submission that speed-ups are over. Default: that of the first trial.
         variants: From each held-out variant among the workloads to its workload.
         confidence: Coverage of bounds.
@@ -122,7 +122,7 @@ def compare_trials(
 
 
 class _AcrossWorkloads(NamedTuple):
-    """What several workloads together say of several submissions, as in `ComparisonRecord`."""
+    """The fields of `ComparisonRecord` that need several workloads and several submissions."""
 
     profile: PerformanceProfile | None = None
     scores: Mapping[str, float] | None = None
@@ -161,7 +161,10 @@ def _check_variants(variants: Mapping[str, str], workloads: Iterable[str]) -> No
 def _overall_speed_up(
     times: Mapping[str, float], over: Mapping[str, float], budget: float
 ) -> float:
-    """The geometric mean of speed-ups; NaN if a missed goal has no budget, or a time is missing."""
+    """Return the geometric mean of speed-ups.
+
+    It is NaN if a missed goal has no budget, or a time is missing.
+    """
     missed = any(math.isinf(time) for of in (times, over) for time in of.values())
     if times.keys() != over.keys() or (missed and math.isnan(budget)):
         return math.nan

@@ -17,19 +17,20 @@ class ComparisonRecord:
     """Submissions compared on one or more workloads, see `compare_trials`."""
 
     goals: Mapping[str, Goal]
-    """Of each workload."""
+    """The goal of each workload."""
     clock: str
-    """One of `CLOCKS`: what times and speed-ups are counted in."""
+    """What times and speed-ups are counted in: one of `CLOCKS`."""
     reference: str
     """The submission that speed-ups are over."""
     standings: tuple[Standing, ...]
-    """By workload, the fastest first."""
+    """One for each submission on each workload, by workload and the fastest first."""
     sweeps: tuple[Swept, ...]
     """Submissions with several batch sizes."""
     profile: PerformanceProfile | None
-    """If there are several workloads, and no goal was reached at a time of 0."""
+    """The performance profile, if there are several workloads, and no goal was reached at a time
+    of 0."""
     scores: Mapping[str, float] | None
-    """AlgoPerf's, where there is a profile."""
+    """AlgoPerf's score of each submission, where there is a profile."""
     speed_ups: Mapping[str, float]
     """How many times as fast as the reference over all workloads, in the geometric mean; NaN where
     a goal was missed and no budget says what that costs. Empty where there is no profile."""

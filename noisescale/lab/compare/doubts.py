@@ -110,7 +110,7 @@ def _unequal_searches(standings: Sequence[Standing]) -> Iterator[str]:
         most, least = max(tried, key=tried.__getitem__), min(tried, key=tried.__getitem__)
         if tried[most] >= UNEQUAL_SEARCHES * tried[least]:
             yield (
-                f"The searches differ{_on(workload)}: {most} was trained with {tried[most]:g}"
+                f"The searches differ{_place(workload)}: {most} was trained with {tried[most]:g}"
                 f" settings of hyperparameters, {least} with {tried[least]:g}. The best of more"
                 " settings is faster. The bounds of speed-ups leave that out: search equally far."
             )
@@ -190,7 +190,7 @@ def _unlike_batch_sizes(standings: Sequence[Standing], clock: str) -> Iterator[s
         most, least = max(sizes, key=sizes.__getitem__), min(sizes, key=sizes.__getitem__)
         if sizes[most] >= UNLIKE * sizes[least]:
             yield (
-                f"Steps of different batch sizes are compared{_on(workload)}: {most} has"
+                f"Steps of different batch sizes are compared{_place(workload)}: {most} has"
                 f" {sizes[most]:,.6g} examples in a step, {least} {sizes[least]:,.6g}. A larger"
                 " batch takes fewer steps. Compare by examples or time too, or at the same batch"
                 " size."
@@ -237,5 +237,5 @@ def _workloads(standings: Sequence[Standing]) -> list[str]:
     return list(dict.fromkeys(standing.workload for standing in standings))
 
 
-def _on(workload: str) -> str:
+def _place(workload: str) -> str:
     return f" on {workload}" if workload else ""

@@ -13,7 +13,7 @@ import numpy as np
 from noisescale.bounded import Bounded
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.measurements import Trial
-from noisescale.lab.compare.steps_to_result import Reached, first_reached, within
+from noisescale.lab.compare.steps_to_result import Reached, budget_mask, find_result
 
 _IDS = ("id", "rank", "pid", "version", "timestamp", "date", "port")
 """Last words of names that tell runs apart, and not trainings."""
@@ -93,12 +93,12 @@ class Standing:
     submission: str
     workload: str
     outcomes: tuple[Outcome, ...]
-    """Of all its trials."""
+    """The outcomes of all its trials."""
     counting: tuple[Outcome, ...]
     """What its time is the middle of: the repetitions of its best setting, or if there are
     several studies, the middle repetition of each study's best setting."""
     best: Outcome
-    """The middle of those."""
+    """The middle one of `counting`."""
     speed_up: Bounded
     """How many times as fast as the reference. Without a value it is only known from the side on
     which one of both missed the goal; unknown if both did."""
@@ -121,9 +121,9 @@ class Standing:
 
 
 def outcome_of(trial: Trial, goal: Goal, budget: Mapping[str, float] | None = None) -> Outcome:
-    """Return when a trial reached a goal within a budget, see `first_reached`."""
+    """Return when a trial reached a goal within a budget, see `find_result`."""
     measured = trial.measurements
-    in_budget = within(measured, budget)
+    in_budget = budget_mask(measured, budget)
     trained = int(in_budget.sum())
     inside = in_budget & np.isfinite(measured.values)
     if not inside.any():
@@ -133,7 +133,7 @@ def outcome_of(trial: Trial, goal: Goal, budget: Mapping[str, float] | None = No
     return Outcome(
         trial,
         goal,
-        first_reached(measured, goal, budget),
+        find_result(measured, goal, budget),
         float(measured.values[where]),
         float(measured.steps[where]),
         trained,

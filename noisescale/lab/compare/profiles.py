@@ -34,7 +34,7 @@ class PerformanceProfile:
 
     def at(self, ratio: float) -> dict[str, float]:
         """Return the share of workloads on which each submission is within `ratio` of the best."""
-        return self._by_submission((self.ratios <= ratio).mean(axis=1))
+        return self._map_submissions((self.ratios <= ratio).mean(axis=1))
 
     def curve(self, submission: str) -> tuple[Array, Array]:
         """Return the ratios at which a submission's profile rises, and its shares from there on."""
@@ -64,9 +64,9 @@ class PerformanceProfile:
             at = np.linspace(1, max_ratio, grid)
             shares = (self.ratios[:, :, None] <= at).mean(axis=1)
             heights = trapezoid(shares, at, axis=1) / (max_ratio - 1)
-        return self._by_submission(heights)
+        return self._map_submissions(heights)
 
-    def _by_submission(self, values: Array) -> dict[str, float]:
+    def _map_submissions(self, values: Array) -> dict[str, float]:
         return dict(zip(self.submissions, values.tolist(), strict=True))
 
 

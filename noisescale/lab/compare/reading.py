@@ -12,7 +12,7 @@ from noisescale.csv_lines import csv_lines
 from noisescale.history.reading import refuse_metric
 from noisescale.history.trackers import refuse_tracker
 from noisescale.lab.compare.measurements import Trial
-from noisescale.lab.compare.readers.found import Found, is_event_file, natural
+from noisescale.lab.compare.readers.found import Found, is_event_file, natural_key
 from noisescale.lab.compare.readers.logged_run import is_csv_run, read_logged_run
 from noisescale.lab.compare.readers.long_csv import read_long_csv
 from noisescale.lab.compare.readers.shallue import MEASUREMENTS, read_shallue
@@ -71,7 +71,7 @@ def read_trials(
         >>> folder.cleanup()
     """
     path = Path(path)
-    found = [*_found_in(path, metric, submission)]
+    found = [*_read_path(path, metric, submission)]
     trials = [trial for each in found for trial in each.trials]
     if not found:
         refuse_tracker(path)
@@ -86,9 +86,9 @@ def read_trials(
     return trials
 
 
-def _found_in(path: Path, metric: str, submission: str | None) -> Iterator[Found]:
+def _read_path(path: Path, metric: str, submission: str | None) -> Iterator[Found]:
     if path.is_file():
-        yield from _found_in_file(path, metric, submission)
+        yield from _read_file(path, metric, submission)
         return
     if not path.exists():
         raise FileRefusal(path, "be a folder or a file", "a path that does not exist", "Check it.")
@@ -101,13 +101,13 @@ def _found_in(path: Path, metric: str, submission: str | None) -> Iterator[Found
         else:
             continue
         below.clear()
-    for run in sorted(runs, key=natural):
+    for run in sorted(runs, key=natural_key):
         yield read_logged_run(run, path, metric, submission)
     if trials:
         yield read_shallue(path, trials, metric)
 
 
-def _found_in_file(path: Path, metric: str, submission: str | None) -> Iterator[Found]:
+def _read_file(path: Path, metric: str, submission: str | None) -> Iterator[Found]:
     if is_event_file(path.name):
         yield read_logged_run(path, path, metric, submission)
     elif path.name == MEASUREMENTS and (path.parent / "metadata.json").is_file():

@@ -34,11 +34,11 @@ def _first(c: ComparisonRecord, workload: str) -> Statement:
     label = f"{workload}: {goal}" if workload else str(goal)
     reached = [standing for standing in standings if standing.best.reached is not None]
     if not reached:
-        return Statement(label, _missed(c.outcomes_of(workload)), basis="measured")
+        return Statement(label, _failure_of(c.outcomes_of(workload)), basis="measured")
     first = reached[0]
     tied = [each for each in reached if each.best.at(c.clock) == first.best.at(c.clock)]
     by = short_list([name_of(standing) for standing in tied])
-    when = _when(c, first.best)
+    when = _time_of(c, first.best)
     said = f"reached {when}" if len(standings) == 1 else f"first reached by {by}, {when}"
     parts = [_follower(c, each, first) for each in reached[len(tied) :][:_MOST_FOLLOWERS]]
     missed = [name_of(standing) for standing in standings if standing.best.reached is None]
@@ -53,25 +53,26 @@ def _follower(c: ComparisonRecord, slower: Standing, first: Standing) -> Stateme
     The speed-up is that of the first over this one, or of this one over the first, as one of both
     is the reference.
     """
-    said, ratio = _when(c, slower.best), None
+    said, ratio = _time_of(c, slower.best), None
     if c.reference == slower.submission and first.speed_up.known:
         ratio = first.speed_up
-        said += f". {name_of(first)} is {_times(ratio)}"
+        said += f". {name_of(first)} is {_ratio(ratio)}"
     elif c.reference == first.submission and slower.speed_up.known:
         ratio = slower.speed_up
-        said += f". It is {_times(ratio)}"
+        said += f". It is {_ratio(ratio)}"
     return Statement(name_of(slower), said, ratio, basis="measured")
 
 
-def _missed(outcomes: Sequence[Outcome]) -> str:
+def _failure_of(outcomes: Sequence[Outcome]) -> str:
+    """Say that no submission reached the goal, and which run was the nearest."""
     some = sum(outcome.reached is not None for outcome in outcomes)
     if some:
         runs = f"{count(some)} of {plural(len(outcomes), 'run')}"
         return f"reached by {runs}, but by no run that stands for its submission"
-    return f"reached by no run. {_nearest(outcomes)}"
+    return f"reached by no run. {_nearest_miss(outcomes)}"
 
 
-def _nearest(outcomes: Sequence[Outcome]) -> str:
+def _nearest_miss(outcomes: Sequence[Outcome]) -> str:
     known = [outcome for outcome in outcomes if not math.isnan(outcome.best)]
     if not known:
         return "No run measured the metric"
@@ -81,7 +82,8 @@ def _nearest(outcomes: Sequence[Outcome]) -> str:
     return f"The nearest was {nearest.best:.3g}, by {nearest.trial.name} after {steps}"
 
 
-def _when(c: ComparisonRecord, outcome: Outcome) -> str:
+def _time_of(c: ComparisonRecord, outcome: Outcome) -> str:
+    """Write when a run reached the goal, in all clocks that are known."""
     said = [f"after {plural(outcome.at('steps'), 'step')}"]
     for clock in ("examples", "epochs"):
         if not math.isnan(at := outcome.at(clock)):
@@ -92,7 +94,8 @@ def _when(c: ComparisonRecord, outcome: Outcome) -> str:
     return ", ".join(said)
 
 
-def _times(ratio: Bounded) -> str:
+def _ratio(ratio: Bounded) -> str:
+    """Write a speed-up with its bounds. If these include 1, it may be chance."""
     chance = "may be chance" if ratio.low <= 1 <= ratio.high else ""
     around = ": ".join(filter(None, (bounds(ratio, two_digits), chance)))
     said = f"{two_digits(ratio.value)} times as fast"
@@ -148,7 +151,7 @@ def statements_of_sweep(each: Swept) -> list[Statement]:
 
 
 def _border(each: Swept, border: Bounded, word: str = "") -> str:
-    """A border of regimes, as far as the sweep shows it."""
+    """Write a border of regimes, as far as the sweep shows it."""
     smallest, largest = (batch.batch_size for batch in (each.batches[0], each.batches[-1]))
     if border.low > 0 and math.isfinite(border.high):
         return f"{word} {banded(border)}".lstrip()

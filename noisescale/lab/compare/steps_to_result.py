@@ -34,12 +34,12 @@ class Reached(NamedTuple):
     epochs: float
     seconds: float
     value: float
-    """Of the metric."""
+    """The value of the metric."""
     for_good: bool
     """Whether every later evaluation reached the goal too."""
 
 
-def first_reached(
+def find_result(
     measurements: Measurements, goal: Goal, budget: Mapping[str, float] | None = None
 ) -> Reached | None:
     """Return the first evaluation that reaches a goal within a budget, or None.
@@ -56,10 +56,10 @@ def first_reached(
 
     Examples:
         >>> measured = Measurements([100, 200, 300], [0.5, 0.2, 0.3], seconds=[10, 20, 30])
-        >>> first_reached(measured, Goal.read("val_loss<=0.2")).seconds
+        >>> find_result(measured, Goal.read("val_loss<=0.2")).seconds
         20.0
     """
-    reached = goal.is_reached_by(measurements.values) & within(measurements, budget)
+    reached = goal.is_reached_by(measurements.values) & budget_mask(measurements, budget)
     if not reached.any():
         return None
     k = int(np.argmax(reached))
@@ -72,8 +72,10 @@ def first_reached(
     return Reached(evaluation=k, value=value, for_good=for_good, **at)
 
 
-def within(measurements: Measurements, budget: Mapping[str, float] | None) -> NDArray[np.bool_]:
-    """Return which evaluations are within a budget, see `first_reached`."""
+def budget_mask(
+    measurements: Measurements, budget: Mapping[str, float] | None
+) -> NDArray[np.bool_]:
+    """Return which evaluations are within a budget, see `find_result`."""
     inside = np.ones(len(measurements), dtype=bool)
     for name, most in (budget or {}).items():
         require_choice("budget", name, CLOCKS, "Give a limit in one of these units.")
@@ -134,7 +136,7 @@ def steps_to_result(
     if not math.isfinite(goal):
         raise Refusal("goal", "be finite", goal, "Give a value of the metric.")
     wanted = Goal("metric", float(goal), "<" if mode == "min" else ">", strict)
-    found = (first_reached(trial, wanted, budget) for trial in _trials(measurements))
+    found = (find_result(trial, wanted, budget) for trial in _trials(measurements))
     return min((reached.steps for reached in found if reached is not None), default=math.inf)
 
 

@@ -13,7 +13,7 @@ from noisescale.lab.compare.outcomes import Outcome, best_setting, middle
 from noisescale.tradeoff.regimes import Regimes, find_regimes
 
 DRAWN = 4
-"""A learning rate has to rise, or to fall, more than so many times to tell of chance."""
+"""Learning rates seem drawn by chance if they rise, and fall, by more than this factor."""
 
 SOME = 0.1
 """Batch sizes seem drawn along with learning rates if so many pairs rise, and as many fall."""
@@ -33,7 +33,7 @@ class SweptBatch(NamedTuple):
 
     batch_size: float
     steps: tuple[float, ...]
-    """To the goal, of each repetition of the best setting that reached it after step 0."""
+    """The steps to the goal of each repetition of the best setting that reached it after step 0."""
     best: Outcome
     """The middle repetition of the best setting."""
     learning_rates: tuple[float, ...]
@@ -64,7 +64,7 @@ class Swept:
     submission: str
     workload: str
     batches: tuple[SweptBatch, ...]
-    """By rising batch size."""
+    """One for each batch size, in rising order."""
     regimes: Regimes | None
     """None if the goal was reached at fewer than two batch sizes that count."""
     warnings: tuple[str, ...]
@@ -156,7 +156,7 @@ def _follow_a_rule(batches: Sequence[SweptBatch]) -> bool:
 
 
 def _around_best(batch: SweptBatch) -> tuple[float, float]:
-    """The learning rates that are nearest to the best one of a batch size, on logarithmic axes."""
+    """Return the learning rates nearest to the best one of a batch size, on logarithmic axes."""
     rates, best = batch.learning_rates, batch.best.trial.learning_rate
     if len(rates) == 1:
         return best / (1 + ROUNDING), best * (1 + ROUNDING)

@@ -80,7 +80,7 @@ def _notes(c: ComparisonRecord) -> list[str]:
 
 
 def _clocks(standings: Sequence[Standing]) -> list[str]:
-    """The clocks that are known of a trial that reached the goal; steps always are."""
+    """Return the clocks that are known of a trial that reached the goal; steps always are."""
     best = [standing.best for standing in standings if standing.best.reached is not None]
     known = [
         clock
@@ -97,7 +97,7 @@ def _clock_names(clocks: Sequence[str], unit: Duration) -> list[str]:
 
 
 def _clock_cell(best: Outcome, counting: Sequence[Outcome], clock: str, unit: Duration) -> Cell:
-    """When the best outcome reached the goal, between the first and the last of those counting."""
+    """Write when the best outcome reached the goal, with the first and the last that count."""
     at = best.at(clock)
     if best.reached is None and clock == "steps":
         return Cell(NOT_REACHED, "" if math.isnan(best.best) else f"best {best.best:.3g}")
@@ -173,7 +173,7 @@ def sweep_table(c: ComparisonRecord, each: Swept) -> Table:
                 _steps(batch),
                 Cell("" if each.regimes is None else regime_at(each.regimes, batch.batch_size)),
                 Cell(_rate(batch)),
-                Cell(_tried(batch)),
+                Cell(_search_range(batch)),
                 Cell(f"{count(batch.reached)} of {count(batch.tried)}"),
                 *([Cell(count(batch.diverged))] if diverged else []),
             ],
@@ -217,7 +217,7 @@ def _rate(batch: SweptBatch) -> str:
     return f"{rate:.3g}{' (the only one)' if len(batch.learning_rates) == 1 else edge}"
 
 
-def _tried(batch: SweptBatch) -> str:
+def _search_range(batch: SweptBatch) -> str:
     rates = batch.learning_rates
     return f"{rates[0]:.3g} to {rates[-1]:.3g}" if len(rates) > 1 else ""
 

@@ -6,7 +6,7 @@ import pytest
 
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.measurements import Measurements
-from noisescale.lab.compare.steps_to_result import first_reached, steps_to_result
+from noisescale.lab.compare.steps_to_result import find_result, steps_to_result
 
 FALLING = {"step": [100, 200, 300, 400], "loss": [0.5, 0.3, 0.2, 0.25]}
 
@@ -76,8 +76,8 @@ def test_a_budget_is_in_steps_examples_epochs_or_seconds(
 def test_when_a_goal_was_reached_is_said_on_every_clock_and_whether_for_good() -> None:
     measured = Measurements([100, 200, 300], [0.5, 0.2, 0.3], seconds=[10, 20, 30])
 
-    found = first_reached(measured, Goal.read("loss<=0.25"))
-    lasting = first_reached(measured, Goal.read("loss<=0.3"))
+    found = find_result(measured, Goal.read("loss<=0.25"))
+    lasting = find_result(measured, Goal.read("loss<=0.3"))
 
     assert found is not None
     assert found[:3] == (1, 200, pytest.approx(math.nan, nan_ok=True))

@@ -29,10 +29,10 @@ from noisescale.report.drawing import (
 from noisescale.report.numbers import SECONDS, Duration, duration_for, number, plural
 
 MOST_CURVES = 60
-"""Of more trials the best are drawn: others would hide them."""
+"""The most trials that are drawn. The best are drawn: others would hide them."""
 
 MOST_POINTS = 500
-"""Of a longer curve, its ends and the extremes of its parts are drawn."""
+"""The most points of a curve. A longer one is drawn by its ends and the extremes of its parts."""
 
 _WIDE = 10.0
 """A falling metric whose values differ by this factor has a logarithmic axis, as have times."""
@@ -41,7 +41,7 @@ _BEFORE = 30.0
 """A logarithmic axis of times begins at most this factor before the goal was reached."""
 
 _FARTHEST = 1e300
-"""Where an axis ends at most: the length of a longer one might not be finite."""
+"""The largest end of an axis: the length of a longer one might not be finite."""
 
 _BEST, _COUNTING, _OTHER = range(3)
 """A trial is the submission's time, or one of those that its time is the middle of, or neither."""
@@ -79,12 +79,12 @@ class _Clock(NamedTuple):
 
     @property
     def hover(self) -> str:
-        """For templates of plotly."""
+        """The unit in templates of plotly."""
         if self.name == "seconds":
             return f"%{{x:,.3~r}} {self.unit.name}"
         return f"%{{x:,.6~r}} {self.name}"
 
-    def when(self, at: float) -> str:
+    def say(self, at: float) -> str:
         """Return a time in words, such as "1,200 steps"."""
         if self.name == "seconds":
             return f"{self.unit(at / 3600)} {self.unit.name}"
@@ -202,11 +202,11 @@ def _draw_curve(drawn: go.Figure, curve: _Curve, clock: _Clock, place: int) -> N
     rows = extremes(curve.y, np.ones(len(curve.y), dtype=bool), MOST_POINTS - 2)
     rows = np.union1d(rows, [0, len(curve.y) - 1])
     look, reached = curve.look, curve.outcome.reached
-    when = "not reached" if reached is None else clock.when(curve.outcome.at(clock.name))
+    when = "not reached" if reached is None else clock.say(curve.outcome.at(clock.name))
     drawn.add_scatter(
         x=(clock.factor * curve.x[rows]).tolist(),
         y=curve.y[rows].tolist(),
-        name=f"{look.shown}: {when}",
+        name=f"{look.label}: {when}",
         legendgroup=look.name,
         legendrank=place + 1,
         showlegend=curve.rank == _BEST,
@@ -226,7 +226,7 @@ def _draw_reached(drawn: go.Figure, curve: _Curve, clock: _Clock) -> None:
     drawn.add_scatter(
         x=[clock.factor * at],
         y=[value],
-        name=look.shown,
+        name=look.label,
         legendgroup=look.name,
         showlegend=False,
         mode="markers",
@@ -236,13 +236,13 @@ def _draw_reached(drawn: go.Figure, curve: _Curve, clock: _Clock) -> None:
             "color": look.colour,
             "line": {"width": 1.5, "color": BLACK},
         },
-        hovertext=[f"{look.shown}<br>reached the goal: {clock.when(at)}, {number(value)}"],
+        hovertext=[f"{look.label}<br>reached the goal: {clock.say(at)}, {number(value)}"],
         hoverinfo="text",
     )
 
 
 def _draw_diverged(drawn: go.Figure, curves: Sequence[_Curve], clock: _Clock) -> None:
-    """A cross where a trial ended; at the edge of the figure if it ended beyond."""
+    """Draw a cross where a trial ended, or at the edge of the figure if it ended beyond."""
     if not curves:
         return
     axis = drawn.layout.yaxis
@@ -268,7 +268,7 @@ def _finding(standings: Sequence[Standing], clock: _Clock) -> str:
     reached = [standing for standing in standings if standing.best.reached is not None]
     if not reached:
         return f"No submission reaches {goal}" if len(standings) > 1 else f"{goal} is not reached"
-    when = [clock.when(standing.best.at(clock.name)) for standing in reached]
+    when = [clock.say(standing.best.at(clock.name)) for standing in reached]
     if len(standings) == 1:
         return f"{goal} is reached after {when[0]}"
     names = [shown_name(name_of(standing)) for standing in reached]

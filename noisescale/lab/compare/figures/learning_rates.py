@@ -33,7 +33,7 @@ _APART = 1.05
 """Factor on the batch size between submissions, which would hide each other."""
 
 
-class _Searched(NamedTuple):
+class _Search(NamedTuple):
     """The learning rates of a submission."""
 
     swept: Swept
@@ -50,7 +50,7 @@ class _Searched(NamedTuple):
 
     @property
     def found(self) -> list[SweptBatch]:
-        """Batch sizes whose best learning rate lies between others."""
+        """Batch sizes owner best learning rate lies between others."""
         return [b for b in self.best if b.counts and len(b.learning_rates) > 1]
 
 
@@ -59,7 +59,7 @@ def learning_rates_figure(c: ComparisonRecord, workload: str) -> go.Figure | Non
 
     It is also None if no batch size has several learning rates: a rule that was used is no finding.
     """
-    searched = _searched(c, workload)
+    searched = _searches_of(c, workload)
     if not searched:
         return None
     sizes = [batch.batch_size for each in searched for batch in each.swept.batches]
@@ -82,11 +82,11 @@ def learning_rates_figure(c: ComparisonRecord, workload: str) -> go.Figure | Non
     return with_legend(drawn)
 
 
-def _searched(c: ComparisonRecord, workload: str) -> list[_Searched]:
+def _searches_of(c: ComparisonRecord, workload: str) -> list[_Search]:
     of = looks_of(c)
     outcomes = {each.submission: each.outcomes for each in c.standings_of(workload)}
     found = [
-        _Searched(each, outcomes[each.submission], of[each.submission], 1.0)
+        _Search(each, outcomes[each.submission], of[each.submission], 1.0)
         for each in c.sweeps
         if each.workload == workload
     ]
@@ -99,8 +99,8 @@ def _searched(c: ComparisonRecord, workload: str) -> list[_Searched]:
     return [each._replace(aside=_APART ** (k - middle)) for k, each in enumerate(found)]
 
 
-def _draw_rules(drawn: go.Figure, searched: Sequence[_Searched], left: float, right: float) -> None:
-    """From the first point that was searched."""
+def _draw_rules(drawn: go.Figure, searched: Sequence[_Search], left: float, right: float) -> None:
+    """Draw rules of scaling from the first point that was searched."""
     first = _first(searched[0])
     rate = first.best.trial.learning_rate
     for name, power, dash in _RULES:
@@ -114,12 +114,12 @@ def _draw_rules(drawn: go.Figure, searched: Sequence[_Searched], left: float, ri
         )
 
 
-def _first(each: _Searched) -> SweptBatch:
+def _first(each: _Search) -> SweptBatch:
     return (each.found or each.best)[0]
 
 
-def _draw_tried(drawn: go.Figure, each: _Searched) -> None:
-    """A vertical line over the learning rates of each batch size, with a tick at each."""
+def _draw_tried(drawn: go.Figure, each: _Search) -> None:
+    """Draw a vertical line over the learning rates of each batch size, with a tick at each."""
     batches = [batch for batch in each.swept.batches if batch.learning_rates]
     drawn.add_scatter(
         **coordinates(
@@ -130,7 +130,7 @@ def _draw_tried(drawn: go.Figure, each: _Searched) -> None:
                 (None, None),
             )
         ),
-        name=each.look.shown,
+        name=each.look.label,
         legendgroup=each.look.name,
         showlegend=False,
         mode="lines+markers",
@@ -141,12 +141,12 @@ def _draw_tried(drawn: go.Figure, each: _Searched) -> None:
     )
 
 
-def _draw_best(drawn: go.Figure, each: _Searched, *, alone: bool) -> None:
+def _draw_best(drawn: go.Figure, each: _Search, *, alone: bool) -> None:
     look, found = each.look, {batch.batch_size for batch in each.found}
     drawn.add_scatter(
         x=[batch.batch_size * each.aside for batch in each.best],
         y=[batch.best.trial.learning_rate for batch in each.best],
-        name="best learning rate" if alone else look.shown,
+        name="best learning rate" if alone else look.label,
         legendgroup=look.name,
         mode="lines+markers",
         line={"color": look.colour, "width": 1.5},
@@ -163,7 +163,7 @@ def _draw_best(drawn: go.Figure, each: _Searched, *, alone: bool) -> None:
     )
 
 
-def _draw_diverged(drawn: go.Figure, searched: Sequence[_Searched]) -> None:
+def _draw_diverged(drawn: go.Figure, searched: Sequence[_Search]) -> None:
     points = {
         (outcome.trial.batch_size * each.aside, outcome.trial.learning_rate)
         for each in searched
@@ -186,7 +186,7 @@ def _about(batch: SweptBatch, look: Look) -> str:
     rates = batch.learning_rates
     said = [f"<b>batch size {count(batch.batch_size)}</b>"]
     if look.name:
-        said.insert(0, look.shown)
+        said.insert(0, look.label)
     rate = f"{batch.best.trial.learning_rate:.3g}"
     said.append(f"best learning rate {rate}" if len(rates) > 1 else f"learning rate {rate} alone")
     if len(rates) > 1:
@@ -198,8 +198,8 @@ def _about(batch: SweptBatch, look: Look) -> str:
     return "<br>".join(said)
 
 
-def _finding(searched: Sequence[_Searched]) -> str:
-    powers = [(each.look.shown, power) for each in searched if (power := _power(each)) is not None]
+def _finding(searched: Sequence[_Search]) -> str:
+    powers = [(each.look.label, power) for each in searched if (power := _power(each)) is not None]
     if not powers:
         found = next((each.found[0] for each in searched if each.found), None)
         if found is None:
@@ -217,7 +217,7 @@ def _finding(searched: Sequence[_Searched]) -> str:
     return f"The best learning rate goes with the batch size to the power {said}"
 
 
-def _power(each: _Searched) -> float | None:
+def _power(each: _Search) -> float | None:
     """Return the slope of the line that fits best on logarithmic axes."""
     if len(each.found) < 2:
         return None
@@ -226,7 +226,7 @@ def _power(each: _Searched) -> float | None:
     return round(float(np.polyfit(sizes, rates, 1)[0]), 2) + 0.0  # none is -0.00
 
 
-def _caption(searched: Sequence[_Searched]) -> str:
+def _caption(searched: Sequence[_Search]) -> str:
     batches = [batch for each in searched for batch in each.swept.batches]
     said = []
     if any(len(batch.learning_rates) > 1 for batch in batches):
@@ -235,7 +235,7 @@ def _caption(searched: Sequence[_Searched]) -> str:
         said.append("Hollow: the best one is the lowest or the highest of them.")
     if any(len(batch.learning_rates) == 1 for each in searched for batch in each.best):
         said.append("Hollow: only one is known.")
-    whose = f" of {searched[0].look.shown}" if len(searched) > 1 else ""
+    owner = f" of {searched[0].look.label}" if len(searched) > 1 else ""
     first = "first filled point" if searched[0].found else "first point"
-    said.append(f"The rules begin at the {first}{whose}.")
+    said.append(f"The rules begin at the {first}{owner}.")
     return " ".join(said)

@@ -22,7 +22,7 @@ class Look(NamedTuple):
     symbol: str
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """The name as plotly shows it."""
         return shown_name(self.name)
 

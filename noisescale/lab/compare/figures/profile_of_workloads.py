@@ -41,7 +41,7 @@ def profile_figure(c: ComparisonRecord) -> go.Figure | None:
         drawn.add_scatter(
             x=x,
             y=y,
-            name=f"{look.shown}: score {scores[submission]:.4f}",
+            name=f"{look.label}: score {scores[submission]:.4f}",
             legendgroup=look.name,
             legendrank=place + 1,
             mode="lines",
@@ -51,7 +51,7 @@ def profile_figure(c: ComparisonRecord) -> go.Figure | None:
                 "shape": "hv",
                 "dash": DASHES[c.submissions.index(submission) % len(DASHES)],
             },
-            text=look.shown,
+            text=look.label,
             hovertemplate="%{fullData.text}<br>within %{x:.3~r} times: %{y:.3~r} %<extra></extra>",
         )
     return with_legend(drawn)

@@ -50,7 +50,7 @@ _NAMED = 3
 
 
 class _Frame(NamedTuple):
-    """The ends of the axes: with room below the points for borders, and above them for names."""
+    """The ends of the axes, with room below the points for borders, and above them for names."""
 
     left: float
     right: float
@@ -159,7 +159,7 @@ def _draw_perfect(drawn: go.Figure, each: Swept, look: Look, frame: _Frame, *, a
 
 
 def _draw_course(drawn: go.Figure, each: Swept, look: Look, *, alone: bool) -> None:
-    """The fitted curve; without one a thin line from each batch size to the next."""
+    """Draw the fitted curve, or without one a thin line from each batch size to the next."""
     found = each.regimes
     if found is None:
         known = [batch for batch in each.batches if batch.steps]
@@ -172,7 +172,7 @@ def _draw_course(drawn: go.Figure, each: Swept, look: Look, *, alone: bool) -> N
         line = {"width": 2.5}
     drawn.add_scatter(
         **coordinates(points),
-        name="fitted curve" if alone else look.shown,
+        name="fitted curve" if alone else look.label,
         legendgroup="fitted curve" if alone else look.name,
         showlegend=alone and found is not None,
         mode="lines",
@@ -186,7 +186,7 @@ def _draw_runs(drawn: go.Figure, each: Swept, look: Look, *, alone: bool) -> Non
     runs = [(batch, steps) for batch in each.batches for steps in batch.steps]
     drawn.add_scatter(
         **coordinates((batch.batch_size, steps) for batch, steps in runs),
-        name="runs at the best setting" if alone else look.shown,
+        name="runs at the best setting" if alone else look.label,
         legendgroup="runs" if alone else look.name,
         mode="markers",
         marker={
@@ -208,7 +208,7 @@ def _draw_missed(drawn: go.Figure, each: Swept, look: Look, at: float) -> None:
     drawn.add_scatter(
         x=[batch.batch_size for batch in missed],
         y=[at] * len(missed),
-        name=look.shown,
+        name=look.label,
         legendgroup=look.name,
         showlegend=False,
         mode="markers",
@@ -233,7 +233,7 @@ def _draw_borders(
     *,
     alone: bool,
 ) -> None:
-    """Where perfect scaling ends, and below it where maximal data parallelism begins."""
+    """Draw where perfect scaling ends, and below it where maximal data parallelism begins."""
     marks = (
         (f"{REGIMES[0]} up to", "triangle-left", 18),
         (f"{REGIMES[2]} from", "triangle-right", 7),
@@ -249,10 +249,10 @@ def _draw_borders(
             (frame.left, frame.right),
             symbol,
             BLACK if alone else look.colour,
-            name=said if alone else look.shown,
+            name=said if alone else look.label,
             legendgroup=what if alone else look.name,
             showlegend=alone,
-            hovertext=said if alone else f"{look.shown}<br>{said}",
+            hovertext=said if alone else f"{look.label}<br>{said}",
         )
 
 
@@ -260,7 +260,7 @@ def _about(batch: SweptBatch, look: Look) -> str:
     """Write what was tried at a batch size, for a label under the pointer."""
     said = [f"<b>batch size {count(batch.batch_size)}</b>"]
     if look.name:
-        said.insert(0, look.shown)
+        said.insert(0, look.label)
     rate = batch.best.trial.learning_rate
     if rate > 0 and batch.steps:
         edge = {"low": ", the lowest of all", "high": ", the highest of all"}.get(batch.edge, "")
@@ -281,7 +281,7 @@ def _finding(sweeps: Sequence[Swept], of: dict[str, Look]) -> str:
     }
     ranked = sorted(fewest.items(), key=lambda item: _steps(item[1]))
     return "Fewest steps: " + ", ".join(
-        f"{count(_steps(batch))} with {of[submission].shown} at batch size"
+        f"{count(_steps(batch))} with {of[submission].label} at batch size"
         f" {count(batch.batch_size)}"
         for submission, batch in ranked[:_NAMED]
     )

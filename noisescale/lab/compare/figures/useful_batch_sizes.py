@@ -90,7 +90,7 @@ def _name(each: Swept) -> str:
 
 
 def _finding(sweeps: Sequence[Swept]) -> str:
-    """The largest and the smallest, as far as they are known."""
+    """Say which submissions have the largest and the smallest, as far as they are known."""
     known = [each for each in sweeps if is_within(each.largest_useful_batch_size, each.ends)]
     if not known:
         return "No sweep shows its largest useful batch size"

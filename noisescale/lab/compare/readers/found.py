@@ -66,7 +66,7 @@ def is_number(text: str) -> bool:
     return True
 
 
-def measured(
+def measurements_of(
     where: str,
     steps: ArrayLike,
     values: ArrayLike,
@@ -97,13 +97,13 @@ def measured(
         raise ValueError(f"{error} The evaluations are those of {printable(where)}.") from error
 
 
-def natural(path: Path) -> list[tuple[int, str]]:
+def natural_key(path: Path) -> list[tuple[int, str]]:
     """Return a key that sorts version_2 before version_10."""
     parts = re.split(r"(\d+)", str(path))
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
-def named(path: Path, below: Path) -> str:
+def name_of_run(path: Path, below: Path) -> str:
     """Return the name of a run: its path below the given one, or the name of the path itself."""
     if path != below:
         return path.relative_to(below).as_posix()

@@ -47,10 +47,10 @@ def hyperparameters(logged: Mapping[str, Any]) -> Hyperparameters:
         >>> found.batch_size, found.learning_rate, found.others
         (64.0, 0.001, {'optim/beta': 0.9})
     """
-    flat = dict(_flat(logged))
+    flat = dict(_flatten(logged))
     numbers = {name: each for name, text in flat.items() if (each := _number(text)) is not None}
-    batch_size = _one_of(numbers, "batch_size")
-    rates = (_one_of(numbers, name) for name in LEARNING_RATES)
+    batch_size = _common_number(numbers, "batch_size")
+    rates = (_common_number(numbers, name) for name in LEARNING_RATES)
     learning_rate = next((rate for rate in rates if not math.isnan(rate)), math.nan)
     known = ("batch_size", *LEARNING_RATES)
     others = {name: each for name, each in numbers.items() if name.rpartition("/")[2] not in known}
@@ -90,10 +90,10 @@ def read_hparams(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _flat(logged: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(logged: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in logged.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{name}/")
+            yield from _flatten(value, f"{before}{name}/")
         else:
             yield f"{before}{name}", value
 
@@ -109,7 +109,7 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _one_of(numbers: Mapping[str, float], name: str) -> float:
+def _common_number(numbers: Mapping[str, float], name: str) -> float:
     if name in numbers:
         return numbers[name]
     found = {each for at, each in numbers.items() if at.rpartition("/")[2] == name}

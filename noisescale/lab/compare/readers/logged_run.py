@@ -24,7 +24,7 @@ from noisescale.history.reading import (
     steps_behind,
 )
 from noisescale.lab.compare.measurements import Trial
-from noisescale.lab.compare.readers.found import Found, is_event_file, measured, named
+from noisescale.lab.compare.readers.found import Found, is_event_file, measurements_of, name_of_run
 from noisescale.lab.compare.readers.hyperparameters import hyperparameters, read_hparams
 from noisescale.lab.compare.readers.long_csv import GROUPS, TRIALS
 from noisescale.refusal import Refusal
@@ -41,7 +41,7 @@ def is_csv_run(path: Path, names: Sequence[str]) -> bool:
     """Whether a CSV file has one run, as a logger or tracker wrote it."""
     if any(monitor_of(n) is not None or n in (*CLOCKS[1:], *TIMES) for n in names):
         return True
-    return path.name == "metrics.csv" and not _of_trials(names)
+    return path.name == "metrics.csv" and not _trial_columns(names)
 
 
 def read_logged_run(run: Path, below: Path, metric: str, submission: str | None) -> Found:
@@ -87,7 +87,7 @@ def read_logged_run(run: Path, below: Path, metric: str, submission: str | None)
             raise Refusal(
                 log.path,
                 "have one run",
-                f"the columns {', '.join(_of_trials(log.names))} of several trials",
+                f"the columns {', '.join(_trial_columns(log.names))} of several trials",
                 "Name the file, not its folder.",
             )
         clock = log.clock_of(metric)
@@ -98,7 +98,7 @@ def read_logged_run(run: Path, below: Path, metric: str, submission: str | None)
         within.read(sorted(file for file in folder.glob("*/*") if is_event_file(file.name)))
         given = within.hyperparameters | log.hyperparameters | given
     found = hyperparameters(given)
-    history, behind = _monitored(log, run, metric)
+    history, behind = _monitor_history(log, run, metric)
     logged_at, values, logged_seconds = log.metric(metric)
     last = mark_last(logged_at)
     behind = float(of_lightning) if behind is None else behind
@@ -112,8 +112,8 @@ def read_logged_run(run: Path, below: Path, metric: str, submission: str | None)
         if (seconds < 0).any():  # to before the run began, which says nothing of its time
             seconds = None
     if history is not None:
-        batch_size = _constant(history["batch_size"])
-        examples = _along(at, history["step"], history["examples"], history["batch_size"][-1])
+        batch_size = _only_batch_size(history["batch_size"])
+        examples = _interpolate(at, history["step"], history["examples"], history["batch_size"][-1])
         trained = _training_time(at, history)
         if trained is not None:
             seconds = trained
@@ -122,8 +122,8 @@ def read_logged_run(run: Path, below: Path, metric: str, submission: str | None)
             learning_rate = float(np.nanmax(history["learning_rate"]))
     epoch = next((name for name in EPOCHS if name in log.metrics), None)
     trial = Trial(
-        named(run, below),
-        measured(
+        name_of_run(run, below),
+        measurements_of(
             str(run),
             at,
             values[last],
@@ -142,7 +142,7 @@ def read_logged_run(run: Path, below: Path, metric: str, submission: str | None)
     return Found([trial], lambda: metrics_of(run))
 
 
-def _monitored(
+def _monitor_history(
     log: EventLog | CsvLog, run: Path, metric: str
 ) -> tuple[History | None, float | None]:
     """Return the monitor's history, if there is one, and how far the log is behind."""
@@ -159,11 +159,11 @@ def _monitored(
     return history, steps_behind(clock.steps, clock.values)
 
 
-def _of_trials(names: Sequence[str]) -> list[str]:
+def _trial_columns(names: Sequence[str]) -> list[str]:
     return [name for name in names if name in (*GROUPS, *TRIALS)]
 
 
-def _constant(batch_sizes: Array) -> float:
+def _only_batch_size(batch_sizes: Array) -> float:
     """Return the batch size of a run; NaN if it changed.
 
     Single steps with fewer examples do not count: they end an epoch.
@@ -174,7 +174,7 @@ def _constant(batch_sizes: Array) -> float:
     return float(sizes[0]) if len(sizes) == 1 else math.nan
 
 
-def _along(at: Array, steps: Array, totals: Array, slope: float) -> Array:
+def _interpolate(at: Array, steps: Array, totals: Array, slope: float) -> Array:
     """Interpolate what rises from zero along steps; after the last of these, with a slope."""
     inside: Array = np.interp(at, np.append(0.0, steps), np.append(0.0, totals))
     beyond: Array = slope * np.maximum(at - steps[-1], 0.0)
@@ -188,7 +188,7 @@ def _training_time(at: Array, history: History) -> Array | None:
         return None
     seconds = np.where(np.isfinite(seconds), seconds, np.nanmean(seconds))
     total = np.cumsum(seconds * np.diff(history["step"], prepend=0.0))
-    return _along(at, history["step"], total, float(seconds[-1]))
+    return _interpolate(at, history["step"], total, float(seconds[-1]))
 
 
 def _epochs(at: Array, name: str, logged: Metric, behind: float) -> Array:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from noisescale.history.reading import refuse_metric
 from noisescale.lab.compare.measurements import Trial
-from noisescale.lab.compare.readers.found import Found, is_number, measured, number, table
+from noisescale.lab.compare.readers.found import Found, is_number, measurements_of, number, table
 from noisescale.lab.compare.readers.hyperparameters import LEARNING_RATES
 from noisescale.refusal import Refusal
 
@@ -63,7 +63,7 @@ def read_long_csv(path: Path, metric: str, submission: str | None) -> Found:
             told apart.
         OSError: If the file cannot be read.
     """
-    return _Evaluations(path, metric).found(submission)
+    return _Evaluations(path, metric).read(submission)
 
 
 class _Evaluations:
@@ -75,7 +75,7 @@ class _Evaluations:
         self.lines = [_Line(at, dict(zip(names, cells, strict=True))) for at, cells in rows]
         names = [name for name in names if name]  # an index of pandas has none
         self.step, self.epoch, self.trial, self.rate = (
-            _first(names, of) for of in (STEPS, EPOCHS, TRIALS, LEARNING_RATES)
+            _first_name(names, of) for of in (STEPS, EPOCHS, TRIALS, LEARNING_RATES)
         )
         if not self.step:
             raise Refusal(
@@ -92,17 +92,19 @@ class _Evaluations:
         known = (*self.key, self.step, metric, *self.clocks.values())
         self.others = [name for name in names if name not in known]
         if metric not in names:
-            refuse_metric(path, metric, _numeric(self.lines, self.others))
+            refuse_metric(path, metric, _number_columns(self.lines, self.others))
 
-    def found(self, submission: str | None) -> Found:
+    def read(self, submission: str | None) -> Found:
         """Return the trials of the file."""
         self._refuse_schedules()
-        groups = self._grouped()
-        if any(map(self._repeated, groups)):
-            groups = self._told_apart(groups)
+        groups = self._groups()
+        if any(map(self._find_repetition, groups)):
+            groups = self._separate(groups)
         hyperparameters = [
             name
-            for name in _numeric(self.lines, [*self.others, *SEED.intersection([self.trial])])
+            for name in _number_columns(
+                self.lines, [*self.others, *SEED.intersection([self.trial])]
+            )
             if all(len(_values(group, name)) <= 1 for group in groups)
         ]
         varying = [n for n in self.key if len({line.cells[n] for line in self.lines}) > 1]
@@ -118,7 +120,7 @@ class _Evaluations:
             trials.append(
                 Trial(
                     name,
-                    measured(
+                    measurements_of(
                         f"{name} in {self.path}",
                         [self._number(line, self.step) for line in evaluated],
                         [self._number(line, self.metric) for line in evaluated],
@@ -134,14 +136,14 @@ class _Evaluations:
                     optimizer=cells.get("optimizer", ""),
                 )
             )
-        return Found(trials, lambda: _numeric(self.lines, [*self.others, self.metric]))
+        return Found(trials, lambda: _number_columns(self.lines, [*self.others, self.metric]))
 
     def _number(self, line: _Line, name: str) -> float:
         """Return the number in a cell; NaN if the cell is empty, or there is no such column."""
         text = line.cells.get(name, "") if name else ""
         return number(text, self.path, line.number, name) if text else math.nan
 
-    def _grouped(self, without: str = "") -> list[list[_Line]]:
+    def _groups(self, without: str = "") -> list[list[_Line]]:
         groups: dict[tuple[str, ...], list[_Line]] = {}
         for line in self.lines:
             cells = (
@@ -154,7 +156,7 @@ class _Evaluations:
             groups.setdefault(tuple(cells), []).append(line)
         return list(groups.values())
 
-    def _told_apart(self, groups: Sequence[Sequence[_Line]]) -> list[list[_Line]]:
+    def _separate(self, groups: Sequence[Sequence[_Line]]) -> list[list[_Line]]:
         """Return the trials of groups in which steps repeat, by other columns."""
         self.key += [
             name
@@ -162,10 +164,10 @@ class _Evaluations:
             if all(self._is_setting(group, name) for group in groups)
             and any(self._tells_apart(group, name) for group in groups)
         ]
-        trials = self._grouped()
+        trials = self._groups()
         if self.trial:
             return trials  # which may have been resumed
-        for first, again in filter(None, map(self._repeated, trials)):
+        for first, again in filter(None, map(self._find_repetition, trials)):
             raise Refusal(
                 self.path,
                 "have one line for each step of a trial",
@@ -174,7 +176,7 @@ class _Evaluations:
             )
         return trials
 
-    def _repeated(self, group: Sequence[_Line]) -> tuple[_Line, _Line] | None:
+    def _find_repetition(self, group: Sequence[_Line]) -> tuple[_Line, _Line] | None:
         """Return two evaluations of one step, if there are any."""
         seen: dict[str, _Line] = {}
         for line in group:
@@ -186,18 +188,18 @@ class _Evaluations:
 
     def _is_setting(self, group: Sequence[_Line], name: str) -> bool:
         """Whether each value occurs at several steps, as no metric's does."""
-        steps = _by(group, name, self.step)
+        steps = _values_beside(group, name, self.step)
         return len(steps) == 1 or all(len(at) > 1 for at in steps.values())
 
     def _tells_apart(self, group: Sequence[_Line], name: str) -> bool:
         """Whether lines of one step have several values."""
-        return any(len(values) > 1 for values in _by(group, self.step, name).values())
+        return any(len(values) > 1 for values in _values_beside(group, self.step, name).values())
 
     def _refuse_schedules(self) -> None:
         """Refuse learning rates that change along a trial: each would make a trial of its own."""
-        for group in self._grouped(without=self.rate) if self.rate else ():
+        for group in self._groups(without=self.rate) if self.rate else ():
             rates = {self._number(line, self.rate) for line in group} - {math.nan}
-            if len(rates) > 1 and not self._repeated(group):
+            if len(rates) > 1 and not self._find_repetition(group):
                 raise Refusal(
                     str(self.rate),
                     "be one number for each trial",
@@ -209,17 +211,17 @@ class _Evaluations:
                 )
 
 
-def _first(names: Sequence[str], wanted: Iterable[str]) -> str:
+def _first_name(names: Sequence[str], wanted: Iterable[str]) -> str:
     return next((name for name in wanted if name in names), "")
 
 
-def _numeric(lines: Sequence[_Line], names: Iterable[str]) -> list[str]:
+def _number_columns(lines: Sequence[_Line], names: Iterable[str]) -> list[str]:
     """Return the columns that have numbers alone."""
     cells = {name: [line.cells[name] for line in lines if line.cells[name]] for name in names}
     return [name for name, texts in cells.items() if texts and all(map(is_number, texts))]
 
 
-def _by(group: Sequence[_Line], name: str, of: str) -> dict[str, set[str]]:
+def _values_beside(group: Sequence[_Line], name: str, of: str) -> dict[str, set[str]]:
     """Return, for each value of a column, the values of another beside it."""
     found: dict[str, set[str]] = {}
     for line in group:

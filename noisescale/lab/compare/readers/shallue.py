@@ -11,7 +11,14 @@ from types import MappingProxyType
 from typing import Any
 
 from noisescale.lab.compare.measurements import Trial
-from noisescale.lab.compare.readers.found import Found, measured, named, natural, number, table
+from noisescale.lab.compare.readers.found import (
+    Found,
+    measurements_of,
+    name_of_run,
+    natural_key,
+    number,
+    table,
+)
 from noisescale.lab.compare.readers.hyperparameters import hyperparameters
 from noisescale.refusal import Refusal
 
@@ -53,7 +60,7 @@ def read_shallue(path: Path, folders: Iterable[Path], metric: str) -> Found:
     names: dict[str, None] = {}
     sizes: dict[Path, float] = {}
     trials = []
-    for folder in sorted(folders, key=natural):
+    for folder in sorted(folders, key=natural_key):
         metadata = _read_json(folder / "metadata.json")
         status = str(metadata.get("status", "")).lower()
         if status == "incomplete":
@@ -67,8 +74,8 @@ def read_shallue(path: Path, folders: Iterable[Path], metric: str) -> Found:
         above = folder.relative_to(path).parts[:-5]
         trials.append(
             Trial(
-                named(folder, path),
-                measured(str(folder), steps, values, batch_size=sizes[study]),
+                name_of_run(folder, path),
+                measurements_of(str(folder), steps, values, batch_size=sizes[study]),
                 submission=whole[-3],
                 optimizer=whole[-3],
                 workload="/".join((*above, *whole[-5:-3])),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from noisescale.lab.compare.measurements import Trial
-from noisescale.lab.compare.readers.found import Found, measured, number, table
+from noisescale.lab.compare.readers.found import Found, measurements_of, number, table
 from noisescale.refusal import Refusal
 
 _BETWEEN = " - "
@@ -64,7 +64,7 @@ def read_chart(path: Path, metric: str, submission: str | None) -> Found:
         trials.append(
             Trial(
                 run,
-                measured(
+                measurements_of(
                     f"{run} in {path}",
                     [number(row[at], path, line, clock) + clocks[clock] for line, row in rows],
                     [number(row[of], path, line, column) for line, row in rows],
