@@ -13,7 +13,7 @@ from noisescale.report.document import Cell, Document, Line, Statement, Table
 from noisescale.report.numbers import count, number, plural
 
 _HOW_TO_READ = (
-    "A step is one update of the weights. Accumulation is its number of micro-batches on each device."
+    "A step is one update of the weights. Accumulation is its number of micro-batches on a device."
     " Below the knee a device is partly idle: a larger device batch size costs little time. Above"
     " the knee the time of a step grows with the device batch size."
 )
