@@ -79,7 +79,7 @@ def quiet() -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the device or the host ran out of memory."""
+    """Return whether an error says that the device or the host ran out of memory."""
     return (
         isinstance(error, MemoryError | torch.OutOfMemoryError)
         or is_oom_error(error)

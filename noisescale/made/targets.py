@@ -152,11 +152,11 @@ def module_and_data(
         ValueError: If a target is something else, or there are no data.
     """
     name = target if isinstance(target, str) else "target"
-    module, examples = _called(target, name, arguments), None
+    module, examples = _load_and_call(target, name, arguments), None
     if isinstance(module, tuple) and len(module) == 2:
         module, examples = module
     if data is not None:
-        examples = _called(data, data if isinstance(data, str) else "data")
+        examples = _load_and_call(data, data if isinstance(data, str) else "data")
     if not hasattr(module, "training_step"):
         got = type(module).__name__
         if isinstance(module, tuple):
@@ -181,7 +181,7 @@ def module_and_data(
     return module, examples
 
 
-def _called(target: Any, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
+def _load_and_call(target: Any, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
     return made(name, load(target) if isinstance(target, str) else target, arguments)
 
 

@@ -13,7 +13,7 @@ from noisescale.report.document import Cell, Document, Line, Statement, Table
 from noisescale.report.numbers import count, number, plural
 
 _HOW_TO_READ = (
-    "A step is one update of the weights. It takes `accumulation` micro-batches on each device."
+    "A step is one update of the weights. Accumulation is its number of micro-batches on a device."
     " Below the knee a device is partly idle: a larger device batch size costs little time. Above"
     " the knee the time of a step grows with the device batch size."
 )
@@ -52,9 +52,9 @@ def _statements(found: StepTimesRecord) -> Iterator[Statement]:
     on = plural(fastest.devices, "device")
     yield Statement(
         "Highest throughput",
-        f"{number(fastest.examples_per_second)} examples/s on {on}, with"
+        f"{number(fastest.examples_per_second)} examples/s on {on}, with steps of"
         f" {plural(fastest.accumulation, 'micro-batch', 'micro-batches')} of"
-        f" {count(fastest.device_batch_size)} on each",
+        f" {count(fastest.device_batch_size)}",
         basis="timed",
     )
     constants = found.step_time.parameters
@@ -85,7 +85,7 @@ def _table(found: StepTimesRecord) -> Table:
 
 
 def _ms(seconds: float) -> str:
-    return f"{number(1000 * seconds)} ms"
+    return f"{number(round(1000 * seconds, 6))} ms"
 
 
 def as_dict(found: StepTimesRecord) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from noisescale.step_time import FittedStepTime, StepTiming
 
 NEARLY_ALL = 0.9
-"""At the knee a device processes at least this share of its highest number of examples/s."""
+"""A device processes at least this share of its highest number of examples/s at the knee."""
 
 
 @dataclass(frozen=True)

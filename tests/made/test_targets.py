@@ -40,7 +40,7 @@ class Model(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-class OwnLoaders(Model):
+class MakesLoaders(Model):
     def train_dataloader(self) -> DataLoader[Any]:
         return loader(64)
 
@@ -61,7 +61,7 @@ def loader(examples: int) -> DataLoader[Any]:
 
 
 def module_alone() -> Any:
-    return OwnLoaders()
+    return MakesLoaders()
 
 
 def with_loader() -> Any:
