@@ -75,7 +75,7 @@ def refuse_if_not_here(target: str) -> None:
         )
 
 
-def made(target: str, found: Any, arguments: Mapping[str, Any] | None = None) -> Any:
+def call_if_callable(target: str, found: Any, arguments: Mapping[str, Any] | None = None) -> Any:
     """Return the result of `found` if it is a function or class; else return `found`.
 
     Args:
@@ -87,7 +87,7 @@ def made(target: str, found: Any, arguments: Mapping[str, Any] | None = None) ->
         ValueError: If the function or class needs other arguments.
 
     Examples:
-        >>> made("collections:Counter", load("collections:Counter"))
+        >>> call_if_callable("collections:Counter", load("collections:Counter"))
         Counter()
     """
     if not (inspect.isclass(found) or inspect.isroutine(found)):
@@ -153,11 +153,11 @@ def module_and_data(
         ValueError: If a target is something else, or there are no data.
     """
     name = target if isinstance(target, str) else "target"
-    module, examples = _called(target, name, arguments), None
+    module, examples = _load_and_call(target, name, arguments), None
     if isinstance(module, tuple) and len(module) == 2:
         module, examples = module
     if data is not None:
-        examples = _called(data, data if isinstance(data, str) else "data")
+        examples = _load_and_call(data, data if isinstance(data, str) else "data")
     if not hasattr(module, "training_step"):
         got = type(module).__name__
         if isinstance(module, tuple):
@@ -182,8 +182,8 @@ def module_and_data(
     return module, examples
 
 
-def _called(target: Any, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
-    return made(name, load(target) if isinstance(target, str) else target, arguments)
+def _load_and_call(target: Any, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
+    return call_if_callable(name, load(target) if isinstance(target, str) else target, arguments)
 
 
 def text_of(target: Any, argument: str) -> str:
