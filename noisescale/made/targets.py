@@ -219,7 +219,7 @@ def text_of(target: Any, argument: str) -> str:
 
 
 def is_first() -> bool:
-    """Whether this process is rank 0. Lightning starts the same command for every device."""
+    """Return whether this process is rank 0. Lightning starts the same command for every device."""
     from lightning_utilities.core.rank_zero import rank_zero_only
 
     return getattr(rank_zero_only, "rank", 0) == 0
