@@ -74,7 +74,7 @@ def refuse_if_not_here(target: str) -> None:
         )
 
 
-def made(target: str, found: Any, arguments: Mapping[str, Any] | None = None) -> Any:
+def call_if_callable(target: str, found: Any, arguments: Mapping[str, Any] | None = None) -> Any:
     """Return the result of `found` if it is a function or class; else return `found`.
 
     Args:
@@ -86,7 +86,7 @@ def made(target: str, found: Any, arguments: Mapping[str, Any] | None = None) ->
         ValueError: If the function or class needs other arguments.
 
     Examples:
-        >>> made("collections:Counter", load("collections:Counter"))
+        >>> call_if_callable("collections:Counter", load("collections:Counter"))
         Counter()
     """
     if not (inspect.isclass(found) or inspect.isroutine(found)):
@@ -182,7 +182,7 @@ def module_and_data(
 
 
 def _load_and_call(target: Any, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
-    return made(name, load(target) if isinstance(target, str) else target, arguments)
+    return call_if_callable(name, load(target) if isinstance(target, str) else target, arguments)
 
 
 def text_of(target: Any, argument: str) -> str:
@@ -218,7 +218,7 @@ def text_of(target: Any, argument: str) -> str:
 
 
 def is_first() -> bool:
-    """Whether this process is rank 0. Lightning starts the same command for every device."""
+    """Return whether this process is rank 0. Lightning starts the same command for every device."""
     from lightning_utilities.core.rank_zero import rank_zero_only
 
     return getattr(rank_zero_only, "rank", 0) == 0

@@ -65,14 +65,14 @@ def _statements(found: SweepFits, name: str) -> Iterator[Statement]:
     """Yield the results of a curve: B_crit, S_min, E_min, and how sharply the law bends."""
     fit, regimes, unit = found.curves[name], found.regimes[name], found.unit
 
-    def stated(label: str, band: Bounded, of: str = "", after: str = "") -> Statement:
+    def statement(label: str, band: Bounded, of: str = "", after: str = "") -> Statement:
         said = f"{number(band.value)}{of} ({_interval(found, band)}){after}"
         return Statement(label, said, band, basis="measured")
 
-    yield stated("Critical batch size", regimes.critical_batch_size, f" {unit}")
-    yield stated("Fewest steps", regimes.min_steps, " steps")
-    yield stated(f"Fewest {unit}", regimes.min_examples, f" {unit}")
-    yield stated("Exponent of the law", regimes.sharpness, after="; theory has 1")
+    yield statement("Critical batch size", regimes.critical_batch_size, f" {unit}")
+    yield statement("Fewest steps", regimes.min_steps, " steps")
+    yield statement(f"Fewest {unit}", regimes.min_examples, f" {unit}")
+    yield statement("Exponent of the law", regimes.sharpness, after="; theory has 1")
     if (start := found.optimal_batch_size) is not None:
         size = number(fit.overhead_batch_size(OVERHEAD, start))
         over = f"relative to perfect scaling from {count(start)}, Zhang et al. 2024"

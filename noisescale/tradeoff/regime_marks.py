@@ -34,7 +34,7 @@ class Span(NamedTuple):
     shade: int
     """A number of `SHADES`. All but the first begin with a dotted line."""
     row: int = 0
-    """Of its name, from the top."""
+    """The row of the name, from the top."""
     anchor: str = "center"
     """The side of the span at which its name is written."""
 
@@ -118,12 +118,12 @@ def draw_spans(drawn: go.Figure, spans: Sequence[Span]) -> None:
 
 
 def is_seen(border: Bounded) -> bool:
-    """Whether a sweep shows a border from either side."""
+    """Return whether a sweep shows a border from either side."""
     return border.known and (border.low > 0 or border.high < math.inf)
 
 
 def is_within(border: Bounded, swept: tuple[float, float]) -> bool:
-    """Whether the value of a border is one that a sweep from one batch size to another shows."""
+    """Return whether a sweep between two batch sizes shows the value of a border."""
     return is_seen(border) and swept[0] <= border.value <= swept[1]
 
 

@@ -350,7 +350,9 @@ def test_where_all_trainings_fail_their_reason_is_the_last_line(
     monkeypatch.setenv("FAILS", "rate")
     begun = settings(here)
     ledger = Ledger.begin("sweep/sweep.journal", "sweep", begun)
-    ledger.take((task, {FAILED: "it is the third that counts"}) for task in begun.wanted({})[:2])
+    ledger.take(
+        (task, {FAILED: "it is the third that counts"}) for task in begun.next_tasks({})[:2]
+    )
 
     code, _, said = sweep()
 
