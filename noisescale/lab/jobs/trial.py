@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from noisescale.extras import MissingExtraError
-from noisescale.lab.jobs.workers import TOO_LARGE
+from noisescale.lab.jobs.worker_options import TOO_LARGE
 from noisescale.made.targets import module_and_data, shorten_errors
 from noisescale.printable import printable
 
@@ -32,7 +32,7 @@ def train_trial(folder: Path) -> None:
             train_branch_task(module, train_and_val(examples)[0], spec, folder)
         return
     from noisescale.lab.sweep.trial_fit import Made, train_task
-    from noisescale.lab.tune.tuned_fit import train_tuned
+    from noisescale.lab.tune.trial_fit import train_tune_task
 
     seed_all(spec["seed"])  # also what the user's function draws: the weights
     module, examples = module_and_data(target, data, spec.get("arguments"))
@@ -40,7 +40,7 @@ def train_trial(folder: Path) -> None:
     seed_all(spec["seed"])
     os.environ["PL_GLOBAL_SEED"] = str(spec["seed"])  # of Lightning's shuffling over ranks
     with shorten_errors(TOO_LARGE):
-        train = train_tuned if spec["kind"] == "tune" else train_task
+        train = train_tune_task if spec["kind"] == "tune" else train_task
         train(Made(module, examples), spec, folder)
 
 

@@ -26,7 +26,6 @@ from noisescale.lightning.trainer_access import (
     validate_next,
     validate_no_more,
 )
-from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -164,6 +163,6 @@ def metric_of(trainer: pl.Trainer, name: str) -> torch.Tensor:
             "goal",
             "be about a metric that the module logs",
             repr(name),
-            f"It logs {printable(names)}.{unheld}",
+            f"It logs {names}.{unheld}",
         )
     return found

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 
-def train_tuned(made: Made, spec: Record, folder: Path) -> None:
+def train_tune_task(made: Made, spec: Record, folder: Path) -> None:
     """Train a task of a search, and write its result into its folder.
 
     Args:

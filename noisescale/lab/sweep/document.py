@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sweep says: a document, for a sweep that is finished and for one under way."""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+from noisescale.lab.compare.document import statements_of_sweep
+from noisescale.lab.jobs.job_progress import duration, workers_table
+from noisescale.lab.sweep.doubts import doubts_after, doubts_before
+from noisescale.lab.sweep.files import SWEEP, TRIALS
+from noisescale.lab.sweep.sweep_record import SweepRecord, SweptSize
+from noisescale.report.document import Cell, Document, Line, Statement, Table
+from noisescale.report.numbers import banded, count, hours, number, plural
+
+_HOW_TO_READ = (
+    "Steps are those of the middle repetition of the best setting at each batch size. Below the"
+    " critical batch size larger batches save steps at almost no cost in examples. Above it they"
+    " save few steps. The critical batch size is that of the law S(B) = S_min (1 + (B_crit/B)^α)"
+    "^(1/α), fitted to the steps of all repetitions."
+)
+
+
+def document_of(found: SweepRecord) -> Document:
+    """Return what a sweep says. While it is under way, that is how far it is at each batch size."""
+    if not found.finished:
+        progress = progress_sentence(found)
+        return Document(
+            title=f"Sweep to {found.job.goal}: under way",
+            headline=progress,
+            answers=(),
+            tables=[sizes_table(found), workers_table(found.progress)],
+            doubts=doubts_before(found.job),
+            status="under way",
+            next=[found.progress.join],
+        )
+    headline = headline_of(found)
+    statements = [] if found.law is None else statements_of_sweep(found.law)
+    return Document(
+        title=headline,
+        headline=headline,
+        answers=[*statements, Statement("Trainings", progress_sentence(found))],
+        tables=[sizes_table(found)],
+        doubts=[*doubts_before(found.job), *doubts_after(found)],
+        how_to_read=_HOW_TO_READ,
+        written=_files(found),
+        next=_next(found),
+    )
+
+
+def headline_of(found: SweepRecord) -> str:
+    """Return the answer of a finished sweep in one sentence."""
+    goal = found.job.goal
+    if not found.reached:
+        return f"No training reached {goal}"
+    regimes = found.law and found.law.regimes
+    if not regimes:
+        return f"The critical batch size of {goal} is not known: too few batch sizes reached it"
+    return f"Critical batch size of {goal}: {banded(regimes.critical_batch_size)} examples"
+
+
+def progress_sentence(found: SweepRecord) -> str:
+    """Return how far a sweep is, and what it has cost."""
+    progress, left = found.progress, found.seconds_left
+    spent = f"{hours(progress.device_hours)} device-hours spent"
+    if found.finished:
+        return f"{plural(progress.done, 'training')} done, {spent}"
+    time = "" if math.isnan(left) else f", about {duration(left)} left"
+    return (
+        f"{progress.done} of about {plural(found.expected, 'training')} done,"
+        f" {plural(len(progress.running), 'training')} under way, {spent}{time}"
+    )
+
+
+def sizes_table(found: SweepRecord) -> Table:
+    """Return the table of what was found at each batch size."""
+    failed = any(size.failed for size in found.sizes)
+    out = any(size.out_of_steps for size in found.sizes)
+    headings = ["batch size", "trained", "reached", "diverged", "stopped early"]
+    headings += [*(["out of steps"] if out else []), *(["failed"] if failed else [])]
+    return Table(
+        title=f"Steps to {found.job.goal}",
+        headings=[*headings, "steps", "learning rate", "search"],
+        lines=[_line_of(size, out=out, failed=failed) for size in found.sizes],
+        notes=["Stopped early: trainings that took longer than the best one, and could not win."],
+    )
+
+
+def _line_of(size: SweptSize, *, out: bool, failed: bool) -> Line:
+    known = size.best is not None
+    cells = [
+        count(size.batch_size),
+        f"{size.done} of {'' if size.finished else 'about '}{size.expected}",
+        count(size.reached),
+        count(size.diverged),
+        count(size.pruned),
+        *([count(size.out_of_steps)] if out else []),
+        *([count(size.failed)] if failed else []),
+        number(size.steps) if known else "",
+        f"{size.learning_rate:.3g}" if known else "",
+        "done" if size.finished else "",
+    ]
+    return Line([Cell(text) for text in cells])
+
+
+def _files(found: SweepRecord) -> list[str]:
+    folder = found.progress.place.output
+    if folder is None:
+        return []
+    return [f"Steps: {folder / SWEEP}", f"Evaluations: {folder / TRIALS}"]
+
+
+def _next(found: SweepRecord) -> list[str]:
+    """Return the commands that take the files of the sweep."""
+    folder, goal = found.progress.place.output, found.job.goal
+    if folder is None or not found.reached:
+        return []
+    reached = f"{goal.metric}{goal.side}{'' if goal.strict else '='}{goal.value!r}"
+    compare = ["noisescale", "compare", str(folder / TRIALS), "--goal", reached]
+    after = [f"Compare the trainings: {shlex.join([*compare, '--html', 'sweep.html'])}"]
+    if found.law is not None and found.law.regimes is not None:
+        fit = shlex.join(["noisescale", "fit", str(folder / SWEEP)])
+        after.insert(0, f"See how well the law fits: {fit}")
+    return after
