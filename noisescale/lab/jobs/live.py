@@ -16,7 +16,7 @@ LINE_EVERY = 300.0
 
 @contextmanager
 def live() -> Iterator[Callable[[Answer], None]]:
-    """Yield a function that shows an answer under way on the error stream.
+    """Yield a function that shows an answer on the error stream while it is under way.
 
     At first it prints how further workers join, and what makes the job doubtful. Then a terminal
     has the latest headline and tables, and a file has a headline now and then.
@@ -33,6 +33,8 @@ def live() -> Iterator[Callable[[Answer], None]]:
         def show(answer: Answer) -> None:
             nonlocal shown
             document = answer.document()
+            if document.status == "done":
+                return
             if not shown:
                 for text in (*document.next, *document.doubts):
                     console.print(printable(text), markup=False, soft_wrap=True)

@@ -10,8 +10,8 @@ from noisescale.lab.jobs.known_jobs import job_from
 from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.jobs.workers import Place
 from noisescale.lab.sweep.settings import SweepJob
-from noisescale.lab.sweep.sweep import sweep_of
-from noisescale.lab.tune.tune import tune_of
+from noisescale.lab.sweep import sweep
+from noisescale.lab.tune import tune
 from noisescale.lab.tune.tune_job import TuneJob
 from noisescale.report.answer import Answer
 from noisescale.report.document import Document
@@ -56,9 +56,9 @@ def status(storage: str, name: str | None = None) -> Answer:
     job, entries = job_from(ledger.job), ledger.entries()
     place = Place(ledger.name, storage)
     if isinstance(job, SweepJob):
-        return sweep_of(job, entries, place)
+        return sweep.answer_of(job, entries, place)
     if isinstance(job, TuneJob):
-        return tune_of(job, entries, place)
+        return tune.answer_of(job, entries, place)
     return JobStatus(
         **vars(progress_of_job(job, entries, place, finished=job.is_finished(entries)))
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 
 from noisescale.lab.compare.document import statements_of_sweep
 from noisescale.lab.jobs.job_progress import duration, workers_table
 from noisescale.lab.sweep.doubts import doubts_after, doubts_before
 from noisescale.lab.sweep.files import SWEEP, TRIALS
 from noisescale.lab.sweep.sweep_record import SweepRecord, SweptSize
-from noisescale.report.document import Cell, Document, Line, Statement, Table
+from noisescale.report.document import Cell, Document, Figure, Line, Statement, Table
 from noisescale.report.numbers import banded, count, hours, number, plural
 
 _HOW_TO_READ = (
@@ -35,6 +36,12 @@ def document_of(found: SweepRecord) -> Document:
             status="under way",
             next=[found.progress.join],
         )
+
+    def figures() -> Sequence[Figure]:
+        from noisescale.lab.sweep.figures import figures_of
+
+        return figures_of(found)
+
     headline = headline_of(found)
     statements = [] if found.law is None else statements_of_sweep(found.law)
     return Document(
@@ -42,6 +49,7 @@ def document_of(found: SweepRecord) -> Document:
         headline=headline,
         answers=[*statements, Statement("Trainings", progress_sentence(found))],
         tables=[sizes_table(found)],
+        figures=figures,
         doubts=[*doubts_before(found.job), *doubts_after(found)],
         how_to_read=_HOW_TO_READ,
         written=_files(found),
@@ -56,8 +64,8 @@ def headline_of(found: SweepRecord) -> str:
         return f"No training reached {goal}"
     regimes = found.law and found.law.regimes
     if not regimes:
-        return f"The critical batch size of {goal} is not known: too few batch sizes reached it"
-    return f"Critical batch size of {goal}: {banded(regimes.critical_batch_size)} examples"
+        return f"The critical batch size for {goal} is not known: too few batch sizes count"
+    return f"Critical batch size for {goal}: {banded(regimes.critical_batch_size)} examples"
 
 
 def progress_sentence(found: SweepRecord) -> str:

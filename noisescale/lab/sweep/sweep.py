@@ -152,12 +152,12 @@ def sweep(
         place,
         folder,
         started,
-        lambda entries: sweep_of(job, entries, place),
+        lambda entries: answer_of(job, entries, place),
         lambda found: write_files(found, folder),
         progress,
     )
 
 
-def sweep_of(job: SweepJob, entries: Mapping[str, Entry], place: Place) -> Sweep:
+def answer_of(job: SweepJob, entries: Mapping[str, Entry], place: Place) -> Sweep:
     """Return what the tasks of a sweep have found, see `sweep_record`."""
     return Sweep(**vars(sweep_record(job, entries, place)))

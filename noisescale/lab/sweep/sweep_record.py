@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from noisescale.lab.compare.outcomes import Outcome, middle
-from noisescale.lab.compare.swept import Swept, swept
+from noisescale.lab.compare.swept import Swept, sweep_of
 from noisescale.lab.jobs.job_progress import JobProgress, progress_of_job
 from noisescale.lab.jobs.jobs import FAILED, Entry
 from noisescale.lab.jobs.workers import Place
@@ -152,8 +152,13 @@ class SweepRecord:
 
         It is what `noisescale compare` finds in the trainings that have an evaluation.
         """
+        return sweep_of("", "", self.outcomes)
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """The outcomes of all trainings that have an evaluation."""
         every = [each for size in self.sizes for each in size.results]
-        return swept("", "", [each.outcome for each in every if len(each.steps)])
+        return [each.outcome for each in every if len(each.steps)]
 
 
 def sweep_record(job: SweepJob, entries: Mapping[str, Entry], place: Place) -> SweepRecord:

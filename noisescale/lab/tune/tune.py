@@ -168,12 +168,12 @@ def tune(
         place,
         folder,
         started,
-        lambda entries: tune_of(job, entries, place),
+        lambda entries: answer_of(job, entries, place),
         lambda found: write_files(found.front, folder),
         progress,
     )
 
 
-def tune_of(job: TuneJob, entries: Mapping[str, Entry], place: Place) -> Tune:
+def answer_of(job: TuneJob, entries: Mapping[str, Entry], place: Place) -> Tune:
     """Return what the tasks of a search have found, see `tune_record`."""
     return Tune(**vars(tune_record(job, entries, place)))
