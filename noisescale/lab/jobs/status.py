@@ -9,8 +9,8 @@ from noisescale.lab.jobs.job_progress import JobProgress, progress_of_job, worke
 from noisescale.lab.jobs.known_jobs import job_from
 from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.jobs.workers import Place
-from noisescale.lab.sweep.settings import SweepJob
 from noisescale.lab.sweep import sweep
+from noisescale.lab.sweep.settings import SweepJob
 from noisescale.lab.tune import tune
 from noisescale.lab.tune.tune_job import TuneJob
 from noisescale.report.answer import Answer

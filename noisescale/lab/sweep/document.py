@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 
 from noisescale.lab.compare.document import statements_of_sweep
 from noisescale.lab.jobs.job_progress import duration, workers_table
@@ -13,7 +14,7 @@ from noisescale.lab.sweep.doubts import doubts_after, doubts_before
 from noisescale.lab.sweep.files import SWEEP, TRIALS
 from noisescale.lab.sweep.sweep_record import SweepRecord, SweptSize
 from noisescale.report.document import Cell, Document, Figure, Line, Statement, Table
-from noisescale.report.numbers import banded, count, hours, number, plural
+from noisescale.report.numbers import count, hours, number, plural
 
 _HOW_TO_READ = (
     "Steps are those of the middle repetition of the best setting at each batch size. Below the"
@@ -42,8 +43,11 @@ def document_of(found: SweepRecord) -> Document:
 
         return figures_of(found)
 
-    headline = headline_of(found)
-    statements = [] if found.law is None else statements_of_sweep(found.law)
+    statements = statements_of(found)
+    headline = f"No training reached {found.job.goal}"
+    if found.reached:
+        critical = statements[0].sentence if statements else "unknown"
+        headline = f"Critical batch size for {found.job.goal}: {critical}"
     return Document(
         title=headline,
         headline=headline,
@@ -57,15 +61,10 @@ def document_of(found: SweepRecord) -> Document:
     )
 
 
-def headline_of(found: SweepRecord) -> str:
-    """Return the answer of a finished sweep in one sentence."""
-    goal = found.job.goal
-    if not found.reached:
-        return f"No training reached {goal}"
-    regimes = found.law and found.law.regimes
-    if not regimes:
-        return f"The critical batch size for {goal} is not known: too few batch sizes count"
-    return f"Critical batch size for {goal}: {banded(regimes.critical_batch_size)} examples"
+def statements_of(found: SweepRecord) -> list[Statement]:
+    """Return what the batch sizes show: the critical one first, then the borders of the regimes."""
+    statements = [] if found.law is None else statements_of_sweep(found.law)
+    return [replace(each, label=each.label.capitalize()) for each in statements]
 
 
 def progress_sentence(found: SweepRecord) -> str:
