@@ -84,11 +84,6 @@ JobName = Annotated[
     ),
 ]
 
-TOO_LARGE = (
-    "`--max-device-batch-size` must fit in memory, got batches that do not. Give a smaller number:"
-    " larger batches are then accumulated."
-)
-
 
 def launcher_options(texts: Sequence[str] | None) -> dict[str, Any]:
     """Return the options of a launcher from texts like "timeout_min=60".

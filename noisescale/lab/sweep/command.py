@@ -24,7 +24,6 @@ from noisescale.cli.values import flags_of
 from noisescale.extras import need
 from noisescale.lab.jobs.live import live
 from noisescale.lab.jobs.worker_options import (
-    TOO_LARGE,
     WORKERS,
     Launcher,
     LauncherOptions,
@@ -141,7 +140,7 @@ def sweep_batch_sizes(
     with (
         rename_arguments(flags),
         interruptible(storage),
-        shorten_errors(TOO_LARGE),
+        shorten_errors(),
         live() as progress,
     ):
         found = sweep(

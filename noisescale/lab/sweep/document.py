@@ -10,8 +10,10 @@ from dataclasses import replace
 
 from noisescale.lab.compare.document import statements_of_sweep
 from noisescale.lab.jobs.job_progress import duration, workers_table
+from noisescale.lab.jobs.jobs import FAILED
 from noisescale.lab.sweep.doubts import doubts_after, doubts_before
 from noisescale.lab.sweep.files import SWEEP, TRIALS
+from noisescale.lab.sweep.results import DIVERGED, OUT_OF_STEPS, PRUNED
 from noisescale.lab.sweep.sweep_record import SweepRecord, SweptSize
 from noisescale.report.document import Cell, Document, Figure, Line, Statement, Table
 from noisescale.report.numbers import count, hours, number, plural
@@ -75,15 +77,15 @@ def progress_sentence(found: SweepRecord) -> str:
         return f"{plural(progress.done, 'training')} done, {spent}"
     time = "" if math.isnan(left) else f", about {duration(left)} left"
     return (
-        f"{progress.done} of about {plural(found.expected, 'training')} done,"
+        f"{progress.done} of about {plural(found.expected_trainings, 'training')} done,"
         f" {plural(len(progress.running), 'training')} under way, {spent}{time}"
     )
 
 
 def sizes_table(found: SweepRecord) -> Table:
     """Return the table of what was found at each batch size."""
-    failed = any(size.failed for size in found.sizes)
-    out = any(size.out_of_steps for size in found.sizes)
+    failed = any(size.count(FAILED) for size in found.sizes)
+    out = any(size.count(OUT_OF_STEPS) for size in found.sizes)
     headings = ["batch size", "trained", "reached", "diverged", "stopped early"]
     headings += [*(["out of steps"] if out else []), *(["failed"] if failed else [])]
     return Table(
@@ -95,15 +97,15 @@ def sizes_table(found: SweepRecord) -> Table:
 
 
 def _line_of(size: SweptSize, *, out: bool, failed: bool) -> Line:
-    known = size.best is not None
+    known, about = size.best is not None, "" if size.finished else "about "
     cells = [
         count(size.batch_size),
-        f"{size.done} of {'' if size.finished else 'about '}{size.expected}",
+        f"{len(size.results)} of {about}{size.expected_trainings}",
         count(size.reached),
-        count(size.diverged),
-        count(size.pruned),
-        *([count(size.out_of_steps)] if out else []),
-        *([count(size.failed)] if failed else []),
+        count(size.count(DIVERGED)),
+        count(size.count(PRUNED)),
+        *([count(size.count(OUT_OF_STEPS))] if out else []),
+        *([count(size.count(FAILED))] if failed else []),
         number(size.steps) if known else "",
         f"{size.learning_rate:.3g}" if known else "",
         "done" if size.finished else "",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from noisescale.lab.sweep.results import OUT_OF_STEPS
 from noisescale.lab.sweep.settings import SweepJob
 from noisescale.lab.sweep.sweep_record import SweepRecord
 
@@ -65,7 +66,7 @@ def doubts_after(found: SweepRecord) -> list[str]:
     doubts = [] if found.law is None else [*found.law.warnings]
     if alike := [size.batch_size for size in found.sizes if size.repetitions_are_alike]:
         doubts.append(ALIKE.format(_list(alike)))
-    if short := [s.batch_size for s in found.sizes if s.out_of_steps and not s.reached]:
+    if short := [s.batch_size for s in found.sizes if s.count(OUT_OF_STEPS) and not s.reached]:
         doubts.append(TOO_SHORT.format(_list(short), found.job.epochs))
     return doubts + [f"Failed: {key}: {why}" for key, why in found.progress.failures.items()]
 

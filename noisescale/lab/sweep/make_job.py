@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from noisescale.checks import refuse, require_count, require_positive
-from noisescale.lab.jobs.jobs import Training
+from noisescale.lab.jobs.jobs import TOO_LARGE, Training
 from noisescale.lab.parameter_texts import Searched, sweep_parameters
 from noisescale.lab.sweep.search import Search
 from noisescale.lab.sweep.settings import SweepJob, check_goal, read_batch_sizes
-from noisescale.made.targets import module_and_data
+from noisescale.made.targets import module_and_data, refuse_out_of_memory
 
 MOST_SEED = 2**31
-"""Beyond it, a seed of a later round might be too large for the sampler."""
+"""The end of the seeds. The seed of a later round is larger, and the sampler has a limit."""
 
 UNUSUAL_SEED = 67_280_421_310_721
 """Set before the script is loaded. If there is another one afterwards, the script has set it."""
@@ -65,7 +65,7 @@ def sweep_job(
     from noisescale.lightning.trainer_access import isolate_rng
 
     names = [parameter.name for parameter in parameters]
-    with isolate_rng():
+    with isolate_rng(), refuse_out_of_memory("max_device_batch_size", TOO_LARGE):
         torch.manual_seed(UNUSUAL_SEED)
         module, data = module_and_data(training.target, training.data)
         seeded = torch.initial_seed() != UNUSUAL_SEED

@@ -5,22 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from noisescale.lab.sweep.sweep_record import SweepRecord
+from noisescale.lab.jobs.jobs import FAILED
+from noisescale.lab.sweep.results import DIVERGED, OUT_OF_STEPS, PRUNED
+from noisescale.lab.sweep.sweep_record import SweepRecord, SweptSize
 from noisescale.report.records import fields_of, finite
-
-_OF_A_SIZE = (
-    "batch_size",
-    "done",
-    "expected",
-    "reached",
-    "diverged",
-    "pruned",
-    "out_of_steps",
-    "failed",
-    "steps",
-    "learning_rate",
-    "finished",
-)
 
 
 def as_dict(found: SweepRecord) -> dict[str, Any]:
@@ -39,11 +27,25 @@ def as_dict(found: SweepRecord) -> dict[str, Any]:
         {
             **found.progress.as_dict(),
             "goal": str(found.job.goal),
-            "expected": found.expected,
+            "expected": found.expected_trainings,
             "finished": found.finished,
             "device_hours": round(found.progress.device_hours, 4),
             "seconds_left": found.seconds_left,
-            "batch_sizes": [fields_of(size, *_OF_A_SIZE) for size in found.sizes],
+            "batch_sizes": [_size_as_dict(size) for size in found.sizes],
         }
     )
     return record
+
+
+def _size_as_dict(size: SweptSize) -> dict[str, Any]:
+    return {
+        "batch_size": size.batch_size,
+        "done": len(size.results),
+        "expected": size.expected_trainings,
+        "reached": size.reached,
+        "diverged": size.count(DIVERGED),
+        "pruned": size.count(PRUNED),
+        "out_of_steps": size.count(OUT_OF_STEPS),
+        "failed": size.count(FAILED),
+        **fields_of(size, "steps", "learning_rate", "finished"),
+    }

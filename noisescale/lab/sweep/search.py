@@ -30,7 +30,7 @@ MOST_WIDER = 4
 """The range grows this many times at most."""
 
 SEED_STEP = 1009
-"""Between the seeds of two rounds' points."""
+"""The distance between the seeds of two rounds' points."""
 
 Point = Mapping[str, float]
 Key = tuple[tuple[str, float], ...]
@@ -53,7 +53,7 @@ class Search:
         return max(2, self.trials // 3)
 
     @property
-    def expected(self) -> int:
+    def expected_trainings(self) -> int:
         """Trainings at a batch size, if no range has to be widened."""
         return self.trials + self.later + self.repeats - 1
 
@@ -99,7 +99,7 @@ def progress_of(
             expected = len(placed) + ahead + search.repeats - 1
             return Progress(tuple(placed), tuple(missing), (), widened, expected)
         first = [known[_key(point), 0] for point in placed]
-        best = _ranked([[each] for each in first])[0][0].hyperparameters
+        best = _rank([[each] for each in first])[0][0].hyperparameters
         edge = _edge(placed, best)
         endings = {each.ended for each in first}
         if endings == {FAILED}:
@@ -121,10 +121,10 @@ def progress_of(
         share = 1 / search.trials ** (1 / len(parameters))
         placed += points([p.around(best[p.name], share) for p in parameters], search.later, seed)
         refined = True
-    return _repeated(search, placed, known, widened)
+    return _repeat_best(search, placed, known, widened)
 
 
-def _repeated(
+def _repeat_best(
     search: Search,
     placed: Sequence[Point],
     known: Mapping[tuple[Key, int], TrialResult],
@@ -135,7 +135,7 @@ def _repeated(
         [known[_key(point), seed] for seed in _seeds(point, known, search.repeats)]
         for point in placed
     ]
-    best, *_ = _ranked(repetitions)
+    best, *_ = _rank(repetitions)
     point = best[0].hyperparameters
     missing: list[tuple[Point, int]] = []
     if any(each.reached for each in best):
@@ -162,7 +162,7 @@ def limit_of(results: Iterable[TrialResult]) -> float:
     return math.ceil(SLACK * least + 1) if math.isfinite(least) else math.inf
 
 
-def _ranked(repetitions: Sequence[Sequence[TrialResult]]) -> list[Sequence[TrialResult]]:
+def _rank(repetitions: Sequence[Sequence[TrialResult]]) -> list[Sequence[TrialResult]]:
     """Return the repetitions of points in another order: those of the best point come first.
 
     Points that have lost are equal, whether their trainings were stopped or not: which ones were
@@ -172,7 +172,7 @@ def _ranked(repetitions: Sequence[Sequence[TrialResult]]) -> list[Sequence[Trial
     """
     limit = limit_of(each[0] for each in repetitions)
 
-    def rank(k: int) -> tuple[float, float]:
+    def key(k: int) -> tuple[float, float]:
         half = middle([each.outcome for each in repetitions[k]], "steps")
         if math.isinf(limit):
             return (0, half.rank("steps")[1])
@@ -181,7 +181,7 @@ def _ranked(repetitions: Sequence[Sequence[TrialResult]]) -> list[Sequence[Trial
             return (0, steps)
         return (1, steps) if len(repetitions[k]) > 1 else (2, 0.0)
 
-    order = sorted(range(len(repetitions)), key=lambda k: (*rank(k), k))
+    order = sorted(range(len(repetitions)), key=lambda k: (*key(k), k))
     return [repetitions[k] for k in order]
 
 

@@ -29,13 +29,13 @@ class Own:
     """What the module and its data bring along."""
 
     examples: float
-    """Of the training data; infinite for a stream."""
+    """The number of training examples; infinite for a stream."""
     batch_size: float | None
-    """Of the data loader, over all devices; None without a loader."""
+    """The batch size of the data loader, over all devices; None without a loader."""
     learning_rate: float
     """The peak of the schedule."""
     beta2: float | None = None
-    """Of an Adam."""
+    """The second beta of an Adam."""
     schedules: tuple[str, ...] = ()
     """The kinds of its learning-rate schedules."""
     schedules_fit: bool = False
@@ -49,7 +49,7 @@ class Own:
     fixed_batch_size: int | None = None
     """`batch_size` among the hyperparameters of the module. It stays as it is."""
     momentum: float | None = None
-    """Of an SGD, or the first beta of an Adam."""
+    """The momentum of an SGD, or the first beta of an Adam."""
     weight_decay: float | None = None
     """Where there is some, else 0."""
 

@@ -18,7 +18,7 @@ from noisescale.lab.sweep.files import write_files
 from noisescale.lab.sweep.records import as_dict
 from noisescale.lab.sweep.settings import SweepJob
 from noisescale.lab.sweep.sweep_record import SweepRecord, sweep_record
-from noisescale.made.targets import text_of_target
+from noisescale.made.targets import text_of
 from noisescale.report.answer import Answer
 
 JOURNAL = "sweep.journal"
@@ -111,7 +111,7 @@ def sweep(
             another sweep of this name, or all workers have stopped.
         MissingExtraError: If Optuna is not installed: `pip install "noisescale[sweep]"`.
 
-    Example:
+    Examples:
         ```python
         found = noisescale.sweep("train.py:make", "val_loss<=0.15", [16, 64, 256, 1024])
         print(found.to_text())
@@ -127,8 +127,8 @@ def sweep(
     place = Place(name, str(storage or folder / JOURNAL), folder)
     started = WorkersToStart(workers, launcher, launcher_options or {}, lease, accelerator)
     training = Training(
-        text_of_target(target),
-        None if data is None else text_of_target(data, "data"),
+        text_of(target, "target"),
+        None if data is None else text_of(data, "data"),
         devices,
         accelerator,
         strategy,

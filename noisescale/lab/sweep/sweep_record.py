@@ -11,9 +11,9 @@ from functools import cached_property
 from noisescale.lab.compare.outcomes import Outcome, middle
 from noisescale.lab.compare.swept import Swept, sweep_of
 from noisescale.lab.jobs.job_progress import JobProgress, progress_of_job
-from noisescale.lab.jobs.jobs import FAILED, Entry
+from noisescale.lab.jobs.jobs import Entry
 from noisescale.lab.jobs.workers import Place
-from noisescale.lab.sweep.results import DIVERGED, OUT_OF_STEPS, PRUNED, TrialResult
+from noisescale.lab.sweep.results import TrialResult
 from noisescale.lab.sweep.search import Progress
 from noisescale.lab.sweep.settings import SweepJob, results_at
 
@@ -29,14 +29,9 @@ class SweptSize:
     """Where the search stands: the best setting, and what is to be trained next."""
 
     @property
-    def done(self) -> int:
-        """The number of trainings that have ended."""
-        return len(self.results)
-
-    @property
-    def expected(self) -> int:
+    def expected_trainings(self) -> int:
         """The number of trainings in all, as far as is known."""
-        return max(self.search.expected, self.done + len(self.search.missing))
+        return max(self.search.expected, len(self.results) + len(self.search.missing))
 
     @property
     def finished(self) -> bool:
@@ -48,28 +43,9 @@ class SweptSize:
         """The number of trainings that reached the goal."""
         return sum(each.reached for each in self.results)
 
-    @property
-    def diverged(self) -> int:
-        """The number of trainings whose loss or metric became no number."""
-        return self._ended(DIVERGED)
-
-    @property
-    def pruned(self) -> int:
-        """The number of trainings that were stopped because they could not win."""
-        return self._ended(PRUNED)
-
-    @property
-    def out_of_steps(self) -> int:
-        """The number of trainings that took all of their steps and missed the goal."""
-        return self._ended(OUT_OF_STEPS)
-
-    @property
-    def failed(self) -> int:
-        """The number of trainings that were given up."""
-        return self._ended(FAILED)
-
-    def _ended(self, word: str) -> int:
-        return sum(each.ended == word for each in self.results)
+    def count(self, ended: str) -> int:
+        """Return the number of trainings with an end, such as `DIVERGED`."""
+        return sum(each.ended == ended for each in self.results)
 
     @cached_property
     def best(self) -> Outcome | None:
@@ -118,7 +94,7 @@ class SweepRecord:
 
     job: SweepJob
     sizes: tuple[SweptSize, ...]
-    """By rising batch size."""
+    """Each batch size, in rising order."""
     progress: JobProgress
 
     @property
@@ -132,9 +108,9 @@ class SweepRecord:
         return any(size.reached for size in self.sizes)
 
     @property
-    def expected(self) -> int:
+    def expected_trainings(self) -> int:
         """The number of trainings in all, as far as is known."""
-        return sum(size.expected for size in self.sizes)
+        return sum(size.expected_trainings for size in self.sizes)
 
     @property
     def seconds_left(self) -> float:
@@ -143,7 +119,10 @@ class SweepRecord:
         if not usual:
             return math.nan
         mean = sum(usual) / len(usual)
-        left = sum((s.expected - s.done) * (s.mean_device_seconds or mean) for s in self.sizes)
+        left = sum(
+            (size.expected_trainings - len(size.results)) * (size.mean_device_seconds or mean)
+            for size in self.sizes
+        )
         return left / self.job.devices / max(1, len(self.progress.running))
 
     @cached_property

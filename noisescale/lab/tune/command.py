@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from noisescale.checks import require_folder_of
 from noisescale.cli.showing import check_html, show
 from noisescale.cli.training import (
     Accelerator,
@@ -19,13 +20,11 @@ from noisescale.cli.training import (
     Precision,
     Strategy,
     Target,
-    check_output,
 )
 from noisescale.cli.values import flags_of
 from noisescale.extras import need
 from noisescale.lab.jobs.live import live
 from noisescale.lab.jobs.worker_options import (
-    TOO_LARGE,
     WORKERS,
     Launcher,
     LauncherOptions,
@@ -154,7 +153,7 @@ def tune_parameters(
         need(package, "`noisescale tune`", extra="tune")
     check_html(html)
     if html is not None:
-        check_output(html, "--html")
+        require_folder_of("--html", html)
     from noisescale.lab.tune.tune import JOURNAL, tune
 
     storage = storage or str(output / JOURNAL)
@@ -162,7 +161,7 @@ def tune_parameters(
     with (
         rename_arguments(flags),
         interruptible(storage),
-        shorten_errors(TOO_LARGE),
+        shorten_errors(),
         live() as progress,
     ):
         found = tune(

@@ -72,10 +72,10 @@ def headline_of(front: CostFront) -> str:
 def progress_sentence(found: TuneRecord) -> str:
     """Return how far a search is, what it has cost, and the best result."""
     front, progress = found.front, found.progress
-    parts = [f"{plural(found.done, 'training')} done"]
+    parts = [f"{plural(found.successes, 'training')} done"]
     if found.most_trials is not None:
-        parts[0] = f"{found.done} of {plural(found.most_trials, 'training')} done"
-    parts += [f"{failed} without a result"] if (failed := len(front.failed)) else []
+        parts[0] = f"{found.successes} of {plural(found.most_trials, 'training')} done"
+    parts += [f"{failed} without a result"] if (failed := len(front.failures)) else []
     parts += [] if found.finished else [f"{len(progress.running)} under way"]
     of = f" of {hours(found.budget)}" if found.budget is not None else ""
     said = f"{', '.join(parts)}, {hours(progress.device_hours)}{of} device-hours spent"
@@ -92,11 +92,11 @@ def statements_of(front: CostFront) -> Iterator[Statement]:
         return
     unit = cost_unit(front)
 
-    def stated(label: str, said: str, setting: Setting) -> Statement:
+    def statement(label: str, said: str, setting: Setting) -> Statement:
         parts = [Statement("with", settings_of(front, setting))]
         return Statement(label, said, basis="measured", parts=parts)
 
-    yield stated("Best", f"{front.metric} {_result(best, unit)}", best)
+    yield statement("Best", f"{front.metric} {_result(best, unit)}", best)
     own = next((each for each in front.settings if each.first.number == 0), None)
     if own is None:
         return
@@ -106,7 +106,7 @@ def statements_of(front: CostFront) -> Iterator[Statement]:
     as_good = next(each for each in front.front if sign * each.value <= sign * own.value)
     if as_good.cost < own.cost / 1.05:
         less = f"{own.cost / as_good.cost:.1f} times less cost: {_result(as_good, unit)}"
-        yield stated("As good for less", less, as_good)
+        yield statement("As good for less", less, as_good)
 
 
 def _result(each: Setting, unit: Duration) -> str:

@@ -73,7 +73,7 @@ def front_figure(found: CostFront) -> go.Figure:
     _draw_settings(drawn, found, found.front, result, unit, "on the front", BLUE, 10, line="hv")
     _draw_own(drawn, found, result, unit)
     edge = low if found.maximize else high
-    _draw_failures(drawn, found, unit, [edge] * len(found.failed))
+    _draw_failures(drawn, found, unit, [edge] * len(found.failures))
     return with_legend(drawn)
 
 
@@ -93,7 +93,7 @@ def parameter_figure(found: CostFront, searched: Searched) -> go.Figure:
     if law is not None:
         costs = [each.cost for each in found.front]
         along = np.geomspace(min(costs), max(costs), _LINE).tolist()
-        lines = [law.at(cost) for cost in along]
+        lines = [law.value_at(cost) for cost in along]
         x = [_shown_cost(cost, unit) for cost in along]
         outline = [
             *zip(x, (low for _, low, _ in lines), strict=True),
@@ -112,7 +112,7 @@ def parameter_figure(found: CostFront, searched: Searched) -> go.Figure:
     _draw_settings(drawn, found, others, value, unit, "not on the front", GREY, 7)
     _draw_settings(drawn, found, found.front, value, unit, "on the front", BLUE, 10)
     _draw_own(drawn, found, value, unit)
-    at = [trial.parameters[name] for trial in found.failed]
+    at = [trial.parameters[name] for trial in found.failures]
     _draw_failures(drawn, found, unit, at if searched.is_number else list(map(write_value, at)))
     return with_legend(drawn)
 
@@ -137,7 +137,7 @@ def _draw_settings(
         mode="lines+markers" if line else "markers",
         line={"color": colour, "width": 1.5, **({"shape": line} if line else {})},
         marker={"size": size, "color": colour},
-        hovertext=[_about(found, each, unit) for each in settings],
+        hovertext=[_hover_text(found, each, unit) for each in settings],
         hoverinfo="text",
     )
 
@@ -162,10 +162,10 @@ def _draw_own(
 
 
 def _draw_failures(drawn: go.Figure, found: CostFront, unit: Duration, at: Sequence[Any]) -> None:
-    """Those whose cost is known. A training that crashed has none."""
+    """Draw the failures whose cost is known. A training that crashed has no cost."""
     points = [
         (_shown_cost(trial.cost, unit), y)
-        for trial, y in zip(found.failed, at, strict=True)
+        for trial, y in zip(found.failures, at, strict=True)
         if trial.cost > 0
     ]
     if points:
@@ -218,7 +218,7 @@ def _parameter_axis(searched: Searched, values: Sequence[Any]) -> dict[str, Any]
     return {"title": {"text": title}, "range": [low - room, high + room]}
 
 
-def _about(found: CostFront, each: Setting, unit: Duration) -> str:
+def _hover_text(found: CostFront, each: Setting, unit: Duration) -> str:
     numbers = ", ".join(str(trial.number) for trial in each.trials)
     lines = [
         f"<b>trial {numbers}</b>",
@@ -242,7 +242,7 @@ def _front_finding(found: CostFront, unit: Duration) -> str:
 
 def _front_caption(found: CostFront) -> str:
     said = "The line: the best result that a cost buys."
-    if any(math.isfinite(trial.cost) for trial in found.failed):
+    if any(math.isfinite(trial.cost) for trial in found.failures):
         edge = "lower" if found.maximize else "upper"
         said += f" Crosses at the {edge} edge: trainings without a result."
     return said

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from noisescale.checks import refuse, require_count
+from noisescale.lab.jobs.jobs import TOO_LARGE
 from noisescale.lab.parameter_texts import Searched, search_parameters
-from noisescale.made.targets import module_and_data, own_arguments
+from noisescale.made.targets import module_and_data, own_arguments, refuse_out_of_memory
 
 if TYPE_CHECKING:
     from noisescale.lab.jobs.jobs import Training
     from noisescale.lab.tune.tune_job import TuneJob
 
 EPOCHS = 10.0
-"""Of a training, if nothing says how long it is."""
+"""The epochs of a training, if nothing says how long it is."""
 
 MOST_SEED = 2**31
 
@@ -64,7 +65,7 @@ def tune_job(
         refuse("epochs", "be left out where steps are searched", f"{epochs:g}", "Leave it out.")
     if epochs is None and steps is None and "steps" not in names:
         epochs = EPOCHS
-    known = _known(noise_scale, run)
+    known = _measurements(noise_scale, run)
     length = Length(epochs, steps, known.noise_scale)
     hours = None if budget is None else read_budget(budget)
     most = None if max_cost is None else 3600 * read_budget(max_cost, "max_cost")
@@ -84,7 +85,7 @@ def tune_job(
     size = {each.name: each for each in parameters}.get("batch_size")
     usual = int(size.low) if size is not None else training.devices
     searched = [name for name in SWEPT if name in names]
-    with isolate_rng():
+    with isolate_rng(), refuse_out_of_memory("max_device_batch_size", TOO_LARGE):
         seed_all(seed)
         module, data = module_and_data(training.target, training.data, arguments)
         goal = Goal(metric, 0.0, "<")
@@ -149,7 +150,7 @@ def read_budget(text: str, argument: str = "budget") -> float:
     return found
 
 
-def _known(noise_scale: float | None, run: Path | None) -> Known:
+def _measurements(noise_scale: float | None, run: Path | None) -> Known:
     """Return what is known before: given, or measured by a run.
 
     Raises:

@@ -19,7 +19,7 @@ def tables_of(found: CostFront) -> list[Table]:
     tables = [front_table(found)] if found.front else []
     if found.laws and len(found.front) >= LEAST:
         tables.append(laws_table(found))
-    if found.failed:
+    if found.failures:
         tables.append(failures_table(found))
     return tables
 
@@ -78,7 +78,7 @@ def failures_table(found: CostFront) -> Table:
                 Cell(trial.reason or trial.ended),
             ]
         )
-        for trial in found.failed
+        for trial in found.failures
     ]
     return Table("Trainings without a result", headings, lines)
 

@@ -19,7 +19,7 @@ from noisescale.lab.tune.make_job import tune_job
 from noisescale.lab.tune.records import as_dict
 from noisescale.lab.tune.tune_job import TuneJob
 from noisescale.lab.tune.tune_record import TuneRecord, tune_record
-from noisescale.made.targets import text_of_target
+from noisescale.made.targets import text_of
 from noisescale.report.answer import Answer
 
 JOURNAL = "tune.journal"
@@ -122,7 +122,7 @@ def tune(
         MissingExtraError: If Optuna or scikit-learn is not installed:
             `pip install "noisescale[tune]"`.
 
-    Example:
+    Examples:
         ```python
         ranges = {"learning_rate": (0.001, 1.0), "batch_size": (16, 1024)}
         found = noisescale.tune("train.py:make", "val_loss", search=ranges, budget="1h")
@@ -138,8 +138,8 @@ def tune(
     place = Place(name, str(storage or folder / JOURNAL), folder)
     started = WorkersToStart(workers, launcher, launcher_options or {}, lease, accelerator)
     training = Training(
-        text_of_target(target),
-        None if data is None else text_of_target(data, "data"),
+        text_of(target, "target"),
+        None if data is None else text_of(data, "data"),
         devices,
         accelerator,
         strategy,

@@ -67,7 +67,7 @@ class Length:
 
 
 Suggest = Callable[["TuneJob", Mapping[str, Entry]], dict[str, Value]]
-"""From a search and its tasks to the parameters of the next training."""
+"""A function from a search and its tasks to the parameters of the next training."""
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,9 @@ class TuneRecord:
         return self.progress.finished
 
     @property
-    def done(self) -> int:
+    def successes(self) -> int:
         """The number of trainings with a result."""
-        return len(self.front.trials) - len(self.front.failed)
+        return len(self.front.trials) - len(self.front.failures)
 
 
 def tune_record(job: TuneJob, entries: Mapping[str, Entry], place: Place) -> TuneRecord:
@@ -62,10 +62,10 @@ def front_of(job: TuneJob, entries: Mapping[str, Entry]) -> CostFront:
     """Return all trainings that have ended, with the front."""
     ended = [each for each in entries.values() if each.result]
     trials = tuple(_trial_of(each) for each in sorted(ended, key=lambda each: int(each.key)))
-    return CostFront(job.metric, job.maximize, tuple(map(_searched_of, job.parameters)), trials)
+    return CostFront(job.metric, job.maximize, tuple(map(_axis_of, job.parameters)), trials)
 
 
-def _searched_of(each: Parameter) -> Searched:
+def _axis_of(each: Parameter) -> Searched:
     log = each.kind in (LOG, POW2)
     return Searched(each.name, log, each.is_number, each.low, each.high)
 

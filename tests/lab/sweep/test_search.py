@@ -75,7 +75,7 @@ def test_the_best_learning_rate_is_found_and_repeated(best: float) -> None:
     rate = progress.best[0].hyperparameters["learning_rate"]
     assert best / 1.6 < rate < best * 1.6
     assert [each.seed for each in progress.best] == [0, 1, 2]
-    assert len(found) <= SEARCH.expected
+    assert len(found) <= SEARCH.expected_trainings
     assert len(found) == progress.expected
 
 
@@ -110,7 +110,7 @@ def test_a_round_that_refines_stays_as_near_to_the_best_as_the_first_round_is_de
                     TrialResult(GOAL, 64, point, seed, [1, steps], [0.9, 0.1], [1, steps], REACHED)
                 )
 
-        assert len(found) == search.expected == 12
+        assert len(found) == search.expected_trainings == 12
 
 
 def test_trainings_that_cannot_win_are_stopped() -> None:

@@ -15,6 +15,7 @@ from noisescale.lab.jobs.jobs import FAILED, Entry, State, Task, Training
 from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.jobs.workers import Place
 from noisescale.lab.sweep.files import write_files
+from noisescale.lab.sweep.results import PRUNED
 from noisescale.lab.sweep.search import Search
 from noisescale.lab.sweep.settings import Own, SweepJob
 from noisescale.lab.sweep.sweep_record import SweepRecord, sweep_record
@@ -121,15 +122,17 @@ def test_progress_says_what_was_spent_and_what_is_left(tmp_path: Path) -> None:
     taken(ledger, whole)
 
     assert claimed is not None
-    assert (begun.progress.done, begun.expected) == (0, 3 * (6 + 2 + 2))
+    assert (begun.progress.done, begun.expected_trainings) == (0, 3 * (6 + 2 + 2))
     assert math.isnan(begun.seconds_left)
     assert going.progress.done == len(half)
     assert going.progress.device_hours == pytest.approx(0.01 * len(half))
-    assert going.seconds_left == pytest.approx(36.0 * (going.expected - going.progress.done))
+    assert going.seconds_left == pytest.approx(
+        36.0 * (going.expected_trainings - going.progress.done)
+    )
     assert [entry.key for entry in going.progress.running] == [claimed.key]
     assert [entry.state for entry in going.progress.running] == [State.RUNNING]
     end = found_in({k: e for k, e in ledger.entries().items() if e.result})
-    assert end.progress.done <= end.expected
+    assert end.progress.done <= end.expected_trainings
 
 
 def test_a_finished_sweep_has_what_was_best(tmp_path: Path) -> None:
@@ -139,12 +142,11 @@ def test_a_finished_sweep_has_what_was_best(tmp_path: Path) -> None:
     found = found_in(ledger.entries())
 
     assert found.finished
-    assert found.progress.done == found.expected == len(whole)
+    assert found.progress.done == found.expected_trainings == len(whole)
     for size in found.sizes:
         assert size.steps == pytest.approx(100 * (1 + 64 / size.batch_size), rel=0.2)
         assert size.learning_rate == pytest.approx(0.1 * math.sqrt(size.batch_size / 16), rel=1)
-        assert size.reached + size.pruned == size.done
-        assert (size.diverged, size.failed) == (0, 0)
+        assert size.reached + size.count(PRUNED) == len(size.results)
 
 
 def test_failures_have_their_reasons_and_no_evaluations(tmp_path: Path) -> None:
@@ -156,4 +158,4 @@ def test_failures_have_their_reasons_and_no_evaluations(tmp_path: Path) -> None:
 
     assert found_in(entries).progress.failures == {first: "no luck"}
     assert len(read_trials(tmp_path / "trials.csv", "loss")) == len(entries) - 1
-    assert sum(size.failed for size in found_in(entries).sizes) == 1
+    assert sum(size.count(FAILED) for size in found_in(entries).sizes) == 1

@@ -239,7 +239,7 @@ def test_a_run_gives_its_noise_scale_and_step_times(
 ) -> None:
     measured = history()
     monkeypatch.setattr("noisescale.history.reading.read_run", lambda _: measured)
-    known = make_job._known(None, here)
+    known = make_job._measurements(None, here)
 
     assert known.noise_scale is not None
     assert math.isfinite(known.noise_scale)

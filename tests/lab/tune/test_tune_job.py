@@ -118,7 +118,7 @@ def test_a_search_learns_from_results_and_gives_up_what_fails(searched: Ledger) 
     assert FAILED in entries["3"].result
     assert len({json.dumps(each) for each in parameters_in(searched)}) > 5
     found = tune_record(job(trials=9), entries, Place("tune", "tune.journal"))
-    assert (found.done + len(found.front.failed), found.finished) == (9, True)
+    assert (found.successes + len(found.front.failures), found.finished) == (9, True)
     assert found.progress.device_hours > 0
     assert all(each.cost > 0 for each in found.front.front)
 
