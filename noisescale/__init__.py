@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from noisescale.lab.compare.profiles import algoperf_score as algoperf_score
     from noisescale.lab.compare.profiles import performance_profile as performance_profile
     from noisescale.lab.compare.steps_to_result import steps_to_result as steps_to_result
+    from noisescale.lab.sweep.sweep import Sweep as Sweep
+    from noisescale.lab.sweep.sweep import sweep as sweep
     from noisescale.lab.tune.carbs.sampler import CarbsSampler as CarbsSampler
+    from noisescale.lab.tune.tune import Tune as Tune
+    from noisescale.lab.tune.tune import tune as tune
     from noisescale.lightning.monitor.noise_scale_monitor import (
         NoiseScaleMonitor as NoiseScaleMonitor,
     )
@@ -84,8 +88,10 @@ _HOME = {
     "Plan": "plan",
     "Prediction": "prediction.predict",
     "RepeatedAugmentationSampler": "methods.repeated_augmentation",
+    "Sweep": "lab.sweep.sweep",
     "Tradeoff": "tradeoff.tradeoff",
     "TradeoffFit": "tradeoff.fit",
+    "Tune": "lab.tune.tune",
     "adasum": "methods.adasum.rule",
     "adasum_all_reduce_": "methods.adasum.all_reduce",
     "algoperf_score": "lab.compare.profiles",
@@ -101,6 +107,8 @@ _HOME = {
     "profile": "profiling.profile",
     "read_run": "history.reading",
     "steps_to_result": "lab.compare.steps_to_result",
+    "sweep": "lab.sweep.sweep",
+    "tune": "lab.tune.tune",
 }
 
 __all__ = [*_HOME]

@@ -38,9 +38,9 @@ from noisescale import NoiseScaleMonitor, predict
 from noisescale.lab.jobs.jobs import Entry, State, Training
 from noisescale.lab.parameter_texts import search_parameters
 from noisescale.lab.sweep.settings import Own
-from noisescale.lab.tune.asking import suggested
-from noisescale.lab.tune.standing import front_of
-from noisescale.lab.tune.tune_job import Length, TuneJob, centered
+from noisescale.lab.tune.suggest import suggest
+from noisescale.lab.tune.tune_job import Length, TuneJob, center_parameters
+from noisescale.lab.tune.tune_record import front_of
 
 SEARCH = ("learning_rate=0.003..3", "batch_size=8..512", "epochs=1..20")
 OWN = Own(1400, 32, 0.05)
@@ -108,13 +108,13 @@ def searched(
 ) -> tuple[float, float, int]:
     """The best loss, the area under the front, and the number of trainings."""
     length = Length(epochs=EPOCHS, noise_scale=noise_scale)
-    parameters = centered(search_parameters(SEARCH), OWN, length, {})
-    settings: dict[str, Any] = {"trials": 999, "seed": seed, "suggest": suggested}
+    parameters = center_parameters(search_parameters(SEARCH), OWN, length, {})
+    settings: dict[str, Any] = {"trials": 999, "seed": seed, "suggest": suggest}
     job = TuneJob(Training("-"), OWN, "val_loss", False, parameters, length, **settings)
     entries: dict[str, Entry] = {}
     spent, allowed = 0.0, math.inf
     while spent < allowed:
-        asked = suggested(job, entries, with_prior=with_prior)
+        asked = suggest(job, entries, with_prior=with_prior)
         spec = job.spec(len(entries), asked) | {"seed": 1000 * seed + len(entries)}
         result = trained(spec)
         key = str(len(entries))

@@ -25,13 +25,25 @@ _EXAMPLE = "Write, for example, learning_rate=0.001..1, dropout=0..0.5:linear or
 _FIELDS = ("low", "high", "kind", "choices", "center", "scale")
 
 
-def sweep_parameters(texts: Iterable[str]) -> tuple[Parameter, ...]:
-    """Return the parameters of a sweep in texts like "momentum=0.5..0.99".
+Searched = Mapping[str, Any] | Iterable[str]
+"""Parameters to search: texts like "momentum=0.5..0.99", or from each name to its values.
+
+A pair of numbers is a range, with a kind as a third part if it is not the usual one. A list has
+choices. A text is what stands after the "=" of a text on the command line.
+"""
+
+
+def sweep_parameters(searched: Searched) -> tuple[Parameter, ...]:
+    """Return the parameters of a sweep.
 
     Raises:
         ValueError: If a text has another form, a name is unknown, or one is given twice.
+
+    Examples:
+        >>> [each.text() for each in sweep_parameters({"momentum": (0.5, 0.99)})]
+        ['0.5 to 0.99']
     """
-    found = _require_once([_read(text, SWEPT) for text in texts])
+    found = _once([_read(text, SWEPT) for text in _texts(searched)])
     for each in found:
         if SWEPT.get(each.name) != each.kind:
             refuse(
@@ -43,8 +55,8 @@ def sweep_parameters(texts: Iterable[str]) -> tuple[Parameter, ...]:
     return tuple(found)
 
 
-def search_parameters(searched: Sequence[str], space: Path | None = None) -> tuple[Parameter, ...]:
-    """Return the parameters of a search, in texts like "act=relu,tanh" and in a file.
+def search_parameters(searched: Searched, space: Path | None = None) -> tuple[Parameter, ...]:
+    """Return the parameters of a search, which are given and in a file.
 
     Raises:
         ValueError: If there are none, one is given twice, or one has another form.
@@ -55,7 +67,7 @@ def search_parameters(searched: Sequence[str], space: Path | None = None) -> tup
         batch_size pow2 16 to 1024
         dropout linear 0 to 0.5
     """
-    found = _require_once([*(_read_space(space) if space else ()), *map(_read, searched)])
+    found = _once([*(_read_space(space) if space else ()), *map(_read, _texts(searched))])
     if not found:
         refuse("search", "name a parameter to search", "none", _EXAMPLE)
     if {"epochs", "steps"} <= {each.name for each in found}:
@@ -63,7 +75,28 @@ def search_parameters(searched: Sequence[str], space: Path | None = None) -> tup
     return tuple(found)
 
 
-def _require_once(found: Sequence[Parameter]) -> Sequence[Parameter]:
+def _texts(searched: Searched) -> list[str]:
+    """Return parameters as texts.
+
+    Examples:
+        >>> _texts({"width": (16, 512), "dropout": (0, 0.5, "linear"), "act": ["relu", "tanh"]})
+        ['width=16..512', 'dropout=0..0.5:linear', 'act=relu,tanh']
+    """
+    if not isinstance(searched, Mapping):
+        return list(searched)
+    return [f"{name}={_values_text(values)}" for name, values in searched.items()]
+
+
+def _values_text(values: Any) -> str:
+    if isinstance(values, tuple) and len(values) in (2, 3):
+        low, high, *kind = values
+        return ":".join([f"{low}..{high}", *map(str, kind)])
+    if isinstance(values, list | tuple):
+        return ",".join(map(str, values))
+    return str(values)
+
+
+def _once(found: Sequence[Parameter]) -> Sequence[Parameter]:
     names = [each.name for each in found]
     if double := [name for name in names if names.count(name) > 1]:
         refuse("search", "name each parameter once", double[0], "Leave one out.")

@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from noisescale.refusal import Refusal
+
+_LOADING: ContextVar[str] = ContextVar("loading", default="")
+"""The target whose module is being imported."""
 
 
 def load(target: str) -> Any:
@@ -41,6 +46,7 @@ def load(target: str) -> Any:
             "a relative module",
             "Write the full name of the module, or its file.",
         )
+    before = _LOADING.set(target)
     try:
         found: Any = _file(Path(place)) if place.endswith(".py") else _module(place)
     except ImportError as error:
@@ -50,6 +56,8 @@ def load(target: str) -> Any:
             f"{type(error).__name__}: {error}",
             "Check the name, and whether its imports are installed.",
         ) from error
+    finally:
+        _LOADING.reset(before)
     for part in name.split("."):
         if not hasattr(found, part):
             raise Refusal(
@@ -189,24 +197,34 @@ def text_of(target: Any, argument: str) -> str:
     """Return the text by which another process can load a target.
 
     Args:
-        target: Such a text, or a function or class of a module that can be imported.
+        target: Such a text, or a function or class of a script, or of a module that can be
+            imported.
         argument: The name of the argument, for the error.
 
     Raises:
-        ValueError: If `load` would not find this target by its module and its name.
+        ValueError: If `load` would not find this target by its module and its name, or if this
+            process is only loading the file of a target.
 
     Examples:
         >>> from collections import Counter
         >>> text_of(Counter, "target")
         'collections:Counter'
     """
+    if loading := _LOADING.get():
+        raise Refusal(
+            argument,
+            "be trained by a script, and not whenever the script is imported",
+            f"a call while {loading} is loaded",
+            'Write the call below `if __name__ == "__main__":`.',
+        )
     if isinstance(target, str):
         return target
     place, name = (getattr(target, each, None) for each in ("__module__", "__qualname__"))
-    found = sys.modules.get(place) if place and name and place != "__main__" else None
+    found = sys.modules.get(place) if place and name else None
+    file = getattr(found, "__file__", None)
     for part in (name or "").split("."):
         found = getattr(found, part, None)
-    if found is None or found is not target:
+    if found is None or found is not target or (place == "__main__" and file is None):
         raise Refusal(
             argument,
             "be found by the processes of the workers",
@@ -214,7 +232,7 @@ def text_of(target: Any, argument: str) -> str:
             "Put a function that returns it into a file, and give its name as a text, for example"
             ' "train.py:make".',
         )
-    return f"{place}:{name}"
+    return f"{os.path.relpath(file) if place == '__main__' and file else place}:{name}"
 
 
 def is_first() -> bool:
@@ -225,27 +243,25 @@ def is_first() -> bool:
 
 
 @contextmanager
-def shorten_errors(too_large: str = "") -> Iterator[None]:
+def shorten_errors() -> Iterator[None]:
     """Turn Lightning's errors about arguments into one line. Errors in a module keep all lines.
 
-    Args:
-        too_large: The line for a device that runs out of memory. Default: as an error in a module.
+    Errors that did not come through Lightning stay as they are.
     """
     from noisescale.lightning.trainer_access import MisconfigurationException
-    from noisescale.lightning.training import is_out_of_memory
 
     try:
         yield
     except Refusal:
         raise
     except Exception as error:
-        if too_large and is_out_of_memory(error):
-            raise ValueError(too_large) from error
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        package = str(frame.f_globals.get("__name__")).split(".")[0]
-        hosts = ("noisescale", "lightning", "pytorch_lightning", "lightning_fabric")
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        packages = [str(frame.f_globals.get("__name__")).split(".")[0] for frame in frames]
+        hosts = {"lightning", "pytorch_lightning", "lightning_fabric"}
+        if not hosts & set(packages):
+            raise
         kinds = (ImportError, ValueError, *MisconfigurationException.__bases__)
-        if package in hosts and isinstance(error, kinds):
+        if packages[-1] in {*hosts, "noisescale"} and isinstance(error, kinds):
             raise ValueError(str(error)) from error
         traceback.print_exc()
         raise SystemExit(1) from error

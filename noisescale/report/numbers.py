@@ -56,6 +56,16 @@ def two_digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 10 else _significant(value)[:-1]
 
 
+def four_digits(value: float) -> str:
+    """Write a number with four significant digits, and from 10,000 with all digits.
+
+    Examples:
+        >>> four_digits(0.0123456), four_digits(123456.0)
+        ('0.01235', '123,456')
+    """
+    return number(value) if abs(value) >= 1e4 else f"{value:.4g}"
+
+
 def count(value: float) -> str:
     """Write a batch size or a number of devices. Whole numbers have all their digits.
 

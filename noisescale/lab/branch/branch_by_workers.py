@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from noisescale.lab.branch.sentences import say_branch, say_course
-from noisescale.lab.jobs.awaited import train_by_workers
+from noisescale.lab.jobs.train_job import train_by_workers
 from noisescale.lab.jobs.workers import WorkersToStart
 from noisescale.refusal import Refusal
 

@@ -24,13 +24,13 @@ from noisescale.cli.training import (
     Target,
 )
 from noisescale.cli.values import flags_of
-from noisescale.lab.jobs.workers import (
+from noisescale.lab.jobs.worker_options import (
     LauncherOptions,
     LauncherOrNone,
     Lease,
     StorageOrNone,
     WorkerCount,
-    options_of,
+    launcher_options,
 )
 from noisescale.printable import printable
 from noisescale.refusal import rename_arguments
@@ -159,7 +159,7 @@ def branch_run(
                 output=output,
                 storage=storage,
                 launcher=launcher,
-                launcher_options=options_of(launcher_option),
+                launcher_options=launcher_options(launcher_option),
                 workers=workers,
                 lease=lease,
                 progress=lambda line: console.print(printable(line), markup=False),

@@ -15,6 +15,10 @@ FAILED = "failed"
 """The key of a result that says why a task was given up."""
 
 
+TOO_LARGE = "Give a smaller number: larger batches are then accumulated."
+"""The remedy if batches do not fit in the memory of a device."""
+
+
 @dataclass(frozen=True)
 class Training:
     """How each training of a job is run. All values come from the command line."""

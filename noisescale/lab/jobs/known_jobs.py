@@ -9,14 +9,14 @@ from typing import Any
 from noisescale.lab.branch.branch_job import BranchJob
 from noisescale.lab.jobs.jobs import Job, Record
 from noisescale.lab.sweep.settings import SweepJob
-from noisescale.lab.tune.asking import suggested
+from noisescale.lab.tune.suggest import suggest
 from noisescale.lab.tune.tune_job import TuneJob
 from noisescale.refusal import Refusal
 
 _KINDS: dict[str, Any] = {
     SweepJob.kind: SweepJob.from_dict,
     BranchJob.kind: BranchJob.from_dict,
-    TuneJob.kind: partial(TuneJob.from_dict, suggest=suggested),
+    TuneJob.kind: partial(TuneJob.from_dict, suggest=suggest),
 }
 """What makes each job from what its `as_dict` says."""
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from noisescale.history.metrics import Goal
 from noisescale.lab.jobs.jobs import FAILED, Entry, Job, Record, State, Task
 from noisescale.lab.jobs.storage import StorageError, open_storage, without_password
-from noisescale.printable import printable
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -95,8 +94,7 @@ class Ledger:
             raise StorageError(
                 "storage",
                 "have a job with the same settings",
-                f"{printable(without_password(place))} with the job {printable(name)!r},"
-                f" which differs in {printable(differing)}",
+                f"{without_password(place)} with the job {name!r}, which differs in {differing}",
                 "Give the settings from before. For a new job give another `--output`, and"
                 " another `--name` or storage if you gave one.",
             )
@@ -125,11 +123,11 @@ class Ledger:
             (name,) = names
         if name not in names:
             found = ", ".join(map(repr, names)) or "none"
-            wanted = f"the job {printable(name)!r}" if name else "one job, or `--name` given"
+            wanted = f"the job {name!r}" if name else "one job, or `--name` given"
             raise StorageError(
                 "storage",
                 f"have {wanted}",
-                printable(found),
+                found,
                 "Check the name, and that `noisescale sweep` was started with this storage.",
             )
         return cls(storage, name, lease)
@@ -284,7 +282,7 @@ class Ledger:
         raise StorageError(
             "storage",
             "have a job of noisescale",
-            f"a study {printable(self.name)!r} that is none",
+            f"a study {self.name!r} that is none",
             "Give another `--name`.",
         )
 

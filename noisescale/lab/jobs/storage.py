@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from noisescale.extras import need
-from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def without_password(place: str) -> str:
     return f"{scheme}{between}{rest.rpartition('@')[2]}" if between else place
 
 
-def patiently(call: Callable[[], T], seconds: float = 60.0) -> T:
+def retry(call: Callable[[], T], seconds: float = 60.0) -> T:
     """Call a function that uses a storage. While the storage is out of reach, try again.
 
     Args:
@@ -90,7 +89,7 @@ def patiently(call: Callable[[], T], seconds: float = 60.0) -> T:
                 raise StorageError(
                     "storage",
                     "be within reach",
-                    f"{type(error).__name__}: {printable(str(error))[:200]}",
+                    f"{type(error).__name__}: {str(error)[:200]}",
                     "Finished trainings are kept. Start the same command again when it is.",
                 ) from error
         time.sleep(wait)
@@ -113,14 +112,14 @@ def _journal(path: Path, new: bool) -> BaseStorage:
         raise StorageError(
             "storage",
             "be a file",
-            f"the folder {printable(path)}",
+            f"the folder {path}",
             "Name a file in it, for example sweep.journal.",
         )
     if not path.exists() and not new:
         raise StorageError(
             "storage",
             "exist",
-            f"{printable(path)}, which does not",
+            f"{path}, which does not",
             "Check the path, or start the sweep with `noisescale sweep`.",
         )
     try:
@@ -134,14 +133,14 @@ def _journal(path: Path, new: bool) -> BaseStorage:
         raise StorageError(
             "storage",
             "be a file that can be written",
-            f"{printable(path)}: {error.strerror}",
+            f"{path}: {error.strerror}",
             "Name another file.",
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(
             "storage",
             "be a journal of Optuna",
-            f"{printable(path)}, which cannot be read: {printable(error)}",
+            f"{path}, which cannot be read: {error}",
             "Name another file.",
         ) from error
 
@@ -184,8 +183,7 @@ def _database(url: str) -> BaseStorage:
         raise StorageError(
             "storage",
             "be a database within reach",
-            f"{printable(without_password(url))}: {type(error).__name__}:"
-            f" {printable(str(error))[:200]}",
+            f"{without_password(url)}: {type(error).__name__}: {str(error)[:200]}",
             "Check the URL, and whether its driver is installed (for PostgreSQL psycopg,"
             " for MySQL mysqlclient).",
         ) from error
@@ -199,7 +197,7 @@ def _proxy(place: str) -> BaseStorage:
         raise StorageError(
             "storage",
             "have a host and a port",
-            printable(place),
+            place,
             "Write, for example, grpc://host:13000.",
         )
     need("grpc", "A storage behind gRPC")
@@ -212,7 +210,7 @@ def _proxy(place: str) -> BaseStorage:
         raise StorageError(
             "storage",
             "be a gRPC proxy of Optuna within reach",
-            f"{printable(place)} without an answer",
+            f"{place} without an answer",
             "Start it with `optuna.storages.run_grpc_proxy_server`.",
         ) from error
     return storage

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from noisescale.extras import MissingExtraError
-from noisescale.lab.jobs.workers import TOO_LARGE
-from noisescale.made.targets import module_and_data, shorten_errors
+from noisescale.lab.jobs.jobs import TOO_LARGE
+from noisescale.made.targets import module_and_data, refuse_out_of_memory, shorten_errors
 from noisescale.printable import printable
 
 
@@ -28,19 +28,19 @@ def train_trial(folder: Path) -> None:
         from noisescale.made.data import train_and_val
 
         module, examples = module_and_data(target, data)
-        with shorten_errors(TOO_LARGE):
+        with shorten_errors(), refuse_out_of_memory("--max-device-batch-size", TOO_LARGE):
             train_branch_task(module, train_and_val(examples)[0], spec, folder)
         return
     from noisescale.lab.sweep.trial_fit import Made, train_task
-    from noisescale.lab.tune.tuned_fit import train_tuned
+    from noisescale.lab.tune.trial_fit import train_tune_task
 
     seed_all(spec["seed"])  # also what the user's function draws: the weights
     module, examples = module_and_data(target, data, spec.get("arguments"))
     # The function may have set a seed of its own, the same for all repetitions.
     seed_all(spec["seed"])
     os.environ["PL_GLOBAL_SEED"] = str(spec["seed"])  # of Lightning's shuffling over ranks
-    with shorten_errors(TOO_LARGE):
-        train = train_tuned if spec["kind"] == "tune" else train_task
+    with shorten_errors(), refuse_out_of_memory("--max-device-batch-size", TOO_LARGE):
+        train = train_tune_task if spec["kind"] == "tune" else train_task
         train(Made(module, examples), spec, folder)
 
 

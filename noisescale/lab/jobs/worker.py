@@ -12,7 +12,7 @@ from pathlib import Path
 
 from noisescale.lab.jobs.jobs import FAILED, Entry, Job, Record, State
 from noisescale.lab.jobs.ledger import Ledger, LostError, results_of
-from noisescale.lab.jobs.storage import patiently
+from noisescale.lab.jobs.storage import retry
 from noisescale.lab.jobs.trial_process import TrialProcess
 from noisescale.refusal import Refusal
 
@@ -78,17 +78,17 @@ class Worker:
         """
         known: dict[str, State] | None = None
         while True:
-            entries = patiently(self._ledger.entries)
+            entries = retry(self._ledger.entries)
             states = {key: entry.state for key, entry in entries.items()}
             if known != states:  # else nothing else is wanted
                 _refuse_if_all_failed(results_of(entries))
                 known, wanted = states, self._job.next_tasks(entries)
             if not wanted:
                 return
-            for key in patiently(self._ledger.put_back_lost):
+            for key in retry(self._ledger.put_back_lost):
                 self._on_event(f"{key}: put back, as its worker was lost")
-            patiently(lambda: self._ledger.want(wanted))  # noqa: B023 - called at once
-            entry = patiently(
+            retry(lambda: self._ledger.want(wanted))  # noqa: B023 - called at once
+            entry = retry(
                 lambda: self._ledger.claim([task.key for task in wanted], self._me)  # noqa: B023
             )
             if entry is None:
@@ -109,12 +109,12 @@ class Worker:
             if result is None:
                 reason = process.reason()
                 self._on_event(f"{entry.key}: failed: {reason}")
-                patiently(lambda: self._ledger.fail(entry, reason))
+                retry(lambda: self._ledger.fail(entry, reason))
                 self._failed.append((entry, reason))
             else:
                 self._has_trained = True
                 self._on_event(f"{entry.key}: {result.get('ended', 'done')}")
-                patiently(lambda: self._ledger.finish(entry, result))
+                retry(lambda: self._ledger.finish(entry, result))
         except LostError:
             self._on_event(f"{entry.key}: left to another worker, this one was silent too long")
         except BaseException:
@@ -131,12 +131,12 @@ class Worker:
     def _refuse_if_only_this_one_fails(self) -> None:
         if self._has_trained or len(self._failed) < TELLING:
             return
-        entries = patiently(self._ledger.entries)
+        entries = retry(self._ledger.entries)
         if not any(FAILED not in result for result in results_of(entries).values()):
             return
         if not workers_of(entries):  # nobody else would train these tasks
             return
-        patiently(lambda: self._ledger.forget([entry for entry, _ in self._failed]))
+        retry(lambda: self._ledger.forget([entry for entry, _ in self._failed]))
         raise OnlyHereError(
             "target",
             "train on this worker as on others",
@@ -155,11 +155,11 @@ class Worker:
             wait = min(1.1 * wait, 2.0, every)
             now = time.monotonic()
             if now - renewed > every:
-                patiently(lambda: self._ledger.renew(entry))
+                retry(lambda: self._ledger.renew(entry))
                 renewed = now
             if now - looked > min(every, 2.0):
                 looked = now
-                found = self._job.limit_of(entry.spec, patiently(self._ledger.entries))
+                found = self._job.limit_of(entry.spec, retry(self._ledger.entries))
                 if found < limit:
                     limit = found
                     process.set_limit(limit)

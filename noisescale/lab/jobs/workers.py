@@ -1,122 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the commands that have trainings done by workers, and checks of them."""
+"""Which workers a job starts, and where its state and its trainings are."""
 
 from __future__ import annotations
 
 import math
 import os
-import signal
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from noisescale.printable import printable
+from noisescale.lab.jobs.storage import without_password
 from noisescale.refusal import Refusal
-
-WORKERS = "Workers and machines"
-
-Storage = Annotated[
-    str,
-    typer.Option(
-        metavar="PLACE",
-        help="Where the state is kept: a journal file, also on a shared disk; the URL of a database"
-        " (postgresql://..., mysql://..., sqlite:///...); or grpc://host:port of Optuna's proxy.",
-        rich_help_panel=WORKERS,
-    ),
-]
-StorageOrNone = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PLACE",
-        help="Where the state is kept, as for `noisescale sweep`. Without it and without a launcher"
-        " the branches are trained here, one after the other.",
-        rich_help_panel=WORKERS,
-    ),
-]
-WorkerCount = Annotated[
-    int,
-    typer.Option(
-        help="Workers that this command starts. 0: it only watches, and the work is done by"
-        " `noisescale work` elsewhere.",
-        rich_help_panel=WORKERS,
-    ),
-]
-Launcher = Annotated[
-    str,
-    typer.Option(
-        help="Where the workers run: local, slurm (by submitit) or ray.", rich_help_panel=WORKERS
-    ),
-]
-LauncherOrNone = Annotated[
-    str | None,
-    typer.Option(
-        help="Have branches trained by workers: local, slurm (by submitit) or ray.",
-        rich_help_panel=WORKERS,
-    ),
-]
-LauncherOptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--launcher-option",
-        metavar="OPTION",
-        help="Option of the launcher, as name=value. For slurm a parameter of submitit's"
-        " AutoExecutor, such as slurm_partition=gpu; for ray an argument of ray.init, such as"
-        " address=auto. May be repeated.",
-        rich_help_panel=WORKERS,
-    ),
-]
-Lease = Annotated[
-    float,
-    typer.Option(
-        help="Seconds of silence after which the workers of this command count as lost, and their"
-        " trainings are put back.",
-        rich_help_panel=WORKERS,
-    ),
-]
-JobName = Annotated[
-    str | None,
-    typer.Option(
-        "--name",
-        help="Name of the job. Default: the only one in the storage.",
-        rich_help_panel=WORKERS,
-    ),
-]
-
-TOO_LARGE = (
-    "`--max-device-batch-size` must fit in memory, got batches that do not. Give a smaller number:"
-    " larger batches are then accumulated."
-)
 
 
 @dataclass(frozen=True)
 class WorkersToStart:
-    """The workers that a command starts."""
+    """The workers that a command or a function starts."""
 
     workers: int
     launcher: str
-    options: dict[str, Any]
+    options: Mapping[str, Any]
     """The options of the launcher."""
     lease: float
     accelerator: str
     """The accelerator of the trainings."""
 
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        check_workers(self.workers, self.lease)
 
-def workers_to_start(
-    workers: int, launcher: str, options: Sequence[str] | None, lease: float, accelerator: str
-) -> WorkersToStart:
-    """Return the workers to start.
 
-    Raises:
-        ValueError: If a value is impossible.
-    """
-    found = WorkersToStart(workers, launcher, options_of(options), lease, accelerator)
-    check_workers(workers, lease)
-    return found
+@dataclass(frozen=True)
+class Place:
+    """Where a job is kept."""
+
+    name: str
+    """The name of the job in the storage."""
+    storage: str
+    """A journal file or a URL, see `open_storage`."""
+    output: Path | None = None
+    """The folder of the results; None if it is not known."""
+
+    @property
+    def work_command(self) -> list[str]:
+        """The command by which further workers join."""
+        storage = without_password(self.storage)
+        return ["noisescale", "work", "--storage", storage, "--name", self.name]
 
 
 def check_workers(workers: int, lease: float) -> None:
@@ -125,31 +55,6 @@ def check_workers(workers: int, lease: float) -> None:
         raise Refusal("workers", "not be negative", workers, "Give 1.")
     if not 1 <= lease < math.inf:
         raise Refusal("lease", "be at least 1 second, and finite", f"{lease:g}", "Give 60.")
-
-
-def options_of(texts: Sequence[str] | None) -> dict[str, Any]:
-    """Return the options of a launcher. Numbers become numbers.
-
-    Raises:
-        ValueError: If one is not written as name=value.
-
-    Examples:
-        >>> options_of(["timeout_min=60", "slurm_partition=gpu"])
-        {'timeout_min': 60, 'slurm_partition': 'gpu'}
-    """
-    found: dict[str, Any] = {}
-    for text in texts or ():
-        name, sign, value = text.partition("=")
-        if not (name and sign and value):
-            raise Refusal(
-                "--launcher-option",
-                "be written as name=value",
-                repr(text),
-                "Write, for example, slurm_partition=gpu.",
-            )
-        number = value.lstrip("-").isdigit()
-        found[name] = int(value) if number else {"true": True, "false": False}.get(value, value)
-    return found
 
 
 def make_folder(output: Path) -> None:
@@ -164,48 +69,11 @@ def make_folder(output: Path) -> None:
         raise Refusal(
             "output",
             "be a folder that can be written",
-            f"{printable(output)}: {error.strerror}",
+            f"{output}: {error.strerror}",
             "Name another folder.",
         ) from error
 
 
-def work_command(place: str, name: str) -> list[str]:
-    """Return the command by which further workers join."""
-    from noisescale.lab.jobs.storage import without_password
-
-    return [
-        "noisescale",
-        "work",
-        "--storage",
-        printable(without_password(place)),
-        "--name",
-        printable(name),
-    ]
-
-
-@contextmanager
-def interruptible(place: str) -> Iterator[None]:
-    """Take SIGTERM for Ctrl-C, and say after either how to go on."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        from noisescale.lab.jobs.storage import without_password
-
-        print(
-            "noisescale: stopped. Finished trainings are kept in"
-            f" {printable(without_password(place))}. The same command goes on.",
-            file=sys.stderr,
-        )
-        raise SystemExit(1) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def own_name() -> str:
-    """Return what the launcher calls this worker; "" without a launcher."""
+def name_by_launcher() -> str:
+    """Return the name that the launcher gave to this worker; "" without a launcher."""
     return os.environ.get("SLURM_JOB_ID", "")

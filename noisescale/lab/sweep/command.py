@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from noisescale.cli.showing import show
 from noisescale.cli.training import (
     Accelerator,
     Data,
@@ -25,35 +22,28 @@ from noisescale.cli.training import (
 )
 from noisescale.cli.values import flags_of
 from noisescale.extras import need
-from noisescale.lab.jobs.awaited import train_in_sight
-from noisescale.lab.jobs.workers import (
-    TOO_LARGE,
+from noisescale.lab.jobs.live import live
+from noisescale.lab.jobs.worker_options import (
     WORKERS,
     Launcher,
     LauncherOptions,
     Lease,
     WorkerCount,
     interruptible,
-    make_folder,
-    workers_to_start,
+    launcher_options,
 )
-from noisescale.made.targets import module_and_data, shorten_errors
-from noisescale.printable import printable, printable_json
-from noisescale.refusal import Refusal, rename_arguments
-
-if TYPE_CHECKING:
-    from noisescale.lab.compare.comparison import ComparisonRecord
-    from noisescale.lab.jobs.awaited import Shown
-    from noisescale.lab.jobs.jobs import Entry, Training
-    from noisescale.lab.sweep.settings import SweepJob
+from noisescale.made.targets import shorten_errors
+from noisescale.refusal import rename_arguments
 
 EXAMPLE = 'noisescale sweep train.py:make --goal "val_loss<=0.15" --batch-sizes 16..2048'
 
-MOST_SEED = 2**31
-"""Beyond it, a seed of a later round might be too large for the sampler."""
-
-UNUSUAL_SEED = 67_280_421_310_721
-"""Set before the script is loaded. If there is another one afterwards, the script has set it."""
+FLAGS = {
+    "target": "TARGET",
+    "goal": "--goal",
+    "batch_sizes": "--batch-sizes",
+    "launcher_options": "--launcher-option",
+}
+"""The names of arguments without a default, or with another name."""
 
 SEARCHED = "The search at each batch size"
 
@@ -142,156 +132,43 @@ def sweep_batch_sizes(
 
     The same command with the same storage goes on where it was stopped.
     """
-    from rich.console import Console
-
     need("optuna", "`noisescale sweep`")
-    from noisescale.lab.jobs.jobs import Training
-    from noisescale.lab.jobs.ledger import results_of
-    from noisescale.lab.sweep import sweep_shown
-    from noisescale.lab.sweep.sweep_doubts import doubts_before
-    from noisescale.lab.sweep.table import comparison_of, sweep_progress, write_sweep
-    from noisescale.report.text import Section
+    from noisescale.lab.sweep.sweep import JOURNAL, sweep
 
-    flags = flags_of(sweep_batch_sizes) | {
-        "goal": "--goal",
-        "batch_sizes": "--batch-sizes",
-        "target": "TARGET",
-    }
-    place = storage or str(output / "sweep.journal")
-    err = Console(stderr=True, highlight=False)
-    training = Training(
-        *(target, data, devices, accelerator, strategy, precision),
-        *(gradient_clip_val, gradient_clip_algorithm),
-    )
-    with rename_arguments(flags), interruptible(place):
-        to_start = workers_to_start(workers, launcher, launcher_option, lease, accelerator)
-        job = _job(
-            training,
+    storage = storage or str(output / JOURNAL)
+    flags = flags_of(sweep_batch_sizes) | FLAGS
+    with (
+        rename_arguments(flags),
+        interruptible(storage),
+        shorten_errors(),
+        live() as progress,
+    ):
+        found = sweep(
+            target,
             goal,
             batch_sizes,
-            search or (),
+            data=data,
+            search=search or (),
             trials=trials,
             repeats=repeats,
-            seed=seed,
             epochs=epochs,
+            seed=seed,
             max_device_batch_size=max_device_batch_size,
+            gradient_clip_val=gradient_clip_val,
+            gradient_clip_algorithm=gradient_clip_algorithm,
+            devices=devices,
+            accelerator=accelerator,
+            strategy=strategy,
+            precision=precision,
+            output=output,
+            storage=storage,
+            name=name,
+            workers=workers,
+            launcher=launcher,
+            launcher_options=launcher_options(launcher_option),
+            lease=lease,
+            progress=progress,
         )
-        make_folder(output)
-        doubts, written = doubts_before(job), set[str]()
-
-        def shown(entries: Mapping[str, Entry]) -> Shown:
-            nonlocal written
-            if written != (ended := results_of(entries).keys()):
-                write_sweep(job, entries, output)
-                written = set(ended)
-            progress = sweep_progress(job, entries)
-            table = Section(sweep_shown.sizes_table(job.goal, progress.sizes))
-            return sweep_shown.progress_line(progress), [table]
-
-        entries = train_in_sight(job, place, name, output, to_start, err, doubts, shown)
-        write_sweep(job, entries, output)
-    found = comparison_of(job, entries)
-    if as_json:
-        record = sweep_shown.status_as_dict(name, job, entries)
-        print(printable_json(json.dumps(record, indent=2, ensure_ascii=False)))
-    else:
-        _print_result(job, entries, found, doubts)
+    show(found, as_json=as_json)
     if not found.reached:
         raise typer.Exit(1)
-    fits = any(each.regimes is not None for each in found.sweeps)
-    for command in _next(output, goal, fits=fits):
-        err.print(f"Next: {shlex.join(command)}", markup=False, soft_wrap=True)
-
-
-def _print_result(
-    job: SweepJob, entries: Mapping[str, Entry], found: ComparisonRecord, doubts: Sequence[str]
-) -> None:
-    from rich.console import Console
-
-    from noisescale.lab.compare.document import statements_of_sweep
-    from noisescale.lab.sweep import sweep_shown
-    from noisescale.lab.sweep.sweep_doubts import doubts_after
-    from noisescale.lab.sweep.table import sweep_progress
-    from noisescale.report.text import Section, bullets, statements_of
-
-    out = Console(highlight=False)
-    progress = sweep_progress(job, entries)
-    out.print(sweep_shown.progress_line(progress), markup=False)
-    out.print(Section(sweep_shown.sizes_table(job.goal, progress.sizes)))
-    warnings = [*doubts, *doubts_after(job, found, entries, progress)]
-    out.print()
-    out.print(statements_of(line for each in found.sweeps for line in statements_of_sweep(each)))
-    if warnings:
-        out.print(*bullets("Warnings", warnings, "! ", "bold"), sep="\n")
-
-
-def _job(
-    training: Training,
-    goal: str,
-    batch_sizes: str,
-    search: list[str] | tuple[str, ...],
-    *,
-    trials: int,
-    repeats: int,
-    seed: int,
-    epochs: float,
-    max_device_batch_size: int | None,
-) -> SweepJob:
-    """Return the settings of the sweep, once module and data were tried for one step."""
-    from noisescale.checks import require_count, require_positive
-    from noisescale.lab.parameter_texts import sweep_parameters
-    from noisescale.lab.sweep.search import Search
-    from noisescale.lab.sweep.settings import SweepJob, check_goal, read_batch_sizes
-
-    wanted, sizes, parameters = (
-        check_goal(goal),
-        read_batch_sizes(batch_sizes),
-        sweep_parameters(search),
-    )
-    if require_count("trials", trials, "Give 9.") < 3:
-        raise Refusal("trials", "be at least 3", trials, "Give 9.")
-    require_count("repeats", repeats, "Give 3.")
-    if not 0 <= seed < MOST_SEED:
-        raise Refusal("seed", f"be from 0 to below {MOST_SEED:,}", f"{seed:,}", "Give 0.")
-    require_positive("epochs", epochs, "Give 50, for example.")
-    require_count("devices", training.devices, "Give 1.")
-    if max_device_batch_size is not None:
-        require_count("max_device_batch_size", max_device_batch_size, "Leave it out for no limit.")
-    import torch
-
-    from noisescale.lab.sweep.trial_fit import Made, describe
-
-    torch.manual_seed(UNUSUAL_SEED)
-    module, data = module_and_data(training.target, training.data)
-    seeded = torch.initial_seed() != UNUSUAL_SEED
-    with shorten_errors(TOO_LARGE):
-        searched = [parameter.name for parameter in parameters]
-        own = describe(Made(module, data), training, wanted, min(sizes), searched)
-    if not own.learning_rate > 0:
-        raise Refusal(
-            "configure_optimizers",
-            "set a positive learning rate",
-            f"{own.learning_rate:g}",
-            "The sweep multiplies it.",
-        )
-    found = Search(parameters, trials, repeats, seed)
-    own = replace(own, seeded=seeded)
-    return SweepJob(training, own, wanted, sizes, found, epochs, max_device_batch_size)
-
-
-def _next(output: Path, goal: str, *, fits: bool) -> list[list[str]]:
-    from noisescale.lab.sweep.table import SWEEP, TRIALS
-
-    fit = ["noisescale", "fit", printable(output / SWEEP)]
-    return [
-        *([fit] if fits else []),
-        [
-            "noisescale",
-            "compare",
-            printable(output / TRIALS),
-            "--goal",
-            goal,
-            "--html",
-            "sweep.html",
-        ],
-    ]

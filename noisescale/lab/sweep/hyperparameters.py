@@ -40,7 +40,7 @@ def own_momentum(optimizers: Sequence[Optimizer]) -> float | None:
 
 
 def last_as_long(schedules: Sequence[Any], steps: float) -> bool:
-    """Whether there are schedules, all known to last so many of their steps.
+    """Return whether there are schedules, and all are known to last this number of steps.
 
     Some do not say their length.
 

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What came of a training of a sweep."""
+"""The result of one training of a sweep."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any
 
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.lab.compare.outcomes import Outcome, outcome_of
-from noisescale.lab.jobs.jobs import FAILED, Record
+from noisescale.lab.jobs.jobs import FAILED, Entry
 from noisescale.lab.parameters import LEARNING_RATE
 
 REACHED, DIVERGED, PRUNED, OUT_OF_STEPS = "reached", "diverged", "pruned", "out of steps"
@@ -21,8 +21,9 @@ REACHED, DIVERGED, PRUNED, OUT_OF_STEPS = "reached", "diverged", "pruned", "out 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """The evaluations of one training, and how the training ended."""
+    """The evaluations of one training of a sweep, and how the training ended."""
 
+    goal: Goal
     batch_size: float
     hyperparameters: Mapping[str, float]
     seed: int
@@ -33,47 +34,61 @@ class TrialResult:
     """The time of training until each step, without the evaluations."""
     ended: str
     """One of the words above, or `FAILED`."""
-    devices: int = 1
     device_seconds: float = 0.0
-    """The time of the whole process, with its start and its evaluations, times the devices."""
+    """The time of the whole process, with its start and its evaluations, times the devices.
+
+    It is 0 if it is not known, as for a training that failed.
+    """
     reason: str = ""
-    """Why it failed."""
+    """The reason of a failure."""
 
     @classmethod
-    def of(cls, spec: Record, result: Record) -> TrialResult:
-        """Return the result of a task."""
-        failed = result.get(FAILED, "")
+    def of(cls, entry: Entry) -> TrialResult:
+        """Return the result of a task that is done or given up."""
+        spec, result = entry.spec, entry.result
+        failure = result.get(FAILED, "")
         return cls(
+            Goal(**spec["goal"]),
             spec["batch_size"],
             spec["hyperparameters"],
             spec["seed"],
             result.get("steps", ()),
             [math.nan if value is None else value for value in result.get("values", ())],
             result.get("seconds", ()),
-            FAILED if failed else result["ended"],
-            result.get("devices", 1),
-            result.get("device_seconds", 0.0),
-            failed,
+            FAILED if failure else result["ended"],
+            float(result.get("device_seconds", 0.0)),
+            failure,
         )
 
-    def outcome(self, goal: Goal) -> Outcome:
-        """Return when the training reached the goal."""
-        return outcome_of(self.trial(), goal)
+    @property
+    def name(self) -> str:
+        """The key of its task."""
+        return trial_name(self.batch_size, self.hyperparameters, self.seed)
 
-    def trial(self, submission: str = "", name: str = "") -> Trial:
-        """Return the training as `compare` takes it."""
-        settings: dict[str, Any] = dict(self.hyperparameters)
-        rate = settings.pop(LEARNING_RATE)
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate."""
+        return self.hyperparameters[LEARNING_RATE]
+
+    @property
+    def reached(self) -> bool:
+        """Whether the training reached the goal."""
+        return self.outcome.reached is not None
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """When the training reached the goal, as `compare` takes it."""
+        others = {k: v for k, v in self.hyperparameters.items() if k != LEARNING_RATE}
         examples = [step * self.batch_size for step in self.steps]
-        return Trial(
-            name or trial_name(self.batch_size, self.hyperparameters, self.seed),
+        trial = Trial(
+            self.name,
             Measurements(self.steps, self.values, examples=examples, seconds=self.seconds),
-            submission,
             batch_size=self.batch_size,
-            learning_rate=rate,
-            hyperparameters=MappingProxyType({**settings, "seed": float(self.seed)}),
+            learning_rate=self.learning_rate,
+            hyperparameters=MappingProxyType({**others, "seed": float(self.seed)}),
             feasible=self.ended not in (DIVERGED, FAILED),
         )
+        return outcome_of(trial, self.goal)
 
 
 def trial_name(batch_size: float, hyperparameters: Mapping[str, float], seed: int) -> str:

@@ -8,11 +8,10 @@ by many end with the same table.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from noisescale.history.metrics import Goal
-from noisescale.lab.compare.outcomes import Outcome, middle
+from noisescale.lab.compare.outcomes import middle
 from noisescale.lab.jobs.jobs import FAILED
 from noisescale.lab.parameters import LEARNING_RATE, LOG, Parameter, points, range_parameter
 from noisescale.lab.sweep.results import DIVERGED, TrialResult
@@ -31,7 +30,7 @@ MOST_WIDER = 4
 """The range grows this many times at most."""
 
 SEED_STEP = 1009
-"""Between the seeds of two rounds' points."""
+"""The distance between the seeds of two rounds' points."""
 
 Point = Mapping[str, float]
 Key = tuple[tuple[str, float], ...]
@@ -54,7 +53,7 @@ class Search:
         return max(2, self.trials // 3)
 
     @property
-    def expected(self) -> int:
+    def expected_trainings(self) -> int:
         """Trainings at a batch size, if no range has to be widened."""
         return self.trials + self.later + self.repeats - 1
 
@@ -76,7 +75,7 @@ class Progress:
 
 
 def progress_of(
-    search: Search, parameters: Sequence[Parameter], found: Sequence[TrialResult], goal: Goal
+    search: Search, parameters: Sequence[Parameter], results: Sequence[TrialResult]
 ) -> Progress:
     """Return where the search at one batch size stands, from its results.
 
@@ -88,10 +87,9 @@ def progress_of(
     Args:
         search: The settings.
         parameters: With their ranges at this batch size.
-        found: The results at this batch size, of any order.
-        goal: With its side.
+        results: All results at this batch size, in any order.
     """
-    known = {(_key(result.hyperparameters), result.seed): result for result in found}
+    known = {(_key(each.hyperparameters), each.seed): each for each in results}
     placed = points(parameters, search.trials, search.seed)
     widened, refined, rounds = 0, False, 0
     while True:
@@ -100,10 +98,10 @@ def progress_of(
             ahead = 0 if refined else search.later
             expected = len(placed) + ahead + search.repeats - 1
             return Progress(tuple(placed), tuple(missing), (), widened, expected)
-        of_points = [(point, [known[_key(point), 0]]) for point in placed]
-        best = _ranked(of_points, goal)[0][0]
+        first = [known[_key(point), 0] for point in placed]
+        best = _rank([[each] for each in first])[0][0].hyperparameters
         edge = _edge(placed, best)
-        endings = {results[0].ended for _, results in of_points}
+        endings = {each.ended for each in first}
         if endings == {FAILED}:
             break  # other learning rates would fail too
         if endings <= {DIVERGED, FAILED}:
@@ -118,33 +116,33 @@ def progress_of(
             placed += points(wider, search.later, seed)
             widened += 1
             continue
-        if refined or known[_key(best), 0].outcome(goal).reached is None:
+        if refined or not known[_key(best), 0].reached:
             break
         share = 1 / search.trials ** (1 / len(parameters))
         placed += points([p.around(best[p.name], share) for p in parameters], search.later, seed)
         refined = True
-    return _repeated(search, placed, known, goal, widened)
+    return _repeat_best(search, placed, known, widened)
 
 
-def _repeated(
+def _repeat_best(
     search: Search,
     placed: Sequence[Point],
     known: Mapping[tuple[Key, int], TrialResult],
-    goal: Goal,
     widened: int,
 ) -> Progress:
     """Return the repetitions that are missing of the point with the best middle repetition."""
-    of_points = [
-        (point, [known[_key(point), seed] for seed in _seeds(point, known, search.repeats)])
+    repetitions = [
+        [known[_key(point), seed] for seed in _seeds(point, known, search.repeats)]
         for point in placed
     ]
-    (point, repeated), *_ = _ranked(of_points, goal)
+    best, *_ = _rank(repetitions)
+    point = best[0].hyperparameters
     missing: list[tuple[Point, int]] = []
-    if any(each.outcome(goal).reached for each in repeated):
+    if any(each.reached for each in best):
         seeds = range(search.repeats)
         missing = [(point, seed) for seed in seeds if (_key(point), seed) not in known]
     expected = len(known) + len(missing)
-    return Progress(tuple(placed), tuple(missing), tuple(repeated), widened, expected)
+    return Progress(tuple(placed), tuple(missing), tuple(best), widened, expected)
 
 
 def _seeds(point: Point, known: Mapping[tuple[Key, int], TrialResult], repeats: int) -> list[int]:
@@ -157,37 +155,34 @@ def _seeds(point: Point, known: Mapping[tuple[Key, int], TrialResult], repeats: 
     return have if len(have) == repeats else [0]
 
 
-def limit_of(found: Sequence[TrialResult], goal: Goal) -> float:
+def limit_of(results: Iterable[TrialResult]) -> float:
     """Return the steps after which a first training of a point has lost; infinite if unknown."""
-    first = (result.outcome(goal).at("steps") for result in found if result.seed == 0)
+    first = (each.outcome.at("steps") for each in results if each.seed == 0)
     least = min(first, default=math.inf)
     return math.ceil(SLACK * least + 1) if math.isfinite(least) else math.inf
 
 
-def _ranked(
-    of_points: Sequence[tuple[Point, Sequence[TrialResult]]], goal: Goal
-) -> list[tuple[Point, Sequence[TrialResult]]]:
-    """Return points with their repetitions, the best first.
+def _rank(repetitions: Sequence[Sequence[TrialResult]]) -> list[Sequence[TrialResult]]:
+    """Return the repetitions of points in another order: those of the best point come first.
 
     Points that have lost are equal, whether their trainings were stopped or not: which ones were
     stopped depends on the order of the trainings. Repetitions are never stopped, so a point whose
     middle repetition is beyond the limit still comes before those. It may be the best one, if the
     training that has set the limit was a lucky one.
     """
-    outcomes = [[result.outcome(goal) for result in results] for _, results in of_points]
-    limit = limit_of([results[0] for _, results in of_points], goal)
+    limit = limit_of(each[0] for each in repetitions)
 
-    def rank(k: int) -> tuple[float, float]:
-        found: Outcome = middle(outcomes[k], "steps")
+    def key(k: int) -> tuple[float, float]:
+        half = middle([each.outcome for each in repetitions[k]], "steps")
         if math.isinf(limit):
-            return (0, found.rank("steps")[1])
-        steps = found.at("steps")
+            return (0, half.rank("steps")[1])
+        steps = half.at("steps")
         if steps <= limit:
             return (0, steps)
-        return (1, steps) if len(outcomes[k]) > 1 else (2, 0.0)
+        return (1, steps) if len(repetitions[k]) > 1 else (2, 0.0)
 
-    order = sorted(range(len(of_points)), key=lambda k: (*rank(k), k))
-    return [of_points[k] for k in order]
+    order = sorted(range(len(repetitions)), key=lambda k: (*key(k), k))
+    return [repetitions[k] for k in order]
 
 
 def _edge(placed: Sequence[Point], best: Point) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -29,13 +29,13 @@ class Own:
     """What the module and its data bring along."""
 
     examples: float
-    """Of the training data; infinite for a stream."""
+    """The number of training examples; infinite for a stream."""
     batch_size: float | None
-    """Of the data loader, over all devices; None without a loader."""
+    """The batch size of the data loader, over all devices; None without a loader."""
     learning_rate: float
     """The peak of the schedule."""
     beta2: float | None = None
-    """Of an Adam."""
+    """The second beta of an Adam."""
     schedules: tuple[str, ...] = ()
     """The kinds of its learning-rate schedules."""
     schedules_fit: bool = False
@@ -49,7 +49,7 @@ class Own:
     fixed_batch_size: int | None = None
     """`batch_size` among the hyperparameters of the module. It stays as it is."""
     momentum: float | None = None
-    """Of an SGD, or the first beta of an Adam."""
+    """The momentum of an SGD, or the first beta of an Adam."""
     weight_decay: float | None = None
     """Where there is some, else 0."""
 
@@ -184,10 +184,9 @@ class SweepJob:
             spec["beta2"] = self.own.beta2 ** (size / base)
         return Task(trial_name(size, point, seed), spec)
 
-    def progress(self, size: int, entries: Mapping[str, Entry]) -> Progress:
-        """Return where the search at a batch size stands."""
-        found = results_at(size, entries)
-        return progress_of(self.search, self.parameters(size), found, self.goal)
+    def progress(self, size: int, results: Sequence[TrialResult]) -> Progress:
+        """Return where the search at a batch size stands, from all results at this batch size."""
+        return progress_of(self.search, self.parameters(size), results)
 
     def next_tasks(self, entries: Mapping[str, Entry]) -> list[Task]:
         """Return the tasks that can be trained now, see `Job`.
@@ -198,7 +197,7 @@ class SweepJob:
         return [
             self.task(size, point, seed)
             for size in self.batch_sizes
-            for point, seed in self.progress(size, entries).missing
+            for point, seed in self.progress(size, results_at(size, entries)).missing
         ]
 
     def is_finished(self, entries: Mapping[str, Entry]) -> bool:
@@ -207,20 +206,20 @@ class SweepJob:
 
     def limit_of(self, spec: Record, entries: Mapping[str, Entry]) -> float:
         """Return the steps after which a training cannot win any more."""
-        return (
-            math.inf
-            if spec["seed"]
-            else limit_of(results_at(spec["batch_size"], entries), self.goal)
-        )
+        return math.inf if spec["seed"] else limit_of(results_at(spec["batch_size"], entries))
 
 
 def results_at(size: int, entries: Mapping[str, Entry]) -> list[TrialResult]:
-    """Return the results at a batch size, in the order of their tasks' keys."""
-    return [
-        TrialResult.of(entry.spec, entry.result)
-        for _, entry in sorted(entries.items())
+    """Return the results at a batch size by seed, and then by hyperparameters.
+
+    The order does not depend on who trained what.
+    """
+    results = [
+        TrialResult.of(entry)
+        for entry in entries.values()
         if entry.result and entry.spec["batch_size"] == size
     ]
+    return sorted(results, key=lambda each: (each.seed, tuple(each.hyperparameters.values())))
 
 
 def equal_shares(size: int, devices: int, most: int) -> Plan:
@@ -245,32 +244,37 @@ def equal_shares(size: int, devices: int, most: int) -> Plan:
     return plan
 
 
-def read_batch_sizes(text: str) -> tuple[int, ...]:
-    """Return the batch sizes in a text: a list, or the powers of two from one to the other.
+def read_batch_sizes(given: str | Iterable[int]) -> tuple[int, ...]:
+    """Return batch sizes in rising order.
+
+    Args:
+        given: The batch sizes, or a text: a list, or the first and the last power of two.
 
     Raises:
-        ValueError: If the text has another form, or there are fewer than two batch sizes.
+        ValueError: If a text has another form, or there are fewer than two batch sizes.
 
     Examples:
-        >>> read_batch_sizes("16..128"), read_batch_sizes("24,96")
-        ((16, 32, 64, 128), (24, 96))
+        >>> read_batch_sizes("16..128"), read_batch_sizes("24,96"), read_batch_sizes([96, 24])
+        ((16, 32, 64, 128), (24, 96), (24, 96))
     """
     remedy = "Write, for example, 16..2048 or 16,64,256."
-    first, dots, last = text.partition("..")
+    text, dots = (given, ".." in given) if isinstance(given, str) else (list(given), False)
+    parts = (text.split("..", 1) if dots else text.split(",")) if isinstance(text, str) else text
     try:
-        given = [int(part) for part in ((first, last) if dots else text.split(","))]
+        sizes = [int(part) if isinstance(part, str) else part for part in parts]
     except ValueError:
         refuse("batch_sizes", "be whole numbers", repr(text), remedy)
-    for size in given:
+    for size in sizes:
         require_count("batch_sizes", size, remedy)
     if dots:
-        low, high = given
-        given = [low * 2**k for k in range(64) if low * 2**k <= high]
-    sizes = tuple(sorted(set(given)))
-    if len(sizes) < 2:
-        alone = f", which is {sizes[0]} alone" if sizes else ", which ends before it begins"
-        refuse("batch_sizes", "be two batch sizes or more", f"{text!r}{alone}", remedy)
-    return sizes
+        low, high = sizes
+        sizes = [low * 2**k for k in range(64) if low * 2**k <= high]
+    rising = tuple(sorted({int(size) for size in sizes}))
+    if len(rising) < 2:
+        why = f", which is {rising[0]} alone" if rising else ""
+        why = ", which ends before it begins" if dots and not rising else why
+        refuse("batch_sizes", "be two batch sizes or more", f"{text!r}{why}", remedy)
+    return rising
 
 
 def check_goal(text: str) -> Goal:

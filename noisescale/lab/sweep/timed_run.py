@@ -26,7 +26,6 @@ from noisescale.lightning.trainer_access import (
     validate_next,
     validate_no_more,
 )
-from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -53,10 +52,10 @@ class TimedRun(Callback):
         self._batches_of_epoch = 0
 
     def _is_due(self, step: int) -> bool:
-        """Whether the metric is evaluated after a step."""
+        """Return whether the metric is evaluated after a step."""
         raise NotImplementedError
 
-    def _judged(self, trainer: pl.Trainer, value: float, step: int) -> str:
+    def _ending_at(self, trainer: pl.Trainer, value: float, step: int) -> str:
         """Return how the training ends here; `OUT_OF_STEPS` if it goes on."""
         raise NotImplementedError
 
@@ -137,13 +136,13 @@ class TimedRun(Callback):
         self._steps.append(step)
         self._values.append(value if math.isfinite(value) else None)
         self._seconds.append(round(seconds, 4))
-        self._ended = self._judged(trainer, value, step)
+        self._ended = self._ending_at(trainer, value, step)
         if self._ended != OUT_OF_STEPS:
             trainer.should_stop = True
         self._began += time.perf_counter() - self._paused
 
-    def _lost_its_loss(self, trainer: pl.Trainer) -> bool:
-        """Whether the last loss of any rank is no number. An accuracy would not show that."""
+    def _has_nan_loss(self, trainer: pl.Trainer) -> bool:
+        """Return whether the last loss of any rank is no number: an accuracy would not show it."""
         if self._loss is None:
             return False
         bad = (~torch.isfinite(self._loss.detach())).any().float()
@@ -164,6 +163,6 @@ def metric_of(trainer: pl.Trainer, name: str) -> torch.Tensor:
             "goal",
             "be about a metric that the module logs",
             repr(name),
-            f"It logs {printable(names)}.{unheld}",
+            f"It logs {names}.{unheld}",
         )
     return found

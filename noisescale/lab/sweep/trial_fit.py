@@ -248,12 +248,12 @@ class _Run(TimedRun):
     def _is_due(self, step: int) -> bool:
         return step >= min(self._next, int(self._spec["most_steps"]))
 
-    def _judged(self, trainer: pl.Trainer, value: float, step: int) -> str:
+    def _ending_at(self, trainer: pl.Trainer, value: float, step: int) -> str:
         limit = trainer.strategy.broadcast(read_limit(self._folder))
         self._next = look_after(step)
         if self._goal.is_reached_by(np.array([value]))[0]:
             return REACHED
-        if not math.isfinite(value) or self._lost_its_loss(trainer):
+        if not math.isfinite(value) or self._has_nan_loss(trainer):
             return DIVERGED
         return PRUNED if step >= limit else OUT_OF_STEPS
 
@@ -288,24 +288,24 @@ def loaders_of(data: Any, size: int | None, usual: int, ranks: int) -> Iterator[
                 "Give what the module trains on.",
             )
         made = data if isinstance(data, DataLoader) else DataLoader(data, usual, shuffle=True)
-        yield {"train_dataloaders": _resized_loader(made, size, ranks), "val_dataloaders": held}
+        yield {"train_dataloaders": _resize_loader(made, size, ranks), "val_dataloaders": held}
         return
     own = data.train_dataloader
-    data.train_dataloader = lambda: _resized(own(), size, ranks)
+    data.train_dataloader = lambda: _resize_loaders(own(), size, ranks)
     try:
         yield {"datamodule": data}
     finally:
         del data.train_dataloader
 
 
-def _resized(loaders: Any, size: int | None, ranks: int) -> Any:
+def _resize_loaders(loaders: Any, size: int | None, ranks: int) -> Any:
     """Return the loaders of a data module with batches of `size` examples.
 
     Raises:
         ValueError: If there is one that is no DataLoader: its batches would stay as they are.
     """
     if hasattr(loaders, "flattened"):  # Lightning's CombinedLoader
-        loaders.flattened = [_resized(each, size, ranks) for each in loaders.flattened]
+        loaders.flattened = [_resize_loaders(each, size, ranks) for each in loaders.flattened]
         return loaders
     others: list[Any] = []
     grouped = (DataLoader, Mapping, list, tuple)
@@ -317,10 +317,10 @@ def _resized(loaders: Any, size: int | None, ranks: int) -> Any:
             type(others[0]).__name__,
             "The batches of the data module cannot be made larger otherwise.",
         )
-    return apply_to_collection(loaders, DataLoader, _resized_loader, size, ranks)
+    return apply_to_collection(loaders, DataLoader, _resize_loader, size, ranks)
 
 
-def _resized_loader(loader: DataLoader[Any], size: int | None, ranks: int) -> DataLoader[Any]:
+def _resize_loader(loader: DataLoader[Any], size: int | None, ranks: int) -> DataLoader[Any]:
     if size is None:
         refuse_own_batches(loader)
         return loader

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from noisescale.checks import require_folder_of
+from noisescale.cli.showing import check_html, show
 from noisescale.cli.training import (
     Accelerator,
     Data,
@@ -23,32 +23,27 @@ from noisescale.cli.training import (
 )
 from noisescale.cli.values import flags_of
 from noisescale.extras import need
-from noisescale.lab.jobs.awaited import train_in_sight
-from noisescale.lab.jobs.workers import (
+from noisescale.lab.jobs.live import live
+from noisescale.lab.jobs.worker_options import (
     WORKERS,
     Launcher,
     LauncherOptions,
     Lease,
     WorkerCount,
     interruptible,
-    make_folder,
-    workers_to_start,
+    launcher_options,
 )
-from noisescale.printable import printable, printable_json
-from noisescale.refusal import Refusal, rename_arguments
-
-if TYPE_CHECKING:
-    from noisescale.lab.jobs.awaited import Shown
-    from noisescale.lab.jobs.jobs import Entry
-    from noisescale.lab.tune.standing import TuneProgress
+from noisescale.made.targets import shorten_errors
+from noisescale.refusal import rename_arguments
 
 EXAMPLE = (
     "noisescale tune train.py:make --search learning_rate=0.001..1 --search batch_size=16..1024"
     " --metric val_loss --budget 1h"
 )
 
-LIVE = 12
-"""Lines of the front that are shown while the search goes on."""
+FLAGS = {"target": "TARGET", "metric": "--metric", "goal": "--metric"}
+FLAGS |= {"launcher_options": "--launcher-option"}
+"""The names of arguments without a default, or with another name."""
 
 LENGTH, PRIOR = "How long a training is", "What a noise scale knows of it"
 
@@ -154,37 +149,27 @@ def tune_parameters(
 
     The same command goes on where it was stopped, also with a larger budget.
     """
-    from rich.console import Console
-
     for package in ("optuna", "sklearn"):
         need(package, "`noisescale tune`", extra="tune")
+    check_html(html)
     if html is not None:
-        need("plotly", "`--html`")
-    from noisescale.lab.jobs.jobs import Training
-    from noisescale.lab.tune import tune_shown
-    from noisescale.lab.tune.standing import tune_progress, write_tuned
-    from noisescale.lab.tune.tune_job_made import made_job
-    from noisescale.lab.tune.tuned_tables import front_table
-    from noisescale.report.text import Section
+        require_folder_of("--html", html)
+    from noisescale.lab.tune.tune import JOURNAL, tune
 
-    place = storage or str(output / "tune.journal")
-    err = Console(stderr=True, highlight=False)
-    training = Training(
-        *(target, data, devices, accelerator, strategy, precision),
-        *(gradient_clip_val, gradient_clip_algorithm),
-    )
-    flags = flags_of(tune_parameters) | {"metric": "--metric", "goal": "--metric"}
-    with rename_arguments(flags | {"center": "center"}), interruptible(place):
-        to_start = workers_to_start(workers, launcher, launcher_option, lease, accelerator)
-        if html is not None and not html.absolute().parent.is_dir():
-            raise Refusal(
-                "html", "be in a folder that exists", printable(html), "Create the folder first."
-            )
-        job = made_job(
-            training,
+    storage = storage or str(output / JOURNAL)
+    flags = flags_of(tune_parameters) | FLAGS
+    with (
+        rename_arguments(flags),
+        interruptible(storage),
+        shorten_errors(),
+        live() as progress,
+    ):
+        found = tune(
+            target,
             metric,
-            search or (),
-            space,
+            data=data,
+            search=search or (),
+            space=space,
             maximize=maximize,
             budget=budget,
             trials=trials,
@@ -195,47 +180,21 @@ def tune_parameters(
             noise_scale=noise_scale,
             run=run,
             max_device_batch_size=max_device_batch_size,
+            gradient_clip_val=gradient_clip_val,
+            gradient_clip_algorithm=gradient_clip_algorithm,
+            devices=devices,
+            accelerator=accelerator,
+            strategy=strategy,
+            precision=precision,
+            output=output,
+            storage=storage,
+            name=name,
+            workers=workers,
+            launcher=launcher,
+            launcher_options=launcher_options(launcher_option),
+            lease=lease,
+            progress=progress,
         )
-        make_folder(output)
-        doubts, written = tune_shown.doubts_before(job), -1
-
-        def shown(entries: Mapping[str, Entry]) -> Shown:
-            nonlocal written
-            progress = tune_progress(job, entries)
-            if written != (ended := len(progress.front.trials)):
-                write_tuned(progress.front, output)
-                written = ended
-            tables = [Section(front_table(progress.front, LIVE))] if ended else []
-            return tune_shown.progress_line(progress), tables
-
-        entries = train_in_sight(job, place, name, output, to_start, err, doubts, shown)
-        progress = tune_progress(job, entries)
-        write_tuned(progress.front, output)
-        if html is not None:
-            from noisescale.lab.tune.tuned_html import write_tuned_html
-
-            write_tuned_html(progress.front, html, warnings=doubts)
-    if as_json:
-        record = tune_shown.tuned_as_dict(job, progress)
-        print(printable_json(json.dumps(record, indent=2, ensure_ascii=False)))
-    else:
-        _print_result(progress, doubts)
-        if html is not None:
-            print(f"Report: {printable(html)}")
-    if progress.front.best is None:
+    show(found, as_json=as_json, html=html)
+    if found.front.best is None:
         raise typer.Exit(1)
-
-
-def _print_result(progress: TuneProgress, doubts: Sequence[str]) -> None:
-    from rich.console import Console
-
-    from noisescale.lab.tune import tune_shown
-    from noisescale.lab.tune.tuned_tables import front_answers, front_tables
-    from noisescale.report.text import Section, bullets, pairs
-
-    out = Console(highlight=False)
-    out.print(tune_shown.progress_line(progress), markup=False)
-    out.print(pairs(front_answers(progress.front)))
-    out.print(*map(Section, front_tables(progress.front)), sep="\n")
-    if doubts:
-        out.print(*bullets("Warnings", doubts, "! ", "bold"), sep="\n")

@@ -30,7 +30,7 @@ class TunedTrial:
     """A training that has ended."""
 
     number: int
-    """From 0. Number 0 has the module's own settings."""
+    """The number of the training, from 0. Number 0 has the module's own settings."""
     parameters: Mapping[str, Value]
     cost: float
     """Device-seconds of training; NaN if unknown."""
@@ -104,7 +104,7 @@ class CostFront:
         return self.front[-1] if self.front else None
 
     @property
-    def failed(self) -> tuple[TunedTrial, ...]:
+    def failures(self) -> tuple[TunedTrial, ...]:
         """The trainings without a result."""
         return tuple(trial for trial in self.trials if not trial.complete)
 

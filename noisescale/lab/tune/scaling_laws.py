@@ -30,7 +30,7 @@ class PowerLaw:
     center: float
     """The mean logarithm of the costs."""
     spread: float
-    """Their sum of squares around it."""
+    """The sum of squares of the logarithms of the costs around their mean."""
     scatter: float
     """Standard deviation of the logarithms of values around the line."""
 
@@ -39,7 +39,7 @@ class PowerLaw:
         """Whether the interval says that the parameter grows with the cost, or that it falls."""
         return self.low > 0 or self.high < 0
 
-    def at(self, cost: float) -> tuple[float, float, float]:
+    def value_at(self, cost: float) -> tuple[float, float, float]:
         """Return the value at a cost, and a 95 % interval of the line there."""
         x = math.log(cost)
         middle = self.intercept + self.power * x

@@ -67,7 +67,7 @@ class Length:
 
 
 Suggest = Callable[["TuneJob", Mapping[str, Entry]], dict[str, Value]]
-"""From a search and its tasks to the parameters of the next training."""
+"""A function from a search and its tasks to the parameters of the next training."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class TuneJob:
     """Device batch, micro-batches and seconds of steps that were timed before the search."""
     max_device_batch_size: int | None = None
     suggest: Suggest = field(kw_only=True, compare=False, repr=False)
-    """Returns the parameters of the next training; `suggested` asks the sampler."""
+    """Returns the parameters of the next training; `suggest` asks the sampler."""
 
     kind: ClassVar[str] = "tune"
     adjustable: ClassVar[tuple[str, ...]] = ("budget", "trials")
@@ -259,7 +259,7 @@ class TuneJob:
         return found
 
 
-def own_values(own: Own) -> dict[str, Any]:
+def values_of(own: Own) -> dict[str, Any]:
     """Return what module and data bring along, by the names of parameters."""
     return {
         LEARNING_RATE: own.learning_rate,
@@ -269,7 +269,7 @@ def own_values(own: Own) -> dict[str, Any]:
     }
 
 
-def centered(
+def center_parameters(
     parameters: Iterable[Parameter], own: Own, length: Length, arguments: Mapping[str, Any]
 ) -> tuple[Parameter, ...]:
     """Return parameters that begin at the module's own settings, as far as it has them.
@@ -280,7 +280,7 @@ def centered(
         length: Of a training.
         arguments: Defaults of the function that makes the module.
     """
-    begin = {**arguments, **own_values(own), EPOCHS: length.epochs, STEPS: length.steps}
+    begin = {**arguments, **values_of(own), EPOCHS: length.epochs, STEPS: length.steps}
     found = []
     for each in parameters:
         value = begin.get(each.name)

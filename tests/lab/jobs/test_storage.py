@@ -16,7 +16,7 @@ from packaging.version import Version
 from noisescale.lab.jobs import storage
 from noisescale.lab.jobs.jobs import Task
 from noisescale.lab.jobs.ledger import Ledger
-from noisescale.lab.jobs.storage import StorageError, open_storage, patiently
+from noisescale.lab.jobs.storage import StorageError, open_storage, retry
 
 HOLD = """
 import os, sys, time
@@ -118,8 +118,8 @@ def test_a_storage_that_is_out_of_reach_for_a_while_is_asked_again() -> None:
             raise failures.pop()
         return "back"
 
-    assert patiently(call) == "back"
+    assert retry(call) == "back"
     with pytest.raises(StorageError, match="`storage` must be within reach, got OSError: still"):
-        patiently(lambda: (_ for _ in ()).throw(OSError("still gone")), seconds=0.1)
+        retry(lambda: (_ for _ in ()).throw(OSError("still gone")), seconds=0.1)
     with pytest.raises(KeyError):
-        patiently(lambda: {}["x"])
+        retry(lambda: {}["x"])

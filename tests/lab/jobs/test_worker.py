@@ -14,9 +14,9 @@ from lab.jobs.jobs_for_tests import Squares, script, squares_in
 from optuna.exceptions import StorageInternalError
 
 from noisescale.lab.jobs import trial_process, worker
-from noisescale.lab.jobs.awaited import train_by_workers
 from noisescale.lab.jobs.jobs import FAILED, Entry, State, Task
 from noisescale.lab.jobs.ledger import ATTEMPTS, Ledger
+from noisescale.lab.jobs.train_job import train_by_workers
 from noisescale.lab.jobs.worker import TELLING, AllFailedError, OnlyHereError, Worker
 from noisescale.lab.jobs.workers import WorkersToStart
 

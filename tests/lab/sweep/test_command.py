@@ -21,11 +21,13 @@ from noisescale.lab.jobs import launchers, trial_process
 from noisescale.lab.jobs.jobs import FAILED, Entry, Task, Training
 from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.jobs.trial_process import TrialProcess, command_of
-from noisescale.lab.sweep.command import _job, _next
+from noisescale.lab.jobs.workers import Place
+from noisescale.lab.sweep.doubts import doubts_before
+from noisescale.lab.sweep.files import write_files
+from noisescale.lab.sweep.make_job import sweep_job
 from noisescale.lab.sweep.search import Search
 from noisescale.lab.sweep.settings import Own, SweepJob
-from noisescale.lab.sweep.sweep_doubts import doubts_before
-from noisescale.lab.sweep.table import write_sweep
+from noisescale.lab.sweep.sweep_record import sweep_record
 from noisescale.lab.sweep.trial_fit import Made, train_task
 from noisescale.lightning.training import seed_all
 from noisescale.made.targets import module_and_data
@@ -117,7 +119,7 @@ def test_a_sweep_of_which_a_worker_is_killed_has_the_table_of_one_that_is_not(he
     (here / "here").mkdir()
     job = settings(here)
     alone = trained_here(job, here / "here")
-    write_sweep(job, alone, here / "here")
+    write_files(sweep_record(job, alone, Place("sweep", "")), here / "here")
     *known, _, _, _ = alone.values()  # the last three are trained by the workers
     ledger = Ledger.begin("sweep/sweep.journal", "sweep", job)
     ledger.take((Task(entry.key, entry.spec), entry.result) for entry in known)
@@ -141,9 +143,9 @@ def test_a_sweep_of_which_a_worker_is_killed_has_the_table_of_one_that_is_not(he
     assert len(list((here / "sweep/trials").glob("*-2"))) == 1
     assert {worker["process"] for worker in shown["workers"]} >= {victim.pid}
     assert "trainings done" in output
-    assert "critical batch size" in output
+    assert "Critical batch size" in output
     assert "Further workers join with: noisescale work --storage sweep/sweep.journal" in said
-    assert "Next: noisescale fit sweep/sweep.csv" in said
+    assert "See how well the law fits: noisescale fit sweep/sweep.csv" in output
 
     again, _, _ = sweep("--workers", 0)  # nothing is left to train
     status = json.loads(run("status", "--storage", "sweep/sweep.journal", "--json"))
@@ -160,7 +162,6 @@ def test_a_sweep_of_which_a_worker_is_killed_has_the_table_of_one_that_is_not(he
     assert {f"{batch['batch_size']:g}" for batch in compared["sweeps"][0]["batches"]} == steps
     listed = run("status", "--storage", "sweep/sweep.journal")
     assert "Steps to val_loss <= 1.1" in listed
-    assert "0 workers at work" in listed
 
 
 def job(**training: Any) -> SweepJob:
@@ -205,14 +206,14 @@ def test_a_goal_that_nobody_reaches_ends_with_code_1(here: Path) -> None:
         missed = {"steps": [1], "values": [2.0], "seconds": [1.0], "ended": "out of steps"}
         ledger.take((task, missed) for task in wanted)
 
-    code, output, said = sweep("--workers", 0)
+    code, output, _ = sweep("--workers", 0)
 
     assert code == 1
     assert "No run reached the goal at batch size 8, 32." in output
     said_once = " ".join(output.split())
     assert "Batch size 8, 32: trainings ended before the goal, by `--epochs 20`." in said_once
     assert "another `--output`" in said_once
-    assert "Next:" not in said
+    assert "noisescale compare" not in output
 
 
 def test_a_seed_in_the_script_and_a_goal_of_a_batch_are_told(here: Path) -> None:
@@ -225,7 +226,7 @@ def test_a_seed_in_the_script_and_a_goal_of_a_batch_are_told(here: Path) -> None
     torch.manual_seed(0)  # what was set before is not the script's
     found = [
         doubts_before(
-            _job(Training(target, accelerator="cpu"), goal, "8,32", [], repeats=n, **options)
+            sweep_job(Training(target, accelerator="cpu"), goal, "8,32", [], repeats=n, **options)
         )  # type: ignore[arg-type]  # of several types
         for target, goal, n in (
             ("train.py:make", "val_loss<=1", 3),
@@ -244,17 +245,11 @@ def test_a_seed_in_the_script_and_a_goal_of_a_batch_are_told(here: Path) -> None
     assert found[3][0].startswith("loss is logged by the training step: it is that of one batch")
 
 
-def test_the_next_command_is_one_that_can_run() -> None:
-    named = [command[1] for command in _next(Path("sweep"), "val_loss<=1", fits=False)]
-
-    assert named == ["compare"]
-
-
 def settings(here: Path) -> SweepJob:
     """The job of a sweep with the options of these tests."""
     options = {"trials": 3, "repeats": 1, "seed": 0, "epochs": 20, "max_device_batch_size": None}
     training = Training("train.py:make", accelerator="cpu")
-    return _job(training, "val_loss<=1.1", "8,32", [RATES], **options)  # type: ignore[arg-type]  # of several types
+    return sweep_job(training, "val_loss<=1.1", "8,32", [RATES], **options)  # type: ignore[arg-type]  # of several types
 
 
 @pytest.mark.parametrize(

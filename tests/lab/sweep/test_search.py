@@ -43,7 +43,7 @@ def trained(truth: Truth, rate: float, seed: int, limit: float = math.inf) -> Tr
 def result(
     rate: float, seed: int, steps: list[float], values: list[float], ended: str
 ) -> TrialResult:
-    return TrialResult(64, {"learning_rate": rate}, seed, steps, values, steps, ended)
+    return TrialResult(GOAL, 64, {"learning_rate": rate}, seed, steps, values, steps, ended)
 
 
 def searched(
@@ -53,14 +53,14 @@ def searched(
     rng, found = random.Random(order), list[TrialResult]()
     running: list[tuple[float, int]] = []
     while True:
-        progress = progress_of(search, RATES, found, GOAL)
+        progress = progress_of(search, RATES, found)
         if not progress.missing:
             return progress, found
         open_ones = [(p["learning_rate"], seed) for p, seed in progress.missing]
         waiting = [task for task in open_ones if task not in running]
         running += waiting[: workers - len(running)]
         rate, seed = running.pop(rng.randrange(len(running)))
-        limit = limit_of(found, GOAL) if prunes and seed == 0 else math.inf
+        limit = limit_of(found) if prunes and seed == 0 else math.inf
         found.append(trained(truth, rate, seed, limit))
 
 
@@ -75,7 +75,7 @@ def test_the_best_learning_rate_is_found_and_repeated(best: float) -> None:
     rate = progress.best[0].hyperparameters["learning_rate"]
     assert best / 1.6 < rate < best * 1.6
     assert [each.seed for each in progress.best] == [0, 1, 2]
-    assert len(found) <= SEARCH.expected
+    assert len(found) <= SEARCH.expected_trainings
     assert len(found) == progress.expected
 
 
@@ -96,7 +96,7 @@ def test_a_round_that_refines_stays_as_near_to_the_best_as_the_first_round_is_de
         ranges = (*RATES, *momenta)
         search = Search(ranges, trials=9, repeats=1)
         found: list[TrialResult] = []
-        while missing := progress_of(search, ranges, found, GOAL).missing:
+        while missing := progress_of(search, ranges, found).missing:
             best = min(found, key=lambda each: each.steps[-1], default=None)
             if best is not None:
                 away = [
@@ -107,10 +107,10 @@ def test_a_round_that_refines_stays_as_near_to_the_best_as_the_first_round_is_de
             for point, seed in missing:
                 steps = bowl(0.1, scatter=0)(point["learning_rate"], 0)
                 found.append(
-                    TrialResult(64, point, seed, [1, steps], [0.9, 0.1], [1, steps], REACHED)
+                    TrialResult(GOAL, 64, point, seed, [1, steps], [0.9, 0.1], [1, steps], REACHED)
                 )
 
-        assert len(found) == search.expected == 12
+        assert len(found) == search.expected_trainings == 12
 
 
 def test_trainings_that_cannot_win_are_stopped() -> None:
@@ -119,8 +119,8 @@ def test_trainings_that_cannot_win_are_stopped() -> None:
     reached = [each.steps[-1] for each in found if each.ended == REACHED and each.seed == 0]
     assert any(each.ended == PRUNED for each in found)
     assert max(reached) > SLACK * min(reached)  # those before the best was known
-    assert limit_of(found, GOAL) == math.ceil(SLACK * min(reached) + 1)
-    assert limit_of(found[:0], GOAL) == math.inf
+    assert limit_of(found) == math.ceil(SLACK * min(reached) + 1)
+    assert limit_of(found[:0]) == math.inf
 
 
 @pytest.mark.parametrize(("best", "side"), [(6.0, "high"), (0.002, "low")])
@@ -149,7 +149,7 @@ def test_of_trainings_that_miss_the_goal_the_nearest_leads_and_none_is_repeated(
         return result(rate, 0, [1, 500], [0.9, 0.2 + 0.1 * abs(math.log(rate / 5))], OUT_OF_STEPS)
 
     found: list[TrialResult] = []
-    while (progress := progress_of(SEARCH, RATES, found, GOAL)).missing:
+    while (progress := progress_of(SEARCH, RATES, found)).missing:
         found += [short(point["learning_rate"]) for point, _ in progress.missing]
 
     assert progress.widened >= 1
@@ -198,11 +198,13 @@ def test_a_point_whose_repetitions_are_all_slow_still_comes_before_those_that_lo
 
 def test_where_all_trainings_fail_or_diverge_no_range_is_widened_in_vain() -> None:
     def failing(rate: float, seed: int = 0) -> TrialResult:
-        return TrialResult(64, {"learning_rate": rate}, seed, [], [], [], "failed", reason="x")
+        return TrialResult(
+            GOAL, 64, {"learning_rate": rate}, seed, [], [], [], "failed", reason="x"
+        )
 
     def search(*diverging: int) -> Progress:
         found: list[TrialResult] = []
-        while (progress := progress_of(SEARCH, RATES, found, GOAL)).missing:
+        while (progress := progress_of(SEARCH, RATES, found)).missing:
             for point, seed in progress.missing:
                 rate = point["learning_rate"]
                 diverges = len(found) in diverging
@@ -223,11 +225,13 @@ def test_failed_trainings_are_left_aside() -> None:
 
     def run(rate: float, seed: int) -> TrialResult:
         if failing.pop(0, False):
-            return TrialResult(64, {"learning_rate": rate}, seed, [], [], [], "failed", reason="x")
+            return TrialResult(
+                GOAL, 64, {"learning_rate": rate}, seed, [], [], [], "failed", reason="x"
+            )
         return trained(good, rate, seed)
 
     found: list[TrialResult] = []
-    while (progress := progress_of(SEARCH, RATES, found, GOAL)).missing:
+    while (progress := progress_of(SEARCH, RATES, found)).missing:
         found += [run(point["learning_rate"], seed) for point, seed in progress.missing]
 
     assert 0.05 < progress.best[0].hyperparameters["learning_rate"] < 0.2

@@ -14,13 +14,15 @@ from reported_runs import history
 
 from noisescale.lab.jobs import launchers
 from noisescale.lab.jobs.jobs import Entry, State, Training
+from noisescale.lab.jobs.workers import Place
 from noisescale.lab.sweep.trial_fit import Made
-from noisescale.lab.tune import tune_job_made
-from noisescale.lab.tune.standing import tune_progress
+from noisescale.lab.tune import make_job
+from noisescale.lab.tune.document import progress_sentence
+from noisescale.lab.tune.doubts import doubts_about
+from noisescale.lab.tune.make_job import tune_job
+from noisescale.lab.tune.trial_fit import train_tune_task
 from noisescale.lab.tune.tune_job import TuneJob
-from noisescale.lab.tune.tune_job_made import made_job
-from noisescale.lab.tune.tune_shown import doubts_before, progress_line
-from noisescale.lab.tune.tuned_fit import train_tuned
+from noisescale.lab.tune.tune_record import tune_record
 from noisescale.lightning.training import seed_all
 from noisescale.made.targets import module_and_data
 
@@ -97,7 +99,7 @@ def job(*search: str, metric: str = "val_loss", **others: Any) -> TuneJob:
         "max_device_batch_size": None,
     }
     training = Training("train.py:make", accelerator="cpu")
-    return made_job(training, metric, search, others.pop("space", None), **{**settings, **others})
+    return tune_job(training, metric, search, others.pop("space", None), **{**settings, **others})
 
 
 def trained(begun: TuneJob, folder: Path, **parameters: Any) -> dict[str, Any]:
@@ -105,7 +107,7 @@ def trained(begun: TuneJob, folder: Path, **parameters: Any) -> dict[str, Any]:
     spec = begun.spec(0, begun.center | parameters)
     seed_all(spec["seed"])
     made = Made(*module_and_data("train.py:make", None, spec["arguments"]))
-    train_tuned(made, spec, folder)
+    train_tune_task(made, spec, folder)
     found: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return found
 
@@ -226,7 +228,7 @@ def test_a_search_without_an_end_and_an_object_without_arguments_are_refused(her
     no_function = refused("tune", "train.py:module", *LESS, *SEARCH, "--trials", 1)
 
     assert no_end == (
-        "`--budget` must be given, or `--trials`, got neither. Give, for example, `--budget 1h`."
+        "`--budget` must be given, or `--trials`, got neither. Give a budget such as 1h."
     )
     assert no_function.endswith("got width. Its arguments: none. Add the argument, or correct the"
                                 " name.")  # fmt: skip
@@ -237,7 +239,7 @@ def test_a_run_gives_its_noise_scale_and_step_times(
 ) -> None:
     measured = history()
     monkeypatch.setattr("noisescale.history.reading.read_run", lambda _: measured)
-    known = tune_job_made._known(None, here)
+    known = make_job._measurements(None, here)
 
     assert known.noise_scale is not None
     assert math.isfinite(known.noise_scale)
@@ -247,8 +249,8 @@ def test_a_run_gives_its_noise_scale_and_step_times(
 def test_what_is_doubtful_is_said(here: Path) -> None:
     found = job("width=4..64", metric="train_loss")
 
-    assert [text.partition(" is ")[0] for text in doubts_before(found)] == ["train_loss"]
-    (rises,) = doubts_before(replace(job("width=4..64"), metric="val_acc"))
+    assert [text.partition(" is ")[0] for text in doubts_about(found)] == ["train_loss"]
+    (rises,) = doubts_about(replace(job("width=4..64"), metric="val_acc"))
     assert rises.startswith("val_acc sounds like a metric that should rise")
 
 
@@ -256,8 +258,8 @@ def test_it_is_said_where_the_first_training_has_other_settings_than_the_module(
     found = job("learning_rate=0.5..5", "batch_size=8..64", "weight_decay=1e-5..0.1")
     schedules = ("ReduceLROnPlateau", "CosineAnnealingLR")
 
-    rate, decay = doubts_before(found)
-    (scheduled,) = doubts_before(replace(found, own=replace(found.own, schedules=schedules)))[:1]
+    rate, decay = doubts_about(found)
+    (scheduled,) = doubts_about(replace(found, own=replace(found.own, schedules=schedules)))[:1]
     assert rate.startswith("The first training, called your own settings, has learning_rate = 0.5 ")
     assert "weight_decay = 1e-05 where your module and loader have 0:" in decay
     assert scheduled.startswith("The module has a learning-rate schedule (CosineAnnealingLR).")
@@ -274,9 +276,10 @@ def test_the_line_of_progress_has_the_budget_and_the_best(here: Path) -> None:
         )
     }
 
-    assert progress_line(tune_progress(begun, entries)) == (
+    found = tune_record(begun, entries, Place("tune", "tune.journal"))
+    assert progress_sentence(found) == (
         "1 training done, 1 without a result, 1 under way, 0.1 of 0.5 device-hours spent. Best"
-        " val_loss: 0.25 for 90.0 device-seconds."
+        " val_loss: 0.25 for 90.0 device-seconds"
     )
 
 
@@ -304,6 +307,6 @@ def test_a_search_from_the_command_to_its_files(here: Path) -> None:
     assert again["trials"][0]["parameters"]["width"] == 8
     assert again["finished"]
     assert status["kind"] == "tune"
-    assert status["front"] == again["front"]
+    assert status == again
     assert "the job 'tune', which differs in" in other
     assert "`kind` (tune before, sweep now)" in other

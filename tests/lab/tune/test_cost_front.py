@@ -39,7 +39,7 @@ def test_failures_are_not_on_the_front_and_an_empty_search_has_no_best() -> None
     failed = TunedTrial(0, {}, 1.0, math.nan, "diverged")
     found = CostFront("loss", False, (), (failed,))
 
-    assert (found.front, found.best, found.failed) == ((), None, (failed,))
+    assert (found.front, found.best, found.failures) == ((), None, (failed,))
 
 
 def test_a_known_power_is_recovered_within_its_interval() -> None:
@@ -68,7 +68,7 @@ def test_the_interval_of_a_power_is_that_of_an_independent_fit() -> None:
     assert law is not None
     assert law.power == pytest.approx(solved[1])
     assert law.high - law.power == pytest.approx(3.182446 * error, rel=1e-5)  # t of 3 degrees
-    middle, low, high = law.at(5.0)
+    middle, low, high = law.value_at(5.0)
     row = np.array([1.0, math.log(5.0)])
     width = 3.182446 * math.sqrt(squares[0] / 3 * row @ np.linalg.inv(design.T @ design) @ row)
     assert middle == pytest.approx(math.exp(row @ solved))

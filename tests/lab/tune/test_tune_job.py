@@ -18,14 +18,16 @@ from noisescale.lab.jobs.known_jobs import job_from
 from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.jobs.storage import StorageError
 from noisescale.lab.jobs.worker import Worker
+from noisescale.lab.jobs.workers import Place
 from noisescale.lab.parameter_texts import search_parameters
 from noisescale.lab.parameters import range_parameter
 from noisescale.lab.sweep.settings import Own
-from noisescale.lab.tune.asking import suggested
 from noisescale.lab.tune.cost_front import CostFront
+from noisescale.lab.tune.files import write_files
 from noisescale.lab.tune.prior_cost import prior_cost
-from noisescale.lab.tune.standing import front_of, tune_progress, write_tuned
-from noisescale.lab.tune.tune_job import Length, TuneJob, centered
+from noisescale.lab.tune.suggest import suggest
+from noisescale.lab.tune.tune_job import Length, TuneJob, center_parameters
+from noisescale.lab.tune.tune_record import front_of, tune_record
 
 SEARCH = ("learning_rate=0.001..1", "batch_size=8..256", "width=8..128")
 OWN = Own(1000, 32, 0.05, momentum=0.9)
@@ -48,11 +50,11 @@ if p["learning_rate"] > 0.5:
 
 def job(*search: str, own: Own = OWN, **others: Any) -> TuneJob:
     length = others.pop("length", Length(epochs=2.0))
-    parameters = centered(search_parameters(search or SEARCH), own, length, {"width": 16})
+    parameters = center_parameters(search_parameters(search or SEARCH), own, length, {"width": 16})
     training = others.pop("training", Training("train.py:make"))
     settings: dict[str, Any] = {"trials": 6} | others
     return TuneJob(
-        training, own, "val_loss", False, parameters, length, suggest=suggested, **settings
+        training, own, "val_loss", False, parameters, length, suggest=suggest, **settings
     )
 
 
@@ -115,9 +117,9 @@ def test_a_search_learns_from_results_and_gives_up_what_fails(searched: Ledger) 
     assert list(entries) == [str(k) for k in range(9)]
     assert FAILED in entries["3"].result
     assert len({json.dumps(each) for each in parameters_in(searched)}) > 5
-    found = tune_progress(job(trials=9), entries)
-    assert (found.done + len(found.front.failed), found.finished) == (9, True)
-    assert found.device_hours > 0
+    found = tune_record(job(trials=9), entries, Place("tune", "tune.journal"))
+    assert (found.successes + len(found.front.failures), found.finished) == (9, True)
+    assert found.progress.device_hours > 0
     assert all(each.cost > 0 for each in found.front.front)
 
 
@@ -222,7 +224,7 @@ def test_a_killed_worker_loses_nothing_and_the_search_goes_on(
 def test_the_files_have_all_trainings_and_the_front(searched: Ledger, tmp_path: Path) -> None:
     found = front_of(job(trials=9), searched.entries())
 
-    write_tuned(found, tmp_path)
+    write_files(found, tmp_path)
 
     lines = (tmp_path / "trials.csv").read_text().splitlines()
     assert lines[0] == (
@@ -313,7 +315,7 @@ def test_a_center_that_was_given_stays_and_a_real_default_makes_real_values() ->
     rate = range_parameter("learning_rate", 0.001, 1, center=0.3)
     (dropout,) = search_parameters(["dropout=0..1:linear"])
 
-    found = centered([rate, dropout], OWN, Length(epochs=1), {"dropout": 0.1})
+    found = center_parameters([rate, dropout], OWN, Length(epochs=1), {"dropout": 0.1})
 
     assert [each.center for each in found] == [0.3, 0.1]
     assert not found[1].whole

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from noisescale.lab.tune.tune_job_made import read_budget
+from noisescale.lab.tune.make_job import read_budget
 
 
 @pytest.mark.parametrize("text", ["0h", "-1h", "1", "h", "", "nanh", "1d"])

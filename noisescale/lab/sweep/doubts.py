@@ -1,18 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes the answer of a sweep doubtful, in sentences."""
+"""Reasons to doubt the answer of a sweep, in sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-from noisescale.printable import printable
-
-if TYPE_CHECKING:
-    from noisescale.lab.compare.comparison import ComparisonRecord
-    from noisescale.lab.jobs.jobs import Entry
-    from noisescale.lab.sweep.settings import SweepJob
-    from noisescale.lab.sweep.table import SweepProgress
+from noisescale.lab.sweep.results import OUT_OF_STEPS
+from noisescale.lab.sweep.settings import SweepJob
+from noisescale.lab.sweep.sweep_record import SweepRecord
 
 SCHEDULED = (
     "The module has a learning-rate schedule ({}). It stays as it is at all batch sizes, with its"
@@ -53,34 +46,30 @@ ALIKE = (
 
 
 def doubts_before(job: SweepJob) -> list[str]:
-    """Return what makes the sweep doubtful, whatever comes out of it."""
+    """Return what makes a sweep doubtful before anything is trained."""
     found = []
     if job.own.schedules:
         found.append(SCHEDULED.format(", ".join(job.own.schedules)))
     if job.own.met:
-        found.append(MET.format(printable(job.goal)))
+        found.append(MET.format(job.goal))
     if job.own.seeded and job.search.repeats > 1:
-        found.append(SEEDED.format(printable(job.training.target)))
+        found.append(SEEDED.format(job.training.target))
     if job.own.of_a_batch:
-        found.append(OF_A_BATCH.format(printable(job.goal.metric)))
+        found.append(OF_A_BATCH.format(job.goal.metric))
     if job.own.fixed_batch_size is not None:
         found.append(FIXED.format(job.own.fixed_batch_size))
     return found
 
 
-def doubts_after(
-    job: SweepJob, found: ComparisonRecord, entries: Mapping[str, Entry], progress: SweepProgress
-) -> list[str]:
-    """Return what its trainings make doubtful."""
-    from noisescale.lab.sweep.table import alike_in, failures_in
-
-    doubts = [text for each in found.sweeps for text in each.warnings]
-    if alike := alike_in(job, entries):
-        doubts.append(ALIKE.format(_sizes(alike)))
-    if short := [s.batch_size for s in progress.sizes if s.out_of_steps and not s.reached]:
-        doubts.append(TOO_SHORT.format(_sizes(short), job.epochs))
-    return doubts + [f"Failed: {key}: {reason}" for key, reason in failures_in(entries).items()]
+def doubts_after(found: SweepRecord) -> list[str]:
+    """Return what the trainings of a sweep make doubtful."""
+    doubts = [] if found.law is None else [*found.law.warnings]
+    if alike := [size.batch_size for size in found.sizes if size.repetitions_are_alike]:
+        doubts.append(ALIKE.format(_list(alike)))
+    if short := [s.batch_size for s in found.sizes if s.count(OUT_OF_STEPS) and not s.reached]:
+        doubts.append(TOO_SHORT.format(_list(short), found.job.epochs))
+    return doubts + [f"Failed: {key}: {why}" for key, why in found.progress.failures.items()]
 
 
-def _sizes(batch_sizes: list[int]) -> str:
+def _list(batch_sizes: list[int]) -> str:
     return ", ".join(f"{size:,}" for size in batch_sizes)

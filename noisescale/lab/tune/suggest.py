@@ -25,7 +25,7 @@ _LEAST = 1e-4
 Prior = Callable[[Mapping[str, Any]], float]
 
 
-def suggested(
+def suggest(
     job: TuneJob, entries: Mapping[str, Entry], *, with_prior: bool = True
 ) -> dict[str, Value]:
     """Return the parameters of the next training.

@@ -11,13 +11,12 @@ import numpy as np
 import plotly.graph_objects as go
 
 from noisescale.lab.tune.cost_front import CostFront, Searched, Setting
-from noisescale.lab.tune.tuned_tables import (
+from noisescale.lab.tune.tables import (
     OWN,
     cost_unit,
-    number_of,
-    reading,
+    describe_law,
     settings_of,
-    shown_value,
+    write_value,
 )
 from noisescale.report.colours import BLUE, GREY, VERMILLION
 from noisescale.report.document import Figure
@@ -33,7 +32,7 @@ from noisescale.report.drawing import (
     spread,
     with_legend,
 )
-from noisescale.report.numbers import Duration, plural
+from noisescale.report.numbers import Duration, four_digits, plural
 
 _WIDE = 20.0
 """The ratio of results above which their axis is logarithmic."""
@@ -45,7 +44,7 @@ _LINE = 25
 """Points of a law's line."""
 
 
-def tuned_figures(found: CostFront) -> list[Figure]:
+def figures_of(found: CostFront) -> list[Figure]:
     """Return the figures that have something to show."""
     if not found.front:
         return []
@@ -74,7 +73,7 @@ def front_figure(found: CostFront) -> go.Figure:
     _draw_settings(drawn, found, found.front, result, unit, "on the front", BLUE, 10, line="hv")
     _draw_own(drawn, found, result, unit)
     edge = low if found.maximize else high
-    _draw_failures(drawn, found, unit, [edge] * len(found.failed))
+    _draw_failures(drawn, found, unit, [edge] * len(found.failures))
     return with_legend(drawn)
 
 
@@ -84,7 +83,7 @@ def parameter_figure(found: CostFront, searched: Searched) -> go.Figure:
 
     def value(each: Setting) -> Any:
         one = each.first.parameters[name]
-        return one if searched.is_number else shown_value(one)
+        return one if searched.is_number else write_value(one)
 
     drawn = figure(
         _law_finding(found, searched), _law_caption(found, name), _cost_axis(found),
@@ -94,7 +93,7 @@ def parameter_figure(found: CostFront, searched: Searched) -> go.Figure:
     if law is not None:
         costs = [each.cost for each in found.front]
         along = np.geomspace(min(costs), max(costs), _LINE).tolist()
-        lines = [law.at(cost) for cost in along]
+        lines = [law.value_at(cost) for cost in along]
         x = [_shown_cost(cost, unit) for cost in along]
         outline = [
             *zip(x, (low for _, low, _ in lines), strict=True),
@@ -113,8 +112,8 @@ def parameter_figure(found: CostFront, searched: Searched) -> go.Figure:
     _draw_settings(drawn, found, others, value, unit, "not on the front", GREY, 7)
     _draw_settings(drawn, found, found.front, value, unit, "on the front", BLUE, 10)
     _draw_own(drawn, found, value, unit)
-    at = [trial.parameters[name] for trial in found.failed]
-    _draw_failures(drawn, found, unit, at if searched.is_number else list(map(shown_value, at)))
+    at = [trial.parameters[name] for trial in found.failures]
+    _draw_failures(drawn, found, unit, at if searched.is_number else list(map(write_value, at)))
     return with_legend(drawn)
 
 
@@ -138,7 +137,7 @@ def _draw_settings(
         mode="lines+markers" if line else "markers",
         line={"color": colour, "width": 1.5, **({"shape": line} if line else {})},
         marker={"size": size, "color": colour},
-        hovertext=[_about(found, each, unit) for each in settings],
+        hovertext=[_hover_text(found, each, unit) for each in settings],
         hoverinfo="text",
     )
 
@@ -163,10 +162,10 @@ def _draw_own(
 
 
 def _draw_failures(drawn: go.Figure, found: CostFront, unit: Duration, at: Sequence[Any]) -> None:
-    """Those whose cost is known. A training that crashed has none."""
+    """Draw the failures whose cost is known. A training that crashed has no cost."""
     points = [
         (_shown_cost(trial.cost, unit), y)
-        for trial, y in zip(found.failed, at, strict=True)
+        for trial, y in zip(found.failures, at, strict=True)
         if trial.cost > 0
     ]
     if points:
@@ -219,11 +218,11 @@ def _parameter_axis(searched: Searched, values: Sequence[Any]) -> dict[str, Any]
     return {"title": {"text": title}, "range": [low - room, high + room]}
 
 
-def _about(found: CostFront, each: Setting, unit: Duration) -> str:
+def _hover_text(found: CostFront, each: Setting, unit: Duration) -> str:
     numbers = ", ".join(str(trial.number) for trial in each.trials)
     lines = [
         f"<b>trial {numbers}</b>",
-        f"{shown_name(found.metric)} {number_of(each.value)}",
+        f"{shown_name(found.metric)} {four_digits(each.value)}",
         f"{unit(each.cost / 3600)} device-{unit.name}",
         *(shown_name(part) for part in settings_of(found, each).split(", ")),
     ]
@@ -233,16 +232,17 @@ def _about(found: CostFront, each: Setting, unit: Duration) -> str:
 def _front_finding(found: CostFront, unit: Duration) -> str:
     first, last = found.front[0], found.front[-1]
     if first is last:
-        return f"One training is the best and the cheapest: {number_of(first.value)}"
+        return f"One training is the best and the cheapest: {four_digits(first.value)}"
+    worst, best = four_digits(first.value), four_digits(last.value)
     return (
         f"From {unit(first.cost / 3600)} to {unit(last.cost / 3600)} device-{unit.name}"
-        f" {shown_name(found.metric)} goes from {number_of(first.value)} to {number_of(last.value)}"
+        f" {shown_name(found.metric)} goes from {worst} to {best}"
     )
 
 
 def _front_caption(found: CostFront) -> str:
     said = "The line: the best result that a cost buys."
-    if any(math.isfinite(trial.cost) for trial in found.failed):
+    if any(math.isfinite(trial.cost) for trial in found.failures):
         edge = "lower" if found.maximize else "upper"
         said += f" Crosses at the {edge} edge: trainings without a result."
     return said
@@ -252,7 +252,7 @@ def _law_finding(found: CostFront, searched: Searched) -> str:
     name, law = shown_name(searched.name), found.laws.get(searched.name)
     if not searched.is_number or law is None:
         return f"{name} of {plural(len(found.front), 'setting')} on the front"
-    said = f"Along the front {name} {reading(found, searched.name, law)}"
+    said = f"Along the front {name} {describe_law(found, searched.name, law)}"
     return f"{said}: power {law.power:.2f} ({law.low:.2f} to {law.high:.2f})"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search along the front of cost and result found: answers and tables."""
+"""The tables of a search: the front of cost and result, the laws along it, the failures."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from noisescale.bounded import Bounded
 from noisescale.lab.tune.cost_front import CostFront, Setting, Value
 from noisescale.lab.tune.scaling_laws import LEAST, PowerLaw
 from noisescale.report.document import Cell, Line, Table
-from noisescale.report.numbers import Duration, count, duration_for, number, plural
+from noisescale.report.numbers import Duration, count, duration_for, four_digits, plural
 
 OWN = "your own settings"
 
 
-def front_tables(found: CostFront) -> list[Table]:
-    """Return the tables of the front and of the scaling laws, and that of the failures."""
+def tables_of(found: CostFront) -> list[Table]:
+    """Return the tables that have a line: the front, the scaling laws, the failures."""
     tables = [front_table(found)] if found.front else []
     if found.laws and len(found.front) >= LEAST:
         tables.append(laws_table(found))
-    if found.failed:
+    if found.failures:
         tables.append(failures_table(found))
     return tables
 
@@ -38,8 +38,8 @@ def front_table(found: CostFront, most: int | None = None) -> Table:
     headings += [*(["trainings"] if repeated else []), "trial"]
     lines = []
     for each in shown:
-        cells = [unit(each.cost / 3600), number_of(each.value)]
-        cells += [shown_value(each.first.parameters[name.name]) for name in found.searched]
+        cells = [unit(each.cost / 3600), four_digits(each.value)]
+        cells += [write_value(each.first.parameters[name.name]) for name in found.searched]
         cells += [*([count(len(each.trials))] if repeated else []), str(each.first.number)]
         marks = [OWN] if each.first.number == 0 else []
         lines.append(Line([Cell(text) for text in cells], marks))
@@ -57,8 +57,8 @@ def laws_table(found: CostFront) -> Table:
     for name, law in found.laws.items():
         power = f"{law.power:.2f}" if law else ""
         around = f"{law.low:.2f} to {law.high:.2f}" if law else ""
-        cells = [Cell(name), Cell(power), Cell(around), Cell(reading(found, name, law))]
-        lines.append(Line(cells, []))
+        cells = [Cell(name), Cell(power), Cell(around), Cell(describe_law(found, name, law))]
+        lines.append(Line(cells))
     headings = ["parameter", "power of the cost", "95 % interval", "so it"]
     notes = [
         "By least squares on logarithms, along the front. Its points were chosen for their results:"
@@ -74,18 +74,17 @@ def failures_table(found: CostFront) -> Table:
         Line(
             [
                 Cell(str(trial.number)),
-                *(Cell(shown_value(trial.parameters[each.name])) for each in found.searched),
+                *(Cell(write_value(trial.parameters[each.name])) for each in found.searched),
                 Cell(trial.reason or trial.ended),
-            ],
-            [],
+            ]
         )
-        for trial in found.failed
+        for trial in found.failures
     ]
-    return Table("Trainings without a result", headings, lines, [])
+    return Table("Trainings without a result", headings, lines)
 
 
-def reading(found: CostFront, name: str, law: PowerLaw | None) -> str:
-    """Say what a law means, in a few words."""
+def describe_law(found: CostFront, name: str, law: PowerLaw | None) -> str:
+    """Return what a law means, in a few words."""
     values = found.along_front(name)
     if max(values) == min(values):
         return "is the same in all"
@@ -96,34 +95,10 @@ def reading(found: CostFront, name: str, law: PowerLaw | None) -> str:
     return "grows with the cost" if law.power > 0 else "falls with the cost"
 
 
-def front_answers(found: CostFront) -> list[tuple[str, str]]:
-    """Return the answers in a few lines: the best, and what it is worth."""
-    best = found.best
-    if best is None:
-        return [("Best", "no training has a result yet")]
-    unit = cost_unit(found)
-    answers = [("Best", f"{found.metric} {_priced(found, best, unit)}")]
-    answers.append(("  with", settings_of(found, best)))
-    own = next((s for s in found.settings if s.first.number == 0), None)
-    if own is None:
-        return answers
-    answers.append(("Your own settings", f"{found.metric} {_priced(found, own, unit)}"))
-    sign = -1.0 if found.maximize else 1.0
-    as_good = next(s for s in found.front if sign * s.value <= sign * own.value)
-    if as_good.cost < own.cost / 1.05:
-        less = f"{own.cost / as_good.cost:.1f} times less cost: {_priced(found, as_good, unit)}"
-        answers += [("As good for less", less), ("  with", settings_of(found, as_good))]
-    return answers
-
-
 def settings_of(found: CostFront, each: Setting) -> str:
     """Write the parameters of a setting."""
     values = each.first.parameters
-    return ", ".join(f"{name.name} {shown_value(values[name.name])}" for name in found.searched)
-
-
-def _priced(found: CostFront, each: Setting, unit: Duration) -> str:
-    return f"{number_of(each.value)} for {unit(each.cost / 3600)} device-{unit.name}"
+    return ", ".join(f"{name.name} {write_value(values[name.name])}" for name in found.searched)
 
 
 def cost_unit(found: CostFront) -> Duration:
@@ -132,25 +107,15 @@ def cost_unit(found: CostFront) -> Duration:
     return duration_for(Bounded(each, each, each) for each in hours if math.isfinite(each))
 
 
-def number_of(value: float) -> str:
-    """Write a result or a parameter with four significant digits.
-
-    Examples:
-        >>> number_of(0.0123456), number_of(123456.0)
-        ('0.01235', '123,456')
-    """
-    return number(value) if abs(value) >= 1e4 else f"{value:.4g}"
-
-
-def shown_value(value: Value) -> str:
+def write_value(value: Value) -> str:
     """Write a parameter.
 
     Examples:
-        >>> shown_value(2048), shown_value(0.1), shown_value("relu"), shown_value(True)
+        >>> write_value(2048), write_value(0.1), write_value("relu"), write_value(True)
         ('2,048', '0.1', 'relu', 'true')
     """
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
         return f"{value:,}"
-    return number_of(value) if isinstance(value, float) else value
+    return four_digits(value) if isinstance(value, float) else value

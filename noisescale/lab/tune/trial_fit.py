@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 
-def train_tuned(made: Made, spec: Record, folder: Path) -> None:
+def train_tune_task(made: Made, spec: Record, folder: Path) -> None:
     """Train a task of a search, and write its result into its folder.
 
     Args:
@@ -67,7 +67,7 @@ class _Tuned(TimedRun):
         if self._next <= step < self._spec["most_steps"]:
             self._next = look_after(step)
             seconds = trainer.strategy.broadcast(time.perf_counter() - self._began)
-            if self._lost_its_loss(trainer):
+            if self._has_nan_loss(trainer):
                 self._ended = DIVERGED
             elif seconds > (self._spec["most_seconds"] or math.inf):
                 self._ended = TOO_DEAR
@@ -78,9 +78,9 @@ class _Tuned(TimedRun):
     def _is_due(self, step: int) -> bool:
         return step >= int(self._spec["most_steps"])
 
-    def _judged(self, trainer: pl.Trainer, value: float, step: int) -> str:
+    def _ending_at(self, trainer: pl.Trainer, value: float, step: int) -> str:
         if self._spent is not None:  # Lightning validates once more when a training stops
             return self._ended
-        if not math.isfinite(value) or self._lost_its_loss(trainer):
+        if not math.isfinite(value) or self._has_nan_loss(trainer):
             return DIVERGED
         return OUT_OF_STEPS

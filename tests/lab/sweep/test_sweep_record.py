@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,15 +13,12 @@ from noisescale.history.metrics import Goal
 from noisescale.lab.compare.reading import read_trials
 from noisescale.lab.jobs.jobs import FAILED, Entry, State, Task, Training
 from noisescale.lab.jobs.ledger import Ledger
+from noisescale.lab.jobs.workers import Place
+from noisescale.lab.sweep.files import write_files
+from noisescale.lab.sweep.results import PRUNED
 from noisescale.lab.sweep.search import Search
 from noisescale.lab.sweep.settings import Own, SweepJob
-from noisescale.lab.sweep.table import (
-    comparison_of,
-    failures_in,
-    results_in,
-    sweep_progress,
-    write_sweep,
-)
+from noisescale.lab.sweep.sweep_record import SweepRecord, sweep_record
 from noisescale.tradeoff.sweep_files import read_sweeps
 
 JOB = SweepJob(
@@ -65,8 +63,12 @@ def taken(ledger: Ledger, entries: list[Entry]) -> None:
     ledger.take((Task(each.key, each.spec), each.result) for each in entries)
 
 
+def found_in(entries: Mapping[str, Entry]) -> SweepRecord:
+    return sweep_record(JOB, entries, Place("test", "sweep.journal"))
+
+
 def test_the_files_are_those_that_fit_and_compare_take(tmp_path: Path) -> None:
-    write_sweep(JOB, finished(), tmp_path)
+    write_files(found_in(finished()), tmp_path)
 
     curve = read_sweeps(tmp_path / "sweep.csv")[""]
     trials = read_trials(tmp_path / "trials.csv", "loss")
@@ -81,7 +83,7 @@ def test_the_files_are_those_that_fit_and_compare_take(tmp_path: Path) -> None:
 def test_the_files_do_not_depend_on_the_order_of_trainings(tmp_path: Path) -> None:
     tables = set()
     for order in range(4):
-        write_sweep(JOB, finished(order), tmp_path)
+        write_files(found_in(finished(order)), tmp_path)
         tables.add((tmp_path / "sweep.csv").read_text())
 
     assert len(tables) == 1
@@ -92,14 +94,15 @@ def test_a_batch_size_whose_search_is_not_done_is_not_in_the_table_yet(tmp_path:
     last = next(key for key in reversed(entries) if entries[key].spec["batch_size"] == 64)
     del entries[last]
 
-    write_sweep(JOB, entries, tmp_path)
+    write_files(found_in(entries), tmp_path)
 
     assert set(read_sweeps(tmp_path / "sweep.csv")[""].batch_sizes) == {16, 256}
 
 
-def test_a_comparison_has_the_regimes_of_the_sweep() -> None:
-    (swept,) = comparison_of(JOB, finished()).sweeps
+def test_a_sweep_has_the_regimes_of_a_comparison() -> None:
+    swept = found_in(finished()).law
 
+    assert swept is not None
     assert swept.regimes is not None
     band = swept.regimes.critical_batch_size
     assert band.low < 64 < band.high
@@ -108,41 +111,42 @@ def test_a_comparison_has_the_regimes_of_the_sweep() -> None:
 
 def test_progress_says_what_was_spent_and_what_is_left(tmp_path: Path) -> None:
     ledger = Ledger.begin(str(tmp_path / "j"), "test", JOB)
-    begun = sweep_progress(JOB, ledger.entries())
+    begun = found_in(ledger.entries())
     whole = list(finished().values())
     half = whole[: len(whole) // 2]
     taken(ledger, half)
     ledger.want(wanted := JOB.next_tasks(ledger.entries()))
     claimed = ledger.claim([task.key for task in wanted], {"host": "a", "process": 1})
 
-    going = sweep_progress(JOB, ledger.entries())
+    going = found_in(ledger.entries())
     taken(ledger, whole)
 
     assert claimed is not None
-    assert (begun.done, begun.expected) == (0, 3 * (6 + 2 + 2))
+    assert (begun.progress.done, begun.expected_trainings) == (0, 3 * (6 + 2 + 2))
     assert math.isnan(begun.seconds_left)
-    assert going.done == len(half)
-    assert going.device_hours == pytest.approx(0.01 * len(half))
-    assert going.seconds_left == pytest.approx(36.0 * (going.expected - going.done))
-    assert [entry.key for entry in going.running] == [claimed.key]
-    assert [entry.state for entry in going.running] == [State.RUNNING]
-    end = sweep_progress(JOB, {k: e for k, e in ledger.entries().items() if e.result})
-    assert end.done <= end.expected
+    assert going.progress.done == len(half)
+    assert going.progress.device_hours == pytest.approx(0.01 * len(half))
+    assert going.seconds_left == pytest.approx(
+        36.0 * (going.expected_trainings - going.progress.done)
+    )
+    assert [entry.key for entry in going.progress.running] == [claimed.key]
+    assert [entry.state for entry in going.progress.running] == [State.RUNNING]
+    end = found_in({k: e for k, e in ledger.entries().items() if e.result})
+    assert end.progress.done <= end.expected_trainings
 
 
 def test_a_finished_sweep_has_what_was_best(tmp_path: Path) -> None:
     ledger = Ledger.begin(str(tmp_path / "j"), "test", JOB)
     taken(ledger, whole := list(finished().values()))
 
-    found = sweep_progress(JOB, ledger.entries())
+    found = found_in(ledger.entries())
 
     assert found.finished
-    assert found.done == found.expected == len(whole)
+    assert found.progress.done == found.expected_trainings == len(whole)
     for size in found.sizes:
         assert size.steps == pytest.approx(100 * (1 + 64 / size.batch_size), rel=0.2)
         assert size.learning_rate == pytest.approx(0.1 * math.sqrt(size.batch_size / 16), rel=1)
-        assert size.reached + size.pruned == size.done
-        assert (size.diverged, size.failed) == (0, 0)
+        assert size.reached + size.count(PRUNED) == len(size.results)
 
 
 def test_failures_have_their_reasons_and_no_evaluations(tmp_path: Path) -> None:
@@ -150,8 +154,8 @@ def test_failures_have_their_reasons_and_no_evaluations(tmp_path: Path) -> None:
     first = next(iter(entries))
     entries[first] = replace(entries[first], result={FAILED: "no luck"})
 
-    write_sweep(JOB, entries, tmp_path)
+    write_files(found_in(entries), tmp_path)
 
-    assert failures_in(entries) == {first: "no luck"}
+    assert found_in(entries).progress.failures == {first: "no luck"}
     assert len(read_trials(tmp_path / "trials.csv", "loss")) == len(entries) - 1
-    assert any(result.reason == "no luck" for result in results_in(JOB, entries))
+    assert sum(size.count(FAILED) for size in found_in(entries).sizes) == 1

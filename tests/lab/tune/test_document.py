@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from noisescale.lab.jobs.job_progress import JobProgress
+from noisescale.lab.jobs.workers import Place
 from noisescale.lab.tune.cost_front import CostFront, Searched, TunedTrial
-from noisescale.lab.tune.tuned_figures import front_figure, parameter_figure, tuned_figures
-from noisescale.lab.tune.tuned_html import write_tuned_html
-from noisescale.lab.tune.tuned_tables import front_answers, front_table, front_tables
+from noisescale.lab.tune.document import document_of, statements_of
+from noisescale.lab.tune.figures import figures_of, front_figure, parameter_figure
+from noisescale.lab.tune.tables import front_table, tables_of
+from noisescale.lab.tune.tune import Tune
 
 RATE, WIDTH, ACT = (
     Searched("lr", True, True, 0.001, 1),
@@ -32,23 +35,54 @@ def search(maximize: bool = False, powers: float = 0.5) -> CostFront:
     return CostFront("val_loss", maximize, searched, tuple(trials))
 
 
+def found_in(front: CostFront, *doubts: str, finished: bool = True) -> Tune:
+    progress = JobProgress(Place("tune", "a.journal"), "tune", 9, {}, (), 0.5, finished)
+    return Tune(front, progress, None, 9, doubts)
+
+
+def lines_of(front: CostFront) -> list[tuple[str, str, list[str]]]:
+    return [(s.label, s.sentence, [p.sentence for p in s.parts]) for s in statements_of(front)]
+
+
 def test_the_answers_say_what_is_best_and_what_as_good_costs_less() -> None:
-    assert front_answers(search()) == [
-        ("Best", "val_loss 0.5 for 1,024 device-seconds"),
-        ("  with", "lr 0.05, width 256, act tanh"),
-        ("Your own settings", "val_loss 0.65 for 50.0 device-seconds"),
+    assert lines_of(search()) == [
+        (
+            "Best",
+            "val_loss 0.5 for 1,024 device-seconds",
+            ["lr 0.05, width 256, act tanh"],
+        ),
+        ("Your own settings", "val_loss 0.65 for 50.0 device-seconds", []),
     ]
     cheap = search()
     own = TunedTrial(0, cheap.trials[0].parameters, 50.0, 0.85)
     cheaper = CostFront("val_loss", False, cheap.searched, (own, *cheap.trials[1:]))
-    assert front_answers(cheaper)[3] == (
+    assert lines_of(cheaper)[2] == (
         "As good for less",
         "3.1 times less cost: 0.8 for 16.0 device-seconds",
+        ["lr 0.05, width 32, act tanh"],
     )
 
 
+def test_a_search_under_way_says_how_far_it_is() -> None:
+    found = document_of(found_in(search(), "A doubt.", finished=False))
+
+    assert found.status == "under way"
+    assert found.headline == (
+        "7 of 9 trainings done, 2 without a result, 0 under way, 0.5 device-hours spent. Best"
+        " val_loss: 0.5 for 1,024 device-seconds"
+    )
+    assert [table.title for table in found.tables] == [
+        "The front of cost and result",
+        "0 workers at work",
+    ]
+    assert found.doubts == ("A doubt.",)
+    assert found.next == [
+        "Further workers join with: noisescale work --storage a.journal --name tune"
+    ]
+
+
 def test_the_tables_have_the_front_the_laws_and_the_failures() -> None:
-    front, laws, failures = front_tables(search())
+    front, laws, failures = tables_of(search())
 
     assert [line.cells[0].text for line in front.lines] == [
         "1.00",
@@ -73,7 +107,7 @@ def test_a_parameter_with_one_value_on_the_front_has_no_law() -> None:
         for each in found.trials
         if each.number
     ]
-    front, laws, _ = front_tables(replace(found, trials=tuple(trials)))
+    front, laws, _ = tables_of(replace(found, trials=tuple(trials)))
 
     assert len(front.lines) == 6
     assert [cell.text for cell in laws.lines[1].cells] == ["width", "", "", "is the same in all"]
@@ -82,9 +116,9 @@ def test_a_parameter_with_one_value_on_the_front_has_no_law() -> None:
 def test_a_search_without_a_result_says_so(tmp_path: Path) -> None:
     found = CostFront("val_loss", False, (RATE,), ())
 
-    assert front_answers(found) == [("Best", "no training has a result yet")]
-    assert (front_tables(found), tuned_figures(found)) == ([], [])
-    assert "No training has a result" in write_tuned_html(found, tmp_path / "a.html").read_text()
+    assert lines_of(found) == [("Best", "no training has a result yet", [])]
+    assert (tables_of(found), figures_of(found)) == ([], [])
+    assert "No training has a result" in found_in(found).to_html(tmp_path / "a.html").read_text()
 
 
 def test_the_figure_of_the_front_has_all_trainings() -> None:
@@ -117,7 +151,7 @@ def test_the_figure_of_a_parameter_has_its_law_and_that_of_a_choice_has_none() -
 
 
 def test_the_page_is_whole_and_escapes_what_it_shows(tmp_path: Path) -> None:
-    text = write_tuned_html(search(), tmp_path / "tune.html", ["A doubt."]).read_text()
+    text = found_in(search(), "A doubt.").to_html(tmp_path / "tune.html").read_text()
 
     assert "Best val_loss of 9 trainings: 0.5" in text
     assert "ValueError: &lt;b&gt;no&lt;/b&gt;" in text
@@ -125,4 +159,4 @@ def test_the_page_is_whole_and_escapes_what_it_shows(tmp_path: Path) -> None:
     for heading in ("val_loss against cost", "width along the front", "Scaling laws"):
         assert heading in text
     with pytest.raises(FileNotFoundError, match="must be in a folder that exists"):
-        write_tuned_html(search(), tmp_path / "none" / "tune.html")
+        found_in(search()).to_html(tmp_path / "none" / "tune.html")

@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of `noisescale tune`, checked, and completed by what module and data bring along."""
+"""The settings of a search, checked, and completed by what module and data bring along."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from noisescale.checks import refuse, require_count
-from noisescale.lab.jobs.workers import TOO_LARGE
-from noisescale.made.targets import module_and_data, own_arguments, shorten_errors
-from noisescale.printable import printable
+from noisescale.lab.jobs.jobs import TOO_LARGE
+from noisescale.lab.parameter_texts import Searched, search_parameters
+from noisescale.made.targets import module_and_data, own_arguments, refuse_out_of_memory
 
 if TYPE_CHECKING:
     from noisescale.lab.jobs.jobs import Training
     from noisescale.lab.tune.tune_job import TuneJob
 
 EPOCHS = 10.0
-"""Of a training, if nothing says how long it is."""
+"""The epochs of a training, if nothing says how long it is."""
 
 MOST_SEED = 2**31
 
@@ -31,10 +30,10 @@ class Known(NamedTuple):
     """Device batch, micro-batches, seconds a step."""
 
 
-def made_job(
+def tune_job(
     training: Training,
     metric: str,
-    search: Sequence[str],
+    search: Searched,
     space: Path | None,
     *,
     maximize: bool,
@@ -50,11 +49,11 @@ def made_job(
 ) -> TuneJob:
     """Return the settings of the search, once module and data were tried for one step."""
     from noisescale.history.metrics import Goal
-    from noisescale.lab.parameter_texts import search_parameters
     from noisescale.lab.parameters import FITTED, SWEPT
     from noisescale.lab.sweep.trial_fit import Made, describe
-    from noisescale.lab.tune.asking import suggested
-    from noisescale.lab.tune.tune_job import Length, TuneJob, centered
+    from noisescale.lab.tune.suggest import suggest
+    from noisescale.lab.tune.tune_job import Length, TuneJob, center_parameters
+    from noisescale.lightning.trainer_access import isolate_rng
     from noisescale.lightning.training import seed_all
 
     _check_metric(metric)
@@ -66,12 +65,12 @@ def made_job(
         refuse("epochs", "be left out where steps are searched", f"{epochs:g}", "Leave it out.")
     if epochs is None and steps is None and "steps" not in names:
         epochs = EPOCHS
-    known = _known(noise_scale, run)
+    known = _measurements(noise_scale, run)
     length = Length(epochs, steps, known.noise_scale)
     hours = None if budget is None else read_budget(budget)
-    most = None if max_cost is None else _time(max_cost)
+    most = None if max_cost is None else 3600 * read_budget(max_cost, "max_cost")
     if hours is None and trials is None:
-        refuse("budget", "be given, or `trials`", "neither", "Give, for example, `--budget 1h`.")
+        refuse("budget", "be given, or `trials`", "neither", "Give a budget such as 1h.")
     if trials is not None:
         require_count("trials", trials, "Give 50, for example.")
     if not 0 <= seed < MOST_SEED:
@@ -83,12 +82,12 @@ def made_job(
     defaults = own_arguments(training.target, [name for name in names if name not in FITTED])
     begin = {each.name: each.with_center(defaults.get(each.name)).center for each in parameters}
     arguments = {name: value for name, value in begin.items() if name not in FITTED}
-    seed_all(seed)
-    module, data = module_and_data(training.target, training.data, arguments)
     size = {each.name: each for each in parameters}.get("batch_size")
     usual = int(size.low) if size is not None else training.devices
     searched = [name for name in SWEPT if name in names]
-    with shorten_errors(TOO_LARGE):
+    with isolate_rng(), refuse_out_of_memory("max_device_batch_size", TOO_LARGE):
+        seed_all(seed)
+        module, data = module_and_data(training.target, training.data, arguments)
         goal = Goal(metric, 0.0, "<")
         own = describe(Made(module, data), training, goal, usual, searched)
     if own.batch_size is None and size is None:
@@ -103,7 +102,7 @@ def made_job(
         own,
         metric,
         maximize,
-        centered(parameters, own, length, defaults),
+        center_parameters(parameters, own, length, defaults),
         length,
         hours,
         trials,
@@ -111,7 +110,7 @@ def made_job(
         seed,
         known.timings,
         max_device_batch_size,
-        suggest=suggested,
+        suggest=suggest,
     )
 
 
@@ -120,12 +119,12 @@ def _check_metric(metric: str) -> None:
         refuse(
             "metric",
             "be the name of a metric, and no goal",
-            repr(printable(metric)),
-            "Write, for example, val_loss; a metric that is to rise has `--maximize`.",
+            repr(metric),
+            "Write, for example, val_loss; a metric that is to rise has `maximize`.",
         )
 
 
-def read_budget(text: str) -> float:
+def read_budget(text: str, argument: str = "budget") -> float:
     """Return device-hours from a text like "0.5h", "30m" or "90s".
 
     Raises:
@@ -143,23 +142,15 @@ def read_budget(text: str) -> float:
         found = math.nan
     if not 0 < found < math.inf:
         refuse(
-            "budget",
+            argument,
             "be positive device-hours with a unit",
-            repr(printable(text)),
+            repr(text),
             "Write, for example, 0.5h or 30m.",
         )
     return found
 
 
-def _time(text: str) -> float:
-    """Return device-seconds."""
-    from noisescale.refusal import rename_arguments
-
-    with rename_arguments({"budget": "--max-cost"}):
-        return 3600 * read_budget(text)
-
-
-def _known(noise_scale: float | None, run: Path | None) -> Known:
+def _measurements(noise_scale: float | None, run: Path | None) -> Known:
     """Return what is known before: given, or measured by a run.
 
     Raises:
@@ -181,8 +172,8 @@ def _known(noise_scale: float | None, run: Path | None) -> Known:
         refuse(
             "run",
             "have a noise scale with an upper end",
-            printable(run) + (f", which is at least {at_least:.3g}" if some else ", without one"),
-            "Train it longer, or give `--noise-scale`.",
+            str(run) + (f", which is at least {at_least:.3g}" if some else ", without one"),
+            "Train it longer, or give `noise_scale`.",
         )
     timed = [t for t in timings_of(history) if t.devices == 1]
     timings = tuple((t.device_batch_size, t.accumulation, t.seconds) for t in timed)

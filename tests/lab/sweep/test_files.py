@@ -7,9 +7,11 @@ from lab.jobs.jobs_for_tests import ended
 
 from noisescale.history.metrics import Goal
 from noisescale.lab.jobs.jobs import Entry, Training
+from noisescale.lab.jobs.workers import Place
+from noisescale.lab.sweep.files import write_files
 from noisescale.lab.sweep.search import Search
 from noisescale.lab.sweep.settings import Own, SweepJob
-from noisescale.lab.sweep.table import alike_in, comparison_of, write_sweep
+from noisescale.lab.sweep.sweep_record import SweepRecord, sweep_record
 
 JOB = SweepJob(
     Training("train.py:make"),
@@ -39,18 +41,26 @@ def searched(reached: tuple[bool, ...] = (True,) * 3, best: float = 0.1) -> dict
     return found
 
 
+def found_in(entries: dict[str, Entry]) -> SweepRecord:
+    return sweep_record(JOB, entries, Place("test", "sweep.journal"))
+
+
+def alike_in(entries: dict[str, Entry]) -> list[int]:
+    return [s.batch_size for s in found_in(entries).sizes if s.repetitions_are_alike]
+
+
 def sizes_in(folder: Path) -> list[str]:
     return [line.split(",")[0] for line in (folder / "sweep.csv").read_text().splitlines()[1:]]
 
 
 def test_a_repetition_that_misses_the_goal_is_left_out(tmp_path: Path) -> None:
-    write_sweep(JOB, searched((True, False, True)), tmp_path)
+    write_files(found_in(searched((True, False, True))), tmp_path)
 
     assert sizes_in(tmp_path) == ["16"] * 3 + ["64"] * 2
 
 
 def test_a_batch_size_at_which_most_repetitions_miss_the_goal_has_no_steps(tmp_path: Path) -> None:
-    write_sweep(JOB, searched((True, False, False)), tmp_path)
+    write_files(found_in(searched((True, False, False))), tmp_path)
 
     assert sizes_in(tmp_path) == ["16"] * 3
 
@@ -58,9 +68,10 @@ def test_a_batch_size_at_which_most_repetitions_miss_the_goal_has_no_steps(tmp_p
 def test_a_batch_size_whose_best_learning_rate_is_at_the_edge_has_no_steps(tmp_path: Path) -> None:
     """The law of `compare` does not count it either."""
     entries = searched(best=1e9)
-    write_sweep(JOB, entries, tmp_path)
+    write_files(found_in(entries), tmp_path)
 
-    (found,) = comparison_of(JOB, entries).sweeps
+    found = found_in(entries).law
+    assert found is not None
     assert [(batch.batch_size, batch.counts) for batch in found.batches] == [
         (16, True),
         (64, False),
@@ -70,10 +81,10 @@ def test_a_batch_size_whose_best_learning_rate_is_at_the_edge_has_no_steps(tmp_p
 
 def test_repetitions_that_are_the_same_are_named() -> None:
     entries = searched()
-    assert alike_in(JOB, entries) == [16, 64]
+    assert alike_in(entries) == [16, 64]
 
     (last,) = (
         each for each in entries.values() if (each.spec["batch_size"], each.spec["seed"]) == (16, 2)
     )
     changed = replace(last, result={**last.result, "values": [0.9, 0.1]})
-    assert alike_in(JOB, {**entries, last.key: changed}) == [64]
+    assert alike_in({**entries, last.key: changed}) == [64]

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a command shows while a job is under way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from noisescale.report.answer import Answer
+
+LINE_EVERY = 300.0
+"""Seconds between two lines of progress, where they go to a file."""
+
+
+@contextmanager
+def live() -> Iterator[Callable[[Answer], None]]:
+    """Yield a function that shows an answer on the error stream while it is under way.
+
+    At first it prints how further workers join, and what makes the job doubtful. Then a terminal
+    has the latest headline and tables, and a file has a headline now and then.
+    """
+    from rich.console import Console
+
+    from noisescale.printable import printable
+    from noisescale.report.text import text_of
+
+    console = Console(stderr=True, highlight=False)
+    shown = 0.0
+    with console.status("Starting...") as status:
+
+        def show(answer: Answer) -> None:
+            nonlocal shown
+            document = answer.document()
+            if document.status == "done":
+                return
+            if not shown:
+                for text in (*document.next, *document.doubts):
+                    console.print(printable(text), markup=False, soft_wrap=True)
+                shown = time.monotonic()
+            if console.is_terminal:
+                status.update(text_of(replace(document, answers=(), doubts=(), next=())))
+            elif time.monotonic() - shown > LINE_EVERY:
+                console.print(printable(document.headline), markup=False, soft_wrap=True)
+                shown = time.monotonic()
+
+        yield show

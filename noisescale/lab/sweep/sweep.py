@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sweep`: the steps to a result at several batch sizes, each with its best learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from os import PathLike
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from noisescale.extras import need
+from noisescale.lab.jobs.jobs import Entry, Training
+from noisescale.lab.jobs.train_job import train_job
+from noisescale.lab.jobs.workers import Place, WorkersToStart
+from noisescale.lab.sweep.document import document_of
+from noisescale.lab.sweep.files import write_files
+from noisescale.lab.sweep.records import as_dict
+from noisescale.lab.sweep.settings import SweepJob
+from noisescale.lab.sweep.sweep_record import SweepRecord, sweep_record
+from noisescale.made.targets import text_of
+from noisescale.report.answer import Answer
+
+JOURNAL = "sweep.journal"
+"""The file of the state, in the folder of the results."""
+
+
+class Sweep(SweepRecord, Answer):
+    """What `sweep` found, and the ways to show it."""
+
+    document = document_of
+    to_dict = as_dict
+
+
+def sweep(
+    target: str | Callable[[], Any],
+    goal: str,
+    batch_sizes: str | Iterable[int],
+    *,
+    data: str | Callable[[], Any] | None = None,
+    search: Mapping[str, Any] | Iterable[str] = MappingProxyType({}),
+    trials: int = 9,
+    repeats: int = 3,
+    epochs: float = 50.0,
+    seed: int = 0,
+    max_device_batch_size: int | None = None,
+    gradient_clip_val: float | None = None,
+    gradient_clip_algorithm: str | None = None,
+    devices: int = 1,
+    accelerator: str = "auto",
+    strategy: str = "auto",
+    precision: str | None = None,
+    output: str | PathLike[str] = "sweep",
+    storage: str | PathLike[str] | None = None,
+    name: str = "sweep",
+    workers: int = 1,
+    launcher: str = "local",
+    launcher_options: Mapping[str, Any] | None = None,
+    lease: float = 60.0,
+    progress: Callable[[Sweep], None] | None = None,
+) -> Sweep:
+    """Measure the steps to a result at several batch sizes, each with its best learning rate.
+
+    Each training is a process of its own, which a worker starts. The same call with the same
+    storage goes on where it was stopped, also after an interrupt.
+
+    Args:
+        target: A function that returns a LightningModule and its data, or a LightningModule.
+            Workers import it by its name: "train.py:make", "package.module:make", or a function
+            that is defined in a file.
+        goal: The result to reach, for example "val_loss<=0.15" or "val_acc>=0.9", in a metric that
+            the module logs. It is evaluated by the module's validation.
+        batch_sizes: Global batch sizes in examples, at least two; or "16..2048" for powers of two.
+        data: What to train on, named like the target. Default: what the target returns, else the
+            loaders that the module makes.
+        search: Hyperparameters to search, and their ranges, such as {"momentum": (0.5, 0.99)}:
+            learning_rate, momentum (for Adam its first beta) or weight_decay. The learning rate is
+            always searched, by default from 1/8 to 8 times the module's own.
+        trials: Quasi-random settings at each batch size. A third as many refine the best one.
+        repeats: Trainings of the best setting, with different seeds.
+        epochs: Most epochs of a training at the smallest batch size. At k times this size it is √k
+            times as many.
+        seed: Seed of the quasi-random settings.
+        max_device_batch_size: Most examples that fit on a device. Larger batches are accumulated.
+        gradient_clip_val: As for the Trainer.
+        gradient_clip_algorithm: As for the Trainer.
+        devices: Devices of each training, on one machine.
+        accelerator: As for the Trainer.
+        strategy: As for the Trainer.
+        precision: As for the Trainer.
+        output: Folder of the results. It gets `sweep.csv` for `fit`, `trials.csv` for `compare`,
+            and a folder for each training.
+        storage: Where the state is kept: a journal file, also on a shared disk; the URL of a
+            database; or grpc://host:port of Optuna's proxy. Default: sweep.journal in the folder of
+            the results.
+        name: Name of the sweep in the storage.
+        workers: Workers that are started here. With 0 this call only waits, and the work is done by
+            `noisescale work` elsewhere.
+        launcher: Where the workers run: "local", "slurm" (by submitit) or "ray".
+        launcher_options: Options of the launcher, such as {"slurm_partition": "gpu"}.
+        lease: Seconds of silence after which a worker counts as lost.
+        progress: Called every two seconds with the sweep as it stands. In a notebook, for example,
+            a function that calls `clear_output(wait=True)` and `display` of IPython.
+
+    Returns:
+        The steps and the best learning rate of each batch size, and the critical batch size with
+        its interval. `reached` is False if no training reached the goal.
+
+    Raises:
+        ValueError: If an argument is impossible, the module or data do not fit, the storage has
+            another sweep of this name, or all workers have stopped.
+        MissingExtraError: If Optuna is not installed: `pip install "noisescale[sweep]"`.
+
+    Examples:
+        ```python
+        found = noisescale.sweep("train.py:make", "val_loss<=0.15", [16, 64, 256, 1024])
+        print(found.to_text())
+        ```
+
+    References:
+        Shallue et al. 2019, arXiv:1811.03600.
+    """
+    from noisescale.lab.sweep.make_job import sweep_job
+
+    need("optuna", "`noisescale.sweep`")
+    folder = Path(output)
+    place = Place(name, str(storage or folder / JOURNAL), folder)
+    started = WorkersToStart(workers, launcher, launcher_options or {}, lease, accelerator)
+    training = Training(
+        text_of(target, "target"),
+        None if data is None else text_of(data, "data"),
+        devices,
+        accelerator,
+        strategy,
+        precision,
+        gradient_clip_val,
+        gradient_clip_algorithm,
+    )
+    job = sweep_job(
+        training,
+        goal,
+        batch_sizes,
+        search,
+        trials=trials,
+        repeats=repeats,
+        seed=seed,
+        epochs=epochs,
+        max_device_batch_size=max_device_batch_size,
+    )
+    return train_job(
+        job,
+        place,
+        folder,
+        started,
+        lambda entries: answer_of(job, entries, place),
+        lambda found: write_files(found, folder),
+        progress,
+    )
+
+
+def answer_of(job: SweepJob, entries: Mapping[str, Entry], place: Place) -> Sweep:
+    """Return what the tasks of a sweep have found, see `sweep_record`."""
+    return Sweep(**vars(sweep_record(job, entries, place)))
