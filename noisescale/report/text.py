@@ -17,9 +17,6 @@ from noisescale.refusal import Refusal
 from noisescale.report.document import Cell, Document, Statement, Table
 from noisescale.report.numbers import plural
 
-_MOST_TITLES = 3
-"""The most tables of details that are named where they are left out."""
-
 
 def text_of(document: Document, *, details: bool = False, more: str = "") -> Group:
     """Return all parts of a document in reading order.
@@ -43,11 +40,9 @@ def text_of(document: Document, *, details: bool = False, more: str = "") -> Gro
     if document.written:
         found += [Text(""), *map(_whole, document.written)]
     if more and not details and (left_out or document.assumptions):
-        parts = [table.title for table in left_out]
-        if len(parts) > _MOST_TITLES:
-            parts = [plural(len(parts), "table")]
-        parts += [plural(n, "assumption")] if (n := len(document.assumptions)) else []
-        found.append(Text(f"\nMore: {'; '.join(map(printable, parts))}: {more}", "dim"))
+        counts = {"table": len(left_out), "assumption": len(document.assumptions)}
+        parts = ", ".join(plural(n, name) for name, n in counts.items() if n)
+        found.append(Text(f"\nMore: {parts}: {more}", "dim"))
     return Group(*found)
 
 

@@ -71,7 +71,7 @@ def test_without_details_the_reader_is_shown_the_way_to_them() -> None:
 
     assert "Sizes" in text
     assert "Noise is white" not in text
-    assert text.splitlines()[-1] == "More: All runs; 1 assumption: add --details"
+    assert text.splitlines()[-1] == "More: 1 table, 1 assumption: add --details"
 
 
 def test_nothing_is_promised_where_nothing_was_left_out() -> None:

@@ -552,10 +552,8 @@ def test_how_to_get_the_tables_that_are_left_out_is_said_where_there_are_any() -
     def last_line(c: ComparisonRecord, *, details: bool = False) -> str:
         return as_text(c, details=details).splitlines()[-1]
 
-    assert last_line(runs) == "More: All 2 runs: add --details"
-    assert last_line(sizes) == (
-        "More: Steps to loss <= 0.1 against batch size; All 2 runs: add --details"
-    )
+    assert last_line(runs) == "More: 1 table: add --details"
+    assert last_line(sizes) == "More: 2 tables: add --details"
     assert last_line(several) == "More: 4 tables: add --details"
     assert "More" not in last_line(runs, details=True)
     assert "More" not in last_line(single(100, 200))
