@@ -67,7 +67,7 @@ def _of_all_commands(
 
 
 _UsageError: Any = typer.BadParameter.__base__
-"""Of click, which newer versions of typer have a copy of and do not export."""
+"""The base class of click's errors. Newer versions of typer have a copy and do not export it."""
 
 
 def main() -> None:

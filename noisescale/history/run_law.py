@@ -99,7 +99,7 @@ class RunLaw:
         )
 
     @classmethod
-    def at(cls, run: Segments, critical_batch_size: Bounded) -> RunLaw:
+    def with_critical_batch_size(cls, run: Segments, critical_batch_size: Bounded) -> RunLaw:
         """Return the law of a run whose critical batch size is known from another source.
 
         The measured noise scale only decides how the noise changes along the run, and adds no

@@ -43,7 +43,7 @@ def sweep_parameters(searched: Searched) -> tuple[Parameter, ...]:
         >>> [each.text() for each in sweep_parameters({"momentum": (0.5, 0.99)})]
         ['0.5 to 0.99']
     """
-    found = _once([_read(text, SWEPT) for text in _texts(searched)])
+    found = _refuse_repeats([_read(text, SWEPT) for text in _texts(searched)])
     for each in found:
         if SWEPT.get(each.name) != each.kind:
             refuse(
@@ -67,7 +67,7 @@ def search_parameters(searched: Searched, space: Path | None = None) -> tuple[Pa
         batch_size pow2 16 to 1024
         dropout linear 0 to 0.5
     """
-    found = _once([*(_read_space(space) if space else ()), *map(_read, _texts(searched))])
+    found = _refuse_repeats([*(_read_space(space) if space else ()), *map(_read, _texts(searched))])
     if not found:
         refuse("search", "name a parameter to search", "none", _EXAMPLE)
     if {"epochs", "steps"} <= {each.name for each in found}:
@@ -96,7 +96,7 @@ def _values_text(values: Any) -> str:
     return str(values)
 
 
-def _once(found: Sequence[Parameter]) -> Sequence[Parameter]:
+def _refuse_repeats(found: Sequence[Parameter]) -> Sequence[Parameter]:
     names = [each.name for each in found]
     if double := [name for name in names if names.count(name) > 1]:
         refuse("search", "name each parameter once", double[0], "Leave one out.")

@@ -20,10 +20,10 @@ from noisescale.prediction.calibration import Calibration
 from noisescale.refusal import Refusal
 
 MOST = 1e12
-"""Of examples in a batch, of money for an hour: far beyond any, and far from overflow."""
+"""The most examples in a batch, or money for an hour: far beyond any, and far from overflow."""
 
 MOST_BATCH_SIZES = 256
-"""At once: each is a row of a table for each number of devices."""
+"""The most batch sizes at once: each is a row of a table for each number of devices."""
 
 MOST_DEVICES, MOST_NUMBERS_OF_DEVICES = 1_000_000, 64
 
@@ -221,7 +221,7 @@ def positive_or(name: str, value: float | None, otherwise: float) -> float:
 
 
 def _values_of(name: str, given: Iterable[float] | float, most: int) -> list[float]:
-    """The values, if there are not too many: an endless iterable is not gone through."""
+    """Return the values, if there are not too many: an endless iterable is not gone through."""
     values = list(islice(given, most + 1)) if isinstance(given, Iterable) else [given]
     if len(values) > most:
         raise Refusal(

@@ -30,7 +30,7 @@ UNLIKE = 1.5
 """Branches at the run's own batch size differ from it if their steps differ by this factor."""
 
 LEAST_ALIKE = 2
-"""This many branches at the run's own batch size, or more, replace the run itself."""
+"""The number of branches at the run's own batch size that replace the run itself."""
 
 LEAST_STEPS = 0.5
 """The number of steps that is assumed for a branch whose loss was low enough from the start."""
@@ -66,7 +66,7 @@ class Branch:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Branch:
         """Return the branch that `dataclasses.asdict` was called on, also if JSON had it."""
-        return cls(**{name: _tupled(value) for name, value in record.items()})
+        return cls(**{name: _as_tuple(value) for name, value in record.items()})
 
     def steps_to(self, loss: float) -> float | None:
         """Return the steps that the branch took to a loss; None if it did not reach the loss."""
@@ -149,7 +149,7 @@ class BranchedRun:
         return self.falling[-1][1]
 
     @property
-    def half(self) -> tuple[float, float] | None:
+    def half_way(self) -> tuple[float, float] | None:
         """Step and loss of the run near the middle of the branches; None if none is known."""
         within = [
             point
@@ -197,7 +197,7 @@ class BranchedRun:
         return found.critical_batch_size
 
     def _logs_of_steps(self, loss: float) -> dict[float, list[float]]:
-        """Return, for each batch size, the logarithms of the steps of its branches to a loss.
+        """Return the logarithms of the steps of branches to a loss, by batch size.
 
         Batch sizes at which fewer than half of the branches reached the loss are left out. At the
         others, a branch that did not reach the loss counts as a slow one.
@@ -243,15 +243,19 @@ class BranchedRun:
         the noise scale times kappa, or from the branches if the noise scale is not resolved.
         """
         found, last = self.critical_batch_size(), float(history["step"][-1])
-        law = RunLaw.at(Segments.of(history.between(self.start, self.end)), found)
+        law = RunLaw.with_critical_batch_size(
+            Segments.of(history.between(self.start, self.end)), found
+        )
         if last > self.end:
-            law += RunLaw.at(Segments.of(history.between(self.end, last)), found)
+            law += RunLaw.with_critical_batch_size(
+                Segments.of(history.between(self.end, last)), found
+            )
         if not self.start:
             return law
         before = Segments.of(history.until(self.start))
         by_noise_scale = RunLaw.of(before, kappa)
         if math.isnan(by_noise_scale.middle.min_steps):
-            by_noise_scale = RunLaw.at(before, found)
+            by_noise_scale = RunLaw.with_critical_batch_size(before, found)
         return by_noise_scale + law
 
     @property
@@ -269,7 +273,7 @@ class BranchedRun:
                 "The data are a stream, so all orders had nearly the same examples. Other examples"
                 " would give another B_crit, and its interval does not include this error."
             )
-        if self.half is None:
+        if self.half_way is None:
             found.append(
                 "At their start the branches change batch size and learning rate at once. It was"
                 " not checked whether this change still affects B_crit at their end. The check"
@@ -278,12 +282,12 @@ class BranchedRun:
             )
             return tuple(found)
         try:
-            early, late = (self.critical_batch_size(x) for x in (self.half, None))
+            early, late = (self.critical_batch_size(x) for x in (self.half_way, None))
         except ValueError:
             return tuple(found)
         if early.high < late.value or late.value < early.low:
             found.append(
-                f"Up to step {self.half[0]:,.0f} of the run the branches give a B_crit of"
+                f"Up to step {self.half_way[0]:,.0f} of the run the branches give a B_crit of"
                 f" {early.value:.3g} ({early.low:.3g} to {early.high:.3g}). Up to step"
                 f" {self.end:,.0f} they give {late.value:.3g}. So the change of batch size and"
                 " learning rate at their start still affects B_crit. Choose checkpoints that are"
@@ -367,5 +371,5 @@ class BranchedRun:
         return cls(course=course, branches=branches, **fields)
 
 
-def _tupled(value: Any) -> Any:
+def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value

@@ -93,9 +93,9 @@ def _by_sweep(history: Mapping[str, Array], sweep: Sweep) -> Calibration:
     if isinstance(sweep, TradeoffFit):
         fit = sweep
     elif isinstance(sweep, SweepFits):
-        fit = _only(sweep.curves)
+        fit = _only_curve(sweep.curves)
     else:
-        curve = _only(read_sweeps(sweep))
+        curve = _only_curve(read_sweeps(sweep))
         with warnings.catch_warnings(), rename_arguments({"batch_sizes": "batch_size"}):
             warnings.simplefilter("ignore")  # they are among those of the prediction
             fit = fit_tradeoff(*curve)
@@ -103,7 +103,7 @@ def _by_sweep(history: Mapping[str, Array], sweep: Sweep) -> Calibration:
         return Calibration.from_sweep(history, fit)
 
 
-def _only(curves: Mapping[str, T]) -> T:
+def _only_curve(curves: Mapping[str, T]) -> T:
     if len(curves) != 1:
         raise Refusal("sweep", "have one curve", f"{len(curves)} curves", "Give one of them.")
     (curve,) = curves.values()

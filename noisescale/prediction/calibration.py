@@ -80,7 +80,7 @@ class Calibration:
             )
 
     @classmethod
-    def given(cls, kappa: float) -> Calibration:
+    def from_number(cls, kappa: float) -> Calibration:
         """Return a factor known from elsewhere."""
         return cls(Bounded(kappa, kappa, kappa), "given")
 
@@ -258,7 +258,7 @@ class Calibration:
 
 
 def _kappa(run: Segments, critical_batch_size: float) -> float:
-    """The factor that gives the run this critical batch size; infinite where none is enough."""
+    """Return the factor that gives the run this critical batch size; infinite if none does."""
     if critical_batch_size in (0.0, math.inf):
         return critical_batch_size
 

@@ -72,7 +72,7 @@ class Hardware:
     hour_worth: float | None = None
 
     def step_time_assumed(self, row: PredictedRow) -> bool:
-        """Whether the seconds of a row are known to no better than a factor of 1.5."""
+        """Return whether the seconds of a row are known to no better than a factor of 1.5."""
         return row.seconds_per_step.high > 1.5 * row.seconds_per_step.low
 
     def row(self, law: RunLaw, batch_size: float, devices: int, far: bool) -> PredictedRow:
@@ -155,7 +155,7 @@ def row_on_more_devices(
     elif any(row.hours.known for row in rows):
         best = balanced_row(rows, law)
     else:
-        best = _filled(rows, law, max_device_batch_size)
+        best = _balanced_row_on_full_devices(rows, law, max_device_batch_size)
     return best if best.devices > own_devices else None
 
 
@@ -185,10 +185,10 @@ def _cheapest(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
     return min(rows, key=cost_with_waiting)
 
 
-def _filled(
+def _balanced_row_on_full_devices(
     rows: Sequence[PredictedRow], law: RunLaw, max_device_batch_size: float
 ) -> PredictedRow:
-    """The balanced batch size on as many devices as it fills, where no seconds are known."""
+    """Return the row of the balanced batch size, on as many devices as it fills."""
     size = balanced_row(rows, law).batch_size
     of_it = [row for row in rows if row.batch_size == size]
     filled = [row for row in of_it if row.devices * max_device_batch_size <= size]
@@ -221,8 +221,8 @@ def timings_of(
     devices was not recorded, one device is assumed.
     """
     steps = np.diff(history["step"], prepend=0)
-    devices = _recorded(history, "devices", 1.0)
-    accumulation = _recorded(history, "accumulation", 1.0)
+    devices = _column_or(history, "devices", 1.0)
+    accumulation = _column_or(history, "accumulation", 1.0)
     # The mean of each segment, as the seconds are: a row's own step may be an epoch's short last.
     device_batch = np.diff(history["examples"], prepend=0) / steps / (devices * accumulation)
     seconds = history["seconds_per_step"]
@@ -243,7 +243,7 @@ def timings_of(
 
 
 def _of_one_size(sizes: Array) -> Array:
-    """The smallest of each group of sizes that are nearly one.
+    """Return the smallest of each group of sizes that are nearly one.
 
     A batch counted in tokens changes from step to step, and the mean of some steps by the short
     last one of an epoch: what times differ by there is noise.
@@ -258,18 +258,18 @@ def _of_one_size(sizes: Array) -> Array:
 
 
 def largest_device_batch(history: Mapping[str, Array], run: Segments) -> float:
-    """The most examples that a device had at once, in the means of a run's segments."""
-    shares = _recorded(history, "devices", 1.0) * _recorded(history, "accumulation", 1.0)
+    """Return the most examples that a device had at once, in the means of a run's segments."""
+    shares = _column_or(history, "devices", 1.0) * _column_or(history, "accumulation", 1.0)
     return float((run.batch_size / shares).max())
 
 
 def devices_of(history: Mapping[str, Array]) -> int | None:
-    """Number of devices at the end of the run; None where it was not recorded."""
+    """Return the number of devices at the end of the run; None where it was not recorded."""
     known = history.get("devices", np.array([]))
     known = known[np.isfinite(known)]
     return round(float(known[-1])) if known.size else None
 
 
-def _recorded(history: Mapping[str, Array], column: str, otherwise: float) -> Array:
+def _column_or(history: Mapping[str, Array], column: str, otherwise: float) -> Array:
     values = history.get(column, np.full_like(history["step"], math.nan))
     return np.where(np.isfinite(values), values, otherwise)

@@ -35,7 +35,7 @@ from noisescale.prediction.second_run import SecondRun
 from noisescale.prediction.warnings_and_assumptions import assumptions_of, warnings_about
 from noisescale.refusal import Refusal, rename_arguments
 from noisescale.report.answer import Answer
-from noisescale.report.numbers import banded, count
+from noisescale.report.numbers import count, with_bounds
 from noisescale.step_time import StepTimeModel, StepTiming, fit_step_time, read_timings
 from noisescale.tradeoff.profile import STEPS_SCATTER
 
@@ -52,7 +52,7 @@ class Prediction(PredictionRecord, Answer):
     def __repr__(self) -> str:
         return (
             f"<Prediction: recommended batch size {count(self.recommended_batch_size)}, critical"
-            f" batch size {banded(self.critical_batch_size)}, {len(self.rows)} rows>"
+            f" batch size {with_bounds(self.critical_batch_size)}, {len(self.rows)} rows>"
         )
 
     def figure(self) -> Figure:
@@ -170,7 +170,7 @@ def predict(
     other, second = None, None
     if second_run is not None:
         other = arguments.history_of(second_run)
-        history, other, second = _compared(history, other, goal, steps_scatter)
+        history, other, second = _compare_runs(history, other, goal, steps_scatter)
     calibration = calibration_from(
         *(history, calibration, sweep, branches),
         branch_step=branch_step,
@@ -238,7 +238,7 @@ def predict(
     )
 
 
-def _compared(
+def _compare_runs(
     history: Mapping[str, Array],
     other: Mapping[str, Array],
     goal: str | None,
@@ -271,7 +271,7 @@ def _law_of(
     if calibration is None:
         calibration = theory
     elif not isinstance(calibration, Calibration):
-        calibration = Calibration.given(calibration)
+        calibration = Calibration.from_number(calibration)
     if calibration.branched is None:
         return arguments.checked_law(run, calibration), calibration
     return calibration.branched.law(as_history(history), theory.kappa), calibration

@@ -92,7 +92,7 @@ def measuring(p: PredictionRecord) -> tuple[float, float] | None:
     return steps, cost / (float(p.run.steps.sum()) + cost)
 
 
-def doubled(p: PredictionRecord) -> Doubling:
+def on_twice_the_devices(p: PredictionRecord) -> Doubling:
     """Put the run on twice its devices: twice the batch size, the same plan for each device.
 
     A batch size that is the mean of several becomes one of equal micro-batches of whole examples.
@@ -133,7 +133,7 @@ def plan(row: PredictedRow, cross: str = "x") -> str:
     return f" {cross} ".join(shares)
 
 
-def shared(row: PredictedRow) -> str:
+def share_text(row: PredictedRow) -> str:
     """Return in words how the devices share a batch; "" if one device takes it at once."""
     each = f"{count(row.device_batch_size)} on each device" if row.devices > 1 else ""
     if row.accumulation == 1:

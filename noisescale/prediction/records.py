@@ -10,7 +10,7 @@ import numpy as np
 
 from noisescale._version import __version__
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.questions import doubled, measuring, timed
+from noisescale.prediction.questions import measuring, on_twice_the_devices, timed
 from noisescale.report.records import fields_of, finite
 
 ROW = (
@@ -46,7 +46,7 @@ def as_dict(p: PredictionRecord) -> dict[str, Any]:
     A quantity with bounds is `{"value", "low", "high"}`. Unknown values are None: the value if only
     bounds are known, the upper bound if there is none, and a batch size that changed along the run.
     """
-    twice = doubled(p)
+    twice = on_twice_the_devices(p)
     record: dict[str, Any] = finite(
         {
             "version": __version__,

@@ -30,10 +30,10 @@ NEARLY_ALL = 0.8
 """A second run that determines B_crit to this share of the best possible one is far enough off."""
 
 MOST_DOUBLINGS = 4
-"""Of the batch size, or halvings, from one run to the second."""
+"""Doublings of the batch size, or halvings, from one run to the second."""
 
 LARGEST_ERROR = math.log(30)
-"""Of the logarithm of B_crit, at which a second run says nothing."""
+"""The width of the logarithm of B_crit at which a second run says nothing."""
 
 SAME = 1e-6
 """Counts of parameters that differ by less are one: TensorBoard's files are float32."""
@@ -106,7 +106,7 @@ class SecondRun:
 
     def law(self, run: Segments) -> RunLaw:
         """Return the law of the first run, through the steps that it took."""
-        return RunLaw.at(run, self.critical_batch_size)
+        return RunLaw.with_critical_batch_size(run, self.critical_batch_size)
 
     @property
     def doubts(self) -> list[str]:
@@ -142,7 +142,7 @@ class SecondRun:
 
 
 def _critical_batch_size(runs: Sequence[Segments], scatter: float, confidence: float) -> Bounded:
-    """B_crit of two runs that made the same progress, with its interval.
+    """Return B_crit of two runs that made the same progress, with its interval.
 
     The progress is Σ steps/(1 + (B_crit/B)^α)^(1/α). The value is that of α = 1, which two runs
     cannot contradict, and the interval holds the B_crit of every α that is likely. Batch sizes may
@@ -221,5 +221,5 @@ def advice_on(batch_size: float, critical: float, scatter: float = STEPS_SCATTER
 
 
 def _bent(ratio: float) -> float:
-    """How much log S rises with log α at a ratio B_crit/B, at α = 1."""
+    """Return how much log S rises with log α at a ratio B_crit/B, at α = 1."""
     return ratio * math.log(ratio) / (1 + ratio) - math.log1p(ratio)

@@ -14,31 +14,31 @@ from noisescale.prediction.costing import PredictedRow, best_row_on, candidate_r
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.questions import (
     device_counts,
-    doubled,
     measuring,
+    on_twice_the_devices,
     own_batch_size,
     same,
-    shared,
+    share_text,
     time_ratio,
     timed,
 )
 from noisescale.prediction.second_run import advice_on
 from noisescale.report.document import Basis, Statement
-from noisescale.report.numbers import banded, count, number, plural, two_digits
+from noisescale.report.numbers import count, number, plural, two_digits, with_bounds
 
 CRITICAL = "Critical batch size"
 
 
 def advice_of(p: PredictionRecord) -> Iterator[Statement]:
     """Yield the advice for the run's devices, then for more devices."""
-    best, more, twice = p.recommended, p.on_more_devices, doubled(p).row
+    best, more, twice = p.recommended, p.on_more_devices, on_twice_the_devices(p).row
     at_least = "" if p.resolved else " or more"
     here = _best_here(p)
 
     def size(row: PredictedRow) -> str:
-        return f"a batch of {count(row.batch_size)}{at_least} {p.unit}{shared(row)}"
+        return f"a batch of {count(row.batch_size)}{at_least} {p.unit}{share_text(row)}"
 
-    def stated(label: str, what: str, row: PredictedRow) -> Statement:
+    def statement(label: str, what: str, row: PredictedRow) -> Statement:
         return Statement(label, what, bounds=time_ratio(p, row), basis=_basis(p, row))
 
     if here is not None:
@@ -46,19 +46,19 @@ def advice_of(p: PredictionRecord) -> Iterator[Statement]:
         what += "as in this run" if here.batch_size == p.own_batch_size else _against_run(p, here)
         if timed(p) and time_ratio(p, here).high > 1 and p.hardware.step_time_assumed(here):
             what += ". Step times are assumed: `noisescale profile` measures them"
-        yield stated(f"On {_these(p)}", what, here)
+        yield statement(f"On {_device_words(p)}", what, here)
     costed = best.cost_with_waiting.known
     shown = [here]
     if here is None or costed:
         shown.append(best)
         what = f"{plural(best.devices, 'device')}, {size(best)}: {_against_run(p, best)}"
         if best == here:
-            what = f"the same, on {_these(p)}"
-        yield stated("Cheapest with waiting" if costed else "Best of your choices", what, best)
+            what = f"the same, on {_device_words(p)}"
+        yield statement("Cheapest with waiting" if costed else "Best of your choices", what, best)
     elif more is not None:
         shown.append(more)
         what = f"up to {count(more.devices)} pay off, with {size(more)}: {_against_run(p, more)}"
-        yield stated("More devices", what, more)
+        yield statement("More devices", what, more)
     elif max(device_counts(p)) > p.own_devices:
         said = "do not pay off: the compute grows by more than the time shrinks"
         if not p.resolved:
@@ -67,7 +67,7 @@ def advice_of(p: PredictionRecord) -> Iterator[Statement]:
     if not any(row is not None and same(row, twice) for row in shown):
         on = plural(twice.devices, "device")
         what = f"{on}, {size(twice)}: {_against_run(p, twice)}"
-        yield stated("Twice the devices", what, twice)
+        yield statement("Twice the devices", what, twice)
 
 
 def certainty_of(p: PredictionRecord) -> Statement:
@@ -75,23 +75,27 @@ def certainty_of(p: PredictionRecord) -> Statement:
     by_noise_scale = p.critical_batch_size_by_noise_scale
     interval = f"{100 * p.confidence:g} % interval"
 
-    def stated(band: Bounded, what: str, *parts: Statement) -> Statement:
-        return Statement(CRITICAL, _bounded(p, band, what), band, basis="measured", parts=parts)
+    def statement(band: Bounded, what: str, *parts: Statement) -> Statement:
+        return Statement(
+            CRITICAL, _critical_text(p, band, what), band, basis="measured", parts=parts
+        )
 
-    in_run = Statement("by the noise scale", _bounded(p, by_noise_scale, interval), by_noise_scale)
+    in_run = Statement(
+        "by the noise scale", _critical_text(p, by_noise_scale, interval), by_noise_scale
+    )
     if p.second_run is not None:
         of = Statement("from", "two runs, each assumed to have its best learning rate")
-        return stated(p.critical_batch_size, interval, of, in_run)
+        return statement(p.critical_batch_size, interval, of, in_run)
     if not p.calibration.is_theory:
-        return stated(p.critical_batch_size, interval, in_run)
+        return statement(p.critical_batch_size, interval, in_run)
     band = p.calibration.kappa
     if band.low == band.high:
         unknown = "has an error that depends on the optimizer, which was not recorded"
-        return stated(by_noise_scale, interval, Statement("theory", unknown))
+        return statement(by_noise_scale, interval, Statement("theory", unknown))
     kind = getattr(p.history, "optimizer", None)
     of_kind = "this optimizer" if kind is None else kind.title
     of_kind += " at a falling learning rate" if has_decayed(p.history) else ""
-    return stated(
+    return statement(
         p.critical_batch_size,
         "with the theory's error",
         Statement("measured", in_run.sentence + _at_the_end(p), by_noise_scale),
@@ -134,10 +138,10 @@ def _against_run(p: PredictionRecord, row: PredictedRow) -> str:
 
 def _times(ratio: Bounded) -> str:
     """Write a ratio with its bounds: '0.65 x (0.51 to 1.1 x)'."""
-    return f"{banded(ratio, two_digits)} x"
+    return f"{with_bounds(ratio, two_digits)} x"
 
 
-def _these(p: PredictionRecord) -> str:
+def _device_words(p: PredictionRecord) -> str:
     return "this device" if p.own_devices == 1 else f"these {p.own_devices} devices"
 
 
@@ -150,7 +154,7 @@ def _at_the_end(p: PredictionRecord) -> str:
     return f" over the run. The progress bar shows the noise scale at its end, {number(logged[-1])}"
 
 
-def _bounded(p: PredictionRecord, band: Bounded, what: str) -> str:
+def _critical_text(p: PredictionRecord, band: Bounded, what: str) -> str:
     """Write a critical batch size with its bounds."""
     if not math.isfinite(band.value):
         if math.isfinite(band.high):

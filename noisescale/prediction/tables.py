@@ -90,8 +90,8 @@ def _hours(rows: Sequence[PredictedRow]) -> list[Column]:
     """Return the columns of hours, device-hours and cost, as far as they are known."""
     unit = duration_for(row.hours for row in rows)
     found: list[tuple[str, Callable[[PredictedRow], Bounded]]] = [
-        (unit.name, lambda row: unit.of(row.hours)),
-        (f"device-{unit.name}", lambda row: unit.of(row.device_hours)),
+        (unit.name, lambda row: unit.convert(row.hours)),
+        (f"device-{unit.name}", lambda row: unit.convert(row.device_hours)),
         ("cost", lambda row: row.cost),
         ("cost with waiting", lambda row: row.cost_with_waiting),
     ]

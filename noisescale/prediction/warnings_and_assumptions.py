@@ -67,7 +67,7 @@ def warnings_about(
     if far := sorted({row.batch_size for row in rows if "batch size" in row.extrapolated}):
         sizes = "Batch sizes of" if len(far) > 1 else "A batch size of"
         found.append(
-            f"{sizes} {_listed(far)} {unit} {'are' if len(far) > 1 else 'is'} more than {FAR:g}"
+            f"{sizes} {_list_sizes(far)} {unit} {'are' if len(far) > 1 else 'is'} more than {FAR:g}"
             " times off the run's own: so far off, a learning rate at which the law holds may not"
             " exist. Measure a run at a nearer batch size."
         )
@@ -136,7 +136,7 @@ def assumptions_of(
     return (*found, *hardware.step_time.assumptions)
 
 
-def _listed(sizes: Sequence[float]) -> str:
+def _list_sizes(sizes: Sequence[float]) -> str:
     shown = [f"{size:,.0f}" for size in sizes]
     if len(shown) > 4:
         shown = [*shown[:2], "...", *shown[-2:]]

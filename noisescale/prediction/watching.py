@@ -26,10 +26,10 @@ WIDTH = 32
 """The width of the noise scale's course, in characters."""
 
 PATIENCE = 60.0
-"""For this many seconds without a new row there is no remark, however fast rows have come."""
+"""Seconds without a new row before there is a remark, however fast rows have come."""
 
 GAPS = 4.0
-"""For this many of the usual gaps between two rows there is no remark, either."""
+"""Usual gaps between two rows that may pass before there is a remark."""
 
 
 def state_of(

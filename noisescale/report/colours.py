@@ -55,4 +55,4 @@ DARK: Mapping[str, str] = MappingProxyType(
         BANDS[5]: "rgba(166, 219, 250, 0.26)",
     }
 )
-"""From each colour of a figure to the one that takes its place on a dark page."""
+"""The colour on a dark page, by the colour of a figure that it replaces."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from noisescale.bounded import Bounded
-from noisescale.report.numbers import number, rough, settled
+from noisescale.report.numbers import number, rough, value_from_bounds
 
 Status = Literal["under way", "done"]
 Verdict = Literal["yes", "probably", "unknown"]
@@ -104,7 +104,7 @@ def cell_of(found: Bounded | str) -> Cell:
     """Return a value with its bounds as a cell of a table."""
     if isinstance(found, str):
         return Cell(found)
-    band = settled(found)
+    band = value_from_bounds(found)
     if not band.known:
         return Cell("")
     low, high = rough(band.low), rough(band.high)

@@ -22,7 +22,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "hexagon")
 
 LEVEL = {"tickangle": 0}
-"""For an axis whose labels stay level: `figures.js` leaves out those without room."""
+"""Settings of an axis whose labels stay level: `figures.js` leaves out those without room."""
 
 DOTTED = {"color": GREY, "width": 1, "dash": "dot"}
 
@@ -32,12 +32,12 @@ FAILED_MARKER = {
     "color": BLACK,
     "line": {"width": 1.5, "color": BLACK},
 }
-"""Of a training without a result."""
+"""The marker of a training without a result."""
 
 Point = tuple[float | None, float | None]
 
 MOST_POINTS = 2000
-"""Of a longer history, the extremes of its parts are drawn."""
+"""The most points of a line. The extremes of the parts of a longer history are drawn."""
 
 PLOT_HEIGHT, _AXIS_ROOM = 360, 58
 """Pixels between the axes, and under them for tick labels and title."""
@@ -75,7 +75,7 @@ SETTINGS: Mapping[str, object] = MappingProxyType(
         "modeBarButtonsToRemove": ["lasso2d", "select2d"],
     }
 )
-"""For `Plotly.newPlot`. By itself it offers to send the figure, with its data, to a server.
+"""Settings for `Plotly.newPlot`, which by itself offers to send figures and data to a server.
 
 The element that a figure is drawn in needs the height of its layout, which `responsive` follows.
 """

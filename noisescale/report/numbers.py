@@ -93,13 +93,13 @@ def bounds(band: Bounded, write: Callable[[float], str] = number) -> str:
     return "" if low == high else f"{low} to {high}"
 
 
-def settled(band: Bounded) -> Bounded:
+def value_from_bounds(band: Bounded) -> Bounded:
     """Return a band without a value, but with equal bounds, with the bound as its value.
 
     The steps of the run itself are such a band if its noise scale is not resolved.
 
     Examples:
-        >>> settled(Bounded(math.nan, 500.0, 500.0)).value
+        >>> value_from_bounds(Bounded(math.nan, 500.0, 500.0)).value
         500.0
     """
     if math.isnan(band.value) and math.isclose(band.low, band.high, rel_tol=1e-6):
@@ -112,16 +112,16 @@ def inverse(band: Bounded) -> Bounded:
     return Bounded(1 / band.value, 1 / band.high, 1 / band.low)
 
 
-def banded(band: Bounded, write: Callable[[float], str] = number) -> str:
+def with_bounds(band: Bounded, write: Callable[[float], str] = number) -> str:
     """Write a value with its bounds in parentheses, or only the bounds if there is no value.
 
     Examples:
-        >>> banded(Bounded(20.0, 15.0, 30.0))
+        >>> with_bounds(Bounded(20.0, 15.0, 30.0))
         '20.0 (15.0 to 30.0)'
-        >>> banded(Bounded(math.nan, 15.0, 30.0)), banded(Bounded(math.nan, 15.0, math.inf))
-        ('15.0 to 30.0', 'at least 15.0')
+        >>> [with_bounds(Bounded(math.nan, 15.0, high)) for high in (30.0, math.inf)]
+        ['15.0 to 30.0', 'at least 15.0']
     """
-    band = settled(band)
+    band = value_from_bounds(band)
     around = bounds(band, write)
     if not math.isfinite(band.value):
         return around or write(band.low)
@@ -148,7 +148,7 @@ class Duration(NamedTuple):
         """Write hours in this unit, without naming it."""
         return number(hours * self.each_hour)
 
-    def of(self, band: Bounded) -> Bounded:
+    def convert(self, band: Bounded) -> Bounded:
         """Convert a band of hours."""
         return band * self.each_hour
 

@@ -91,7 +91,7 @@ def _statements(statements: Iterable[Statement], kind: str = "") -> Iterator[str
 
 
 def _figure(figure: Figure) -> str:
-    """A place for a figure, and its finding for readers who cannot see it."""
+    """Return a place for a figure, and its finding for readers who cannot see it."""
     finding = escape(figure.finding)
     return (
         f'<h2 id="{figure.id}-heading">{escape(figure.heading)}</h2>\n'

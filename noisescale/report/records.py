@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from noisescale.bounded import Bounded
-from noisescale.report.numbers import settled
+from noisescale.report.numbers import value_from_bounds
 
 
 def fields_of(record: object, *names: str) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def finite(value: Any) -> Any:
         {'steps': [1.0, None], 'bounds': [None, 2]}
     """
     if isinstance(value, Bounded):
-        return finite(asdict(settled(value)))
+        return finite(asdict(value_from_bounds(value)))
     if isinstance(value, np.ndarray | np.generic):
         return finite(value.tolist())
     if isinstance(value, dict):

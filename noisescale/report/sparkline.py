@@ -13,7 +13,7 @@ BARS = "▁▂▃▄▅▆▇█"
 UNKNOWN = "·"
 
 ROUNDING = 1e-9
-"""So that equal steps of a factor are drawn alike, whatever the last bit of a logarithm is."""
+"""A tolerance with which equal steps of a factor are drawn alike, whatever the last bit is."""
 
 LEAST_SPAN = 2.0
 """Largest over smallest value that the height of the line stands for, at least."""

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from noisescale.bounded import Bounded
 from noisescale.report.colours import SHADES
 from noisescale.report.drawing import DOTTED
-from noisescale.report.numbers import banded, number
+from noisescale.report.numbers import number, with_bounds
 from noisescale.tradeoff.regimes import Regimes
 
 REGIMES = ("perfect scaling", "diminishing returns", "maximal data parallelism")
@@ -130,7 +130,7 @@ def is_within(border: Bounded, swept: tuple[float, float]) -> bool:
 def border_text(border: Bounded, swept: tuple[float, float]) -> str:
     """Write a border as far as a sweep shows it, such as "235 (at least 115)"."""
     if border.low > 0 and border.high < math.inf:
-        return banded(border)
+        return with_bounds(border)
     known = (
         f"at most {number(border.high)}" if border.low == 0 else f"at least {number(border.low)}"
     )

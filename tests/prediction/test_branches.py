@@ -50,7 +50,7 @@ def test_branches_by_the_law_say_what_it_is() -> None:
     run = branched(branch(128), branch(512))
 
     assert run.critical_batch_size().value == pytest.approx(CRITICAL, rel=1e-3)
-    assert run.critical_batch_size(run.half).value == pytest.approx(CRITICAL, rel=1e-3)
+    assert run.critical_batch_size(run.half_way).value == pytest.approx(CRITICAL, rel=1e-3)
     assert run.doubts == ()
 
 
@@ -90,7 +90,7 @@ def test_losses_of_the_run_that_do_not_fall_are_averaged() -> None:
 
     assert run.falling == ((1000.0, 3.0), (1500.0, 2.5), (2050.0, 2.0))
     assert (run.end, run.goal, run.until) == (2050.0, 2.0, 2100.0)
-    assert run.half == (1500.0, 2.5)
+    assert run.half_way == (1500.0, 2.5)
     ratio = (1 + CRITICAL / BATCH_SIZE) / (1 + CRITICAL / 512) * 1.05
     found = run.critical_batch_size().value
     assert (1 + found / BATCH_SIZE) / (1 + found / 512) == pytest.approx(ratio, rel=1e-3)

@@ -120,7 +120,7 @@ def test_what_calibrates_nothing_is_refused() -> None:
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             Calibration.from_branches(*arguments)
     with pytest.raises(ValueError, match=r"^`kappa` must be from 1e-06 to 1e\+06, got 0"):
-        Calibration.given(0)
+        Calibration.from_number(0)
     unresolved = {**HISTORY, "high": np.full(50, math.inf)}
     with pytest.raises(ValueError, match=r"^`history` must have a resolved noise scale to be cal"):
         Calibration.from_sweep(unresolved, fit_tradeoff([8, 32], [100, 30]))

@@ -147,7 +147,7 @@ def test_extrapolated_rows_are_starred_and_explained() -> None:
 
 
 def test_doubts_and_assumptions_are_those_of_the_record() -> None:
-    p = predict(history(unresolved=40), calibration=Calibration.given(2.0))
+    p = predict(history(unresolved=40), calibration=Calibration.from_number(2.0))
 
     said = p.document()
 

@@ -202,9 +202,9 @@ def test_speed_up_in_hours_is_that_of_the_plan_on_so_many_devices() -> None:
 
     hours = trace(speed_up_figure(p), "in hours, with bounds")
 
-    run, doubled = p.rows_for(2)[0], p.rows_for(4)[1]
+    run, on_twice_the_devices = p.rows_for(2)[0], p.rows_for(4)[1]
     at = list(hours.x).index(128)
-    assert hours.y[at] == pytest.approx(run.hours.value / doubled.hours.value)
+    assert hours.y[at] == pytest.approx(run.hours.value / on_twice_the_devices.hours.value)
     assert hours.y[list(hours.x).index(64)] == pytest.approx(1)
 
 

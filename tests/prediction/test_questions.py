@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reported_runs import history
 
 from noisescale.prediction.predict import predict
-from noisescale.prediction.questions import doubled, pareto
+from noisescale.prediction.questions import on_twice_the_devices, pareto
 
 PLACES = st.tuples(*[st.sampled_from([1.0, 2.0, 3.0, 4.0, math.nan, math.inf])] * 2)
 
@@ -47,7 +47,7 @@ def test_twice_the_devices_have_whole_examples_on_each(
     run["batch_size"] = np.where(np.arange(40) < 20, 64.0, of_second_half)
     run["examples"] = np.cumsum(50 * run["batch_size"])
 
-    row = doubled(predict(run, max_device_batch_size=32)).row
+    row = on_twice_the_devices(predict(run, max_device_batch_size=32)).row
 
     found = (row.device_batch_size, row.accumulation, row.devices)
     assert found == (device_batch_size, accumulation, 4)

@@ -11,7 +11,7 @@ from noisescale._version import __version__
 from noisescale.bounded import Bounded
 from noisescale.lab.branch.planning import Branching
 from noisescale.report.document import Cell, Document, Line, Statement, Table, cell_of
-from noisescale.report.numbers import banded, count, duration_for, number
+from noisescale.report.numbers import count, duration_for, number, with_bounds
 from noisescale.report.records import finite
 
 _USED = (
@@ -40,9 +40,8 @@ def document_of_cost(cost: BranchCostRecord) -> Document:
     headline = "The cost of the branches is not known: the run's steps were not timed"
     if not math.isnan(hours.value):
         unit = duration_for([hours])
-        headline = (
-            f"Branches cost about {banded(unit.of(hours))} device-{unit.name} at the run's speed"
-        )
+        cost = with_bounds(unit.convert(hours))
+        headline = f"Branches cost about {cost} device-{unit.name} at the run's speed"
     sizes = ", ".join(count(plan.batch_size) for plan in branching.plans)
     return Document(
         title="Cost of branches - noisescale",

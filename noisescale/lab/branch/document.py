@@ -16,7 +16,7 @@ from noisescale.bounded import Bounded
 from noisescale.lab.branch.measured_branches import BranchesRecord
 from noisescale.prediction.branches import Branch, BranchedRun
 from noisescale.report.document import Cell, Document, Line, Statement, Table
-from noisescale.report.numbers import banded, count, number
+from noisescale.report.numbers import count, number, with_bounds
 from noisescale.report.records import finite
 
 _HOW_TO_READ = (
@@ -31,12 +31,14 @@ def document_of(found: BranchesRecord) -> Document:
     branched = found.branched
     critical = _critical(found.critical_batch_size)
     parts = []
-    if branched.half is not None:
+    if branched.half_way is not None:
         half = found.critical_batch_size_half_way
         parts.append(Statement("half way", _critical(half), half, basis="measured"))
     by_noise_scale = "not resolved in the same steps of the run"
     if math.isfinite(found.by_noise_scale.value):
-        by_noise_scale = f"{banded(found.by_noise_scale)} examples, in the same steps of the run"
+        by_noise_scale = (
+            f"{with_bounds(found.by_noise_scale)} examples, in the same steps of the run"
+        )
     parts.append(
         Statement("by the noise scale", by_noise_scale, found.by_noise_scale, basis="measured")
     )
@@ -71,12 +73,12 @@ def _critical(found: Bounded | None) -> str:
         return f"at least {number(found.low)} examples"
     if not found.value:
         return f"at most {number(found.high)} examples"
-    return f"{banded(found)} examples"
+    return f"{with_bounds(found)} examples"
 
 
 def _table(branched: BranchedRun) -> Table:
     """Return a table of the steps of the branches, half way and to their end."""
-    ends = [x for x in (branched.half, branched.falling[-1]) if x is not None]
+    ends = [x for x in (branched.half_way, branched.falling[-1]) if x is not None]
     headings = ["batch size", "learning rate", "orders", *(f"to step {x[0]:,.0f}" for x in ends)]
     own = [f"{step - branched.start:,.0f}" for step, _ in ends]
     texts = [count(branched.batch_size), "x 1", "the run", *own]

@@ -31,7 +31,7 @@ class BranchesRecord:
     @property
     def critical_batch_size_half_way(self) -> Bounded | None:
         """B_crit from the branches up to their middle, as a check; None if it is not known."""
-        half = self.branched.half
+        half = self.branched.half_way
         return None if half is None else self._critical_until(half)
 
     def _critical_until(self, until: tuple[float, float] | None) -> Bounded | None:

@@ -29,7 +29,7 @@ SAME_SIZE = 1.1
 """The batch size counts as constant if the largest is at most this multiple of the smallest."""
 
 MORE_STEPS = 1.05
-"""From one evaluation of a branch's loss to the next, the steps grow by this factor."""
+"""The factor by which steps grow from one evaluation of a branch's loss to the next."""
 
 BEYOND = 1.15
 """A branch ends after this multiple of the steps at which its loss was first below the goal."""

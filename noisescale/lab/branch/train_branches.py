@@ -230,7 +230,7 @@ def _train_branch(
 
 
 def _sooner(branch: Branch, other: Branch, goal: float) -> bool:
-    """Whether a branch reached the goal in fewer steps, or came nearer to it."""
+    """Return whether a branch reached the goal in fewer steps, or came nearer to it."""
     steps, others = branch.steps_to(goal), other.steps_to(goal)
     if steps is None:
         return others is None and not branch.diverged and branch.losses[-1] < other.losses[-1]

@@ -37,7 +37,7 @@ HELD_OUT_VARIANTS: Mapping[str, str] = MappingProxyType(
         "wmt_glu_tanh": "wmt",
     }
 )
-"""From each held-out variant of version 0.5 to its workload, for `algoperf_score`."""
+"""The workload of each held-out variant of version 0.5, for `algoperf_score`."""
 
 TIES = ("first", "seconds")
 """Which of several trials with the same evaluation counts: the first one, or the fastest."""
@@ -131,7 +131,7 @@ def times_to_result(
 
 
 def _best(trials: list[TrialTime], ties: str, most: float) -> float:
-    """Seconds of the trial that counts. `min` takes the first of equals."""
+    """Return the seconds of the trial that counts. `min` takes the first of equals."""
     in_time = [trial for trial in trials if trial.seconds <= most]
     if not in_time:
         return math.inf

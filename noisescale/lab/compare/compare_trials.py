@@ -227,7 +227,7 @@ def _standings(
     counting = {submission: _counting_outcomes(of, clock) for submission, of in groups.items()}
     best = {submission: middle(of, clock) for submission, of in counting.items()}
 
-    def over(submission: str) -> Bounded:
+    def speed_up_over_reference(submission: str) -> Bounded:
         if reference not in best:
             return UNKNOWN
         if submission == reference:
@@ -241,7 +241,7 @@ def _standings(
             tuple(groups[submission]),
             tuple(counting[submission]),
             best[submission],
-            over(submission),
+            speed_up_over_reference(submission),
         )
         for submission in groups
     ]

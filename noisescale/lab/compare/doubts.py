@@ -155,7 +155,7 @@ def _missing_runs(standings: Sequence[Standing]) -> Iterator[str]:
 
 
 def _runs_without_metric(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Say of how many runs the metric is not known: they may have reached the goal."""
+    """Count the runs whose metric is not known: they may have reached the goal."""
     without = [each for each in outcomes if not len(each.trial.measurements)]
     if without and len(without) < len(outcomes):
         metrics = " or ".join(dict.fromkeys(each.goal.metric for each in without))

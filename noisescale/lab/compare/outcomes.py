@@ -20,7 +20,7 @@ _IDS = ("id", "rank", "pid", "version", "timestamp", "date", "port")
 
 
 def is_seed(name: str) -> bool:
-    """Whether a hyperparameter is a seed, in which repetitions of a training differ.
+    """Return whether a hyperparameter is a seed, in which repetitions of a training differ.
 
     Examples:
         >>> [is_seed(name) for name in ("seed", "train/manual_seed", "seed_everything", "seeded")]
@@ -30,7 +30,7 @@ def is_seed(name: str) -> bool:
 
 
 def _is_setting(name: str) -> bool:
-    """Whether trainings with different values of a hyperparameter are different trainings."""
+    """Return whether different values of a hyperparameter make different trainings."""
     return not is_seed(name) and _words(name)[-1] not in _IDS
 
 

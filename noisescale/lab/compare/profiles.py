@@ -14,7 +14,7 @@ from noisescale.checks import refuse, require_count
 from noisescale.lab.compare.measurements import Array
 
 Times = Mapping[str, Mapping[str, float]]
-"""From a submission to a workload to the time to its goal; infinite where it was missed."""
+"""Times to the goal by submission and workload; infinite where it was missed."""
 
 MAX_RATIO = 4.0
 """Times slower than the best to which AlgoPerf's profiles reach."""
@@ -22,7 +22,7 @@ MAX_RATIO = 4.0
 
 @dataclass(frozen=True, eq=False)
 class PerformanceProfile:
-    """For each submission, on which share of workloads it is at most τ times as slow as the best.
+    """The share of workloads on which each submission is at most τ times as slow as the best.
 
     See `performance_profile`.
     """

@@ -12,7 +12,7 @@ from noisescale.lab.compare.names import name_of, name_of_sweep, short_list, tim
 from noisescale.lab.compare.outcomes import Outcome, Standing
 from noisescale.lab.compare.swept import Swept
 from noisescale.report.document import Statement
-from noisescale.report.numbers import banded, bounds, count, number, plural, two_digits
+from noisescale.report.numbers import bounds, count, number, plural, two_digits, with_bounds
 
 _MOST_FOLLOWERS = 3
 """The most submissions after the first that have a line."""
@@ -154,7 +154,7 @@ def _border(each: Swept, border: Bounded, word: str = "") -> str:
     """Write a border of regimes, as far as the sweep shows it."""
     smallest, largest = (batch.batch_size for batch in (each.batches[0], each.batches[-1]))
     if border.low > 0 and math.isfinite(border.high):
-        return f"{word} {banded(border)}".lstrip()
+        return f"{word} {with_bounds(border)}".lstrip()
     if border.low < smallest and math.isinf(border.high):
         return f"not seen in batch sizes from {count(smallest)} to {count(largest)}"
     known = f"at least {number(border.low)}" if border.low else f"at most {number(border.high)}"

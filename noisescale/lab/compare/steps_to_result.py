@@ -28,7 +28,7 @@ class Reached(NamedTuple):
     """The evaluation at which a trial first reached a goal. What is not known is NaN."""
 
     evaluation: int
-    """Its number, from 0."""
+    """The number of the measurement, from 0."""
     steps: float
     examples: float
     epochs: float

@@ -19,7 +19,7 @@ SOME = 0.1
 """Batch sizes seem drawn along with learning rates if so many pairs rise, and as many fall."""
 
 RULED = 4
-"""So many single learning rates tell a rule.
+"""The number of single learning rates that show a rule.
 
 If they were drawn from a range, fewer than 1 in 24 would rise all along; from a list of three, 6 %.
 """
@@ -76,7 +76,7 @@ class Swept:
 
     @property
     def largest_useful_batch_size(self) -> Bounded:
-        """Beyond it larger batches save at most a sixth of the steps."""
+        """The largest useful batch size: larger batches save at most a sixth of the steps."""
         return UNKNOWN if self.regimes is None else self.regimes.maximal_from
 
 
@@ -124,7 +124,7 @@ def sweep_of(
 
 
 def _were_drawn(batches: Sequence[SweptBatch]) -> bool:
-    """Whether the best learning rates go up and down, so that no rule gave them.
+    """Return whether the best learning rates go up and down, so that no rule gave them.
 
     Neither a rule nor a search at each batch size has them both rise and fall so far.
     """
@@ -136,7 +136,7 @@ def _were_drawn(batches: Sequence[SweptBatch]) -> bool:
 
 
 def _follow_a_rule(batches: Sequence[SweptBatch]) -> bool:
-    """Whether learning rates that never fall, and rise at most as the batch size does, fit all.
+    """Return whether rates that never fall, and rise at most as the batch size does, fit all.
 
     A rule has to hit single rates but for rounding, and lie nearer to the best rate of a search
     than to any other that was tried there.

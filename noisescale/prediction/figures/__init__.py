@@ -24,7 +24,7 @@ FIGURES: Mapping[str, tuple[str, Callable[[PredictionRecord], go.Figure]]] = Map
         "speed-up": ("What more devices buy", speed_up_figure),
     }
 )
-"""From an id for anchors to a heading and what draws it."""
+"""The heading of each figure and what draws it, by its id for anchors."""
 
 
 def figures_of(p: PredictionRecord) -> list[Figure]:

@@ -11,7 +11,7 @@ from noisescale.bounded import Bounded
 from noisescale.prediction.costing import PredictedRow
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.questions import device_counts, priced, timed
-from noisescale.report.numbers import Duration, duration_for, settled
+from noisescale.report.numbers import Duration, duration_for, value_from_bounds
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class Axes:
     x_title: str
     y_title: str
     unit: Duration
-    """Of the hours."""
+    """The unit of the hours."""
 
     def point(self, row: PredictedRow) -> tuple[float, float]:
         """Return where a row lies; NaN where only bounds are known."""
-        return settled(self.x(row)).value, settled(self.y(row)).value
+        return value_from_bounds(self.x(row)).value, value_from_bounds(self.y(row)).value
 
     def low(self, row: PredictedRow) -> tuple[float, float]:
         """Return its lower bounds."""
@@ -47,10 +47,12 @@ def axes_of(p: PredictionRecord) -> Axes:
         return Axes(lambda row: row.examples, lambda row: row.steps, examples, steps, unit)
 
     def against_hours(x: Callable[[PredictedRow], Bounded], x_title: str) -> Axes:
-        return Axes(x, lambda row: unit.of(row.hours), x_title, f"time ({unit.name})", unit)
+        return Axes(x, lambda row: unit.convert(row.hours), x_title, f"time ({unit.name})", unit)
 
     if len(device_counts(p)) == 1:
         return against_hours(lambda row: row.examples, examples)
     if priced(p):
         return against_hours(lambda row: row.cost, "cost (currency of the price)")
-    return against_hours(lambda row: unit.of(row.device_hours), f"compute (device-{unit.name})")
+    return against_hours(
+        lambda row: unit.convert(row.device_hours), f"compute (device-{unit.name})"
+    )

@@ -8,7 +8,7 @@ from html import escape
 from noisescale.prediction.costing import PredictedRow
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.questions import plan
-from noisescale.report.numbers import Duration, banded, count, plural
+from noisescale.report.numbers import Duration, count, plural, with_bounds
 
 
 def hover(p: PredictionRecord, row: PredictedRow, unit: Duration) -> str:
@@ -16,14 +16,14 @@ def hover(p: PredictionRecord, row: PredictedRow, unit: Duration) -> str:
     lines = [
         f"<b>batch size {count(row.batch_size)} on {plural(row.devices, 'device')}</b>",
         f"device batch x accumulation x devices: {plan(row)}",
-        f"steps: {banded(row.steps)}",
-        f"{escape(p.unit)}: {banded(row.examples)}",
+        f"steps: {with_bounds(row.steps)}",
+        f"{escape(p.unit)}: {with_bounds(row.examples)}",
     ]
     if row.hours.known:
-        lines.append(f"{unit.name}: {banded(unit.of(row.hours))}")
-        lines.append(f"device-{unit.name}: {banded(unit.of(row.device_hours))}")
+        lines.append(f"{unit.name}: {with_bounds(unit.convert(row.hours))}")
+        lines.append(f"device-{unit.name}: {with_bounds(unit.convert(row.device_hours))}")
     if row.cost.known:
-        lines.append(f"cost: {banded(row.cost)}")
+        lines.append(f"cost: {with_bounds(row.cost)}")
     if row.extrapolated:
         lines.append(f"extrapolated: {', '.join(row.extrapolated)}")
     return "<br>".join(lines)

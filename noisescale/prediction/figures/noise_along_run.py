@@ -14,7 +14,7 @@ from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.questions import critical_or_least
 from noisescale.report.colours import BLACK, BLUE, GREY, NOTHING, VERMILLION
 from noisescale.report.drawing import DOTTED, draw_area, extremes, figure, log_axis, with_legend
-from noisescale.report.numbers import banded, count, number
+from noisescale.report.numbers import count, number, with_bounds
 
 
 def noise_scale_figure(p: PredictionRecord) -> go.Figure:
@@ -67,7 +67,7 @@ def noise_scale_figure(p: PredictionRecord) -> go.Figure:
 
 
 def _draw_logged(drawn: go.Figure, curve: NoiseCurve) -> None:
-    """The estimates as they were logged, where others are predicted from."""
+    """Draw the estimates as they were logged, where others are predicted from."""
     p = curve.p
     value, high = p.history["noise_scale"], p.history["high"]
     resolved = np.isfinite(value) & np.isfinite(high)
@@ -90,7 +90,7 @@ def _draw_critical(drawn: go.Figure, curve: NoiseCurve) -> None:
     drawn.add_scatter(
         x=[0.0, curve.end],
         y=[at, at],
-        name=f"critical batch size {banded(p.critical_batch_size)}",
+        name=f"critical batch size {with_bounds(p.critical_batch_size)}",
         legendgroup="critical batch size",
         mode="lines",
         line={"color": VERMILLION, "width": 2, "dash": "dash" if p.resolved else "dot"},

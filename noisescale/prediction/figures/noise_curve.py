@@ -62,7 +62,7 @@ class NoiseCurve:
         """Return the batch size, from the start of the run on."""
         size = self.p.run.batch_size
         rows = extremes(size, np.ones(len(size), dtype=bool))
-        places = [self._before(rows[0]), *self.p.history[self.across][rows].tolist()]
+        places = [self._place_before(rows[0]), *self.p.history[self.across][rows].tolist()]
         return {"x": places, "y": [size[rows[0]], *size[rows].tolist()]}
 
     def values(
@@ -112,7 +112,7 @@ class NoiseCurve:
         for first, end in zip(ends[::2], ends[1::2], strict=True):
             yield places[first : end + 1], self.rows[first:end]
 
-    def _before(self, row: np.intp) -> float:
+    def _place_before(self, row: np.intp) -> float:
         run = self.p.run
         done = run.steps[row] * (run.batch_size[row] if self.across == "examples" else 1.0)
         return float(self.p.history[self.across][row] - done)

@@ -15,7 +15,7 @@ from noisescale.report.drawing import DASHES, draw_area, figure, log_axis, shown
 from noisescale.report.numbers import number
 
 MOST_BANDS = 4
-"""Of more runs the intervals would hide each other, and only the lines are drawn."""
+"""The most runs with intervals. Intervals of more runs would hide each other."""
 
 _AXES = {"step": "optimizer steps", "examples": "{unit} processed"}
 
@@ -41,12 +41,12 @@ def noise_of_runs_figure(
         log_axis(f"noise scale, batch size ({unit})", floor, top),
     )
     for name, curve, colour in curves:
-        _draw_run(drawn, name, curve, colour, (floor, top), banded=len(runs) <= MOST_BANDS)
+        _draw_run(drawn, name, curve, colour, (floor, top), intervals=len(runs) <= MOST_BANDS)
     return with_legend(drawn)
 
 
 def _finding(curves: Sequence[tuple[str, NoiseCurve, int]], unit: str) -> str:
-    """The least and the largest critical batch size."""
+    """Name the runs with the least and the largest critical batch size."""
     known = [
         (curve.p.critical_batch_size.value, shown_name(name))
         for name, curve, _ in curves
@@ -76,7 +76,7 @@ def _draw_run(
     colour_number: int,
     ends: tuple[float, float],
     *,
-    banded: bool,
+    intervals: bool,
 ) -> None:
     """All traces of a run are shown and hidden together."""
     shown = shown_name(name)
@@ -84,7 +84,7 @@ def _draw_run(
     colour, dash = SERIES[k], DASHES[again % len(DASHES)]
     where = {"legendgroup": name, "name": shown}
     at = "%{fullData.name}<br>" + {"step": "step", "examples": "example"}[curve.across] + " %{x:,}"
-    if banded and curve.resolved.any():
+    if intervals and curve.resolved.any():
         fill = {"fillcolor": BANDS[k], "legendgroup": name, "showlegend": False}
         draw_area(drawn, shown, curve.band(*ends), **fill)
     drawn.add_scatter(

@@ -14,7 +14,7 @@ from noisescale.prediction.figures.hover import hover
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.questions import (
     critical_or_least,
-    doubled,
+    on_twice_the_devices,
     own_batch_size,
     row_at,
     steps_ratio,
@@ -28,7 +28,7 @@ from noisescale.report.drawing import (
     log_axis,
     with_legend,
 )
-from noisescale.report.numbers import banded, count, duration_for, inverse, number, plural
+from noisescale.report.numbers import count, duration_for, inverse, number, plural, with_bounds
 from noisescale.tradeoff.regime_marks import NOT_RESOLVED, REGIMES, draw_spans, spans_between
 
 PERFECT, MAXIMAL = 0.2, 5.0
@@ -102,7 +102,8 @@ def _draw_hours(drawn: go.Figure, p: PredictionRecord, low: float, high: float) 
     speeds = [inverse(time_ratio(p, row)) for row in rows]
     unit = duration_for(row.hours for row in rows)
     texts = [
-        f"{plural(row.devices, 'device')}: {banded(speed)} times in hours<br>{hover(p, row, unit)}"
+        f"{plural(row.devices, 'device')}: {with_bounds(speed)} times in hours"
+        f"<br>{hover(p, row, unit)}"
         for row, speed in zip(rows, speeds, strict=True)
     ]
     drawn.add_scatter(
@@ -131,7 +132,7 @@ def _draw_hours(drawn: go.Figure, p: PredictionRecord, low: float, high: float) 
 
 
 def _counts(p: PredictionRecord, low: float, high: float) -> list[tuple[int, float]]:
-    """Half, twice, four times ... the run's devices, whole and in sight, with batch sizes."""
+    """Return half, twice, four times ... the run's devices, with batch sizes."""
     own, size = p.own_devices, own_batch_size(p)
     fewer = [own // 2**k for k in range(8, 0, -1) if own % 2**k == 0 and 2**-k >= low / size]
     counts = fewer + [own * 2**k for k in range(24) if 2**k <= high / size]
@@ -153,7 +154,7 @@ def _x_title(p: PredictionRecord) -> str:
 
 
 def _ticks(p: PredictionRecord, low: float, high: float) -> dict[str, list[Any]]:
-    """Numbers of devices over batch sizes, at whole devices, ten or fewer."""
+    """Put numbers of devices over batch sizes, at whole devices, ten or fewer."""
     counts = _counts(p, low, high)
     counts = counts[:: math.ceil(len(counts) / 10)]
     labels = [f"{count(devices)}<br>{count(size)}" for devices, size in counts]
@@ -161,7 +162,7 @@ def _ticks(p: PredictionRecord, low: float, high: float) -> dict[str, list[Any]]
 
 
 def _finding(p: PredictionRecord) -> str:
-    twice = doubled(p)
+    twice = on_twice_the_devices(p)
     time = twice.time
     if math.isfinite(time.value):
         gained = f"{number(1 / time.value)} times as fast"

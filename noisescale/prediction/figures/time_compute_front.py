@@ -36,7 +36,7 @@ from noisescale.report.drawing import (
     spread,
     with_legend,
 )
-from noisescale.report.numbers import banded, count, number, plural
+from noisescale.report.numbers import count, number, plural, with_bounds
 
 
 def front_figure(p: PredictionRecord) -> go.Figure:
@@ -72,7 +72,7 @@ def front_figure(p: PredictionRecord) -> go.Figure:
 
 
 def _front(p: PredictionRecord, axes: Axes) -> list[PredictedRow]:
-    """The rows that no other beats; where nothing is resolved the best of each device count."""
+    """Return the rows that no other beats; if nothing is resolved the best of each device count."""
     if not timed(p):
         nearest = min(device_counts(p), key=lambda n: abs(n - p.own_devices))
         return p.rows_for(nearest)
@@ -86,7 +86,7 @@ def _front(p: PredictionRecord, axes: Axes) -> list[PredictedRow]:
 def _draw_band(
     drawn: go.Figure, p: PredictionRecord, axes: Axes, rows: Sequence[PredictedRow]
 ) -> None:
-    """Between the lower and the upper bounds of the rows, from the first to the last."""
+    """Fill what is between the lower and the upper bounds of the rows."""
     low, high = [axes.low(row) for row in rows], [axes.high(row) for row in rows]
     if not timed(p):
         sizes = _fine([row.batch_size for row in rows])
@@ -97,7 +97,7 @@ def _draw_band(
 
 
 def _draw_law(drawn: go.Figure, p: PredictionRecord) -> None:
-    """The hyperbola and what it approaches: the fewest steps and the fewest examples."""
+    """Draw the hyperbola and what it approaches: the fewest steps and the fewest examples."""
     law, sizes = p.law.middle, _fine([row.batch_size for row in p.rows])
     drawn.add_scatter(
         **coordinates((law.steps(size) * size, law.steps(size)) for size in sizes),
@@ -118,7 +118,7 @@ def _draw_law(drawn: go.Figure, p: PredictionRecord) -> None:
 
 
 def _draw_rows(drawn: go.Figure, p: PredictionRecord, axes: Axes, devices: int, k: int) -> None:
-    """A point for each row; where only bounds are known a line from one to the other."""
+    """Draw a point for each row; where only bounds are known a line from one to the other."""
     rows = p.rows_for(devices)
     alone = not timed(p)
     points: list[Point] = [axes.point(row) for row in rows]
@@ -142,7 +142,7 @@ def _draw_rows(drawn: go.Figure, p: PredictionRecord, axes: Axes, devices: int, 
 def _draw_front(
     drawn: go.Figure, p: PredictionRecord, axes: Axes, front: Sequence[PredictedRow]
 ) -> None:
-    """The rows that no other beats, with their batch sizes; without hours that is all of them."""
+    """Mark the rows that no other beats, with their batch sizes; without hours all rows."""
     many = timed(p) and len(device_counts(p)) > 1
     name = f"Pareto-optimal: batch{' on devices' if many else ' size'}"
     texts = [f"{count(row.batch_size)} on {row.devices}" for row in front]
@@ -160,7 +160,7 @@ def _draw_front(
 
 
 def _draw_marked(drawn: go.Figure, p: PredictionRecord, axes: Axes) -> None:
-    """The run itself, the recommended row, the critical batch size."""
+    """Mark the run itself, the recommended row, the critical batch size."""
     own, critical = own_row(p), critical_row(p)
     best = f"{'' if p.resolved else 'at least '}{batch_on_devices(p.recommended)}"
     both = same(own, p.recommended)
@@ -168,7 +168,7 @@ def _draw_marked(drawn: go.Figure, p: PredictionRecord, axes: Axes) -> None:
     marks = [
         (None if both else own, f"this run: {batch_on_devices(own)}", "square-open", BLACK, 2),
         (p.recommended, f"{what}: {best}", "star", ORANGE, 1),
-        (critical, f"critical: {banded(p.critical_batch_size)}", "x-thin-open", VERMILLION, 3),
+        (critical, f"critical: {with_bounds(p.critical_batch_size)}", "x-thin-open", VERMILLION, 3),
     ]
     for row, name, symbol, colour, width in marks:
         if row is None or any(map(math.isnan, at := axes.point(row))):

@@ -10,7 +10,7 @@ from goldens.make import INPUTS, OUTPUTS
 from program import ended, refused, run
 
 from noisescale.bounded import Bounded
-from noisescale.report.numbers import banded
+from noisescale.report.numbers import with_bounds
 
 GOAL = ("--goal", "val_loss<=0.15")
 
@@ -422,7 +422,7 @@ def test_a_sweep_has_one_critical_batch_size_in_fit_and_compare(tmp_path: Path) 
     (found,) = json.loads(compared)["sweeps"]
     critical = Bounded(**fitted["critical_batch_size"])
     assert found["regimes"]["critical_batch_size"] == fitted["critical_batch_size"]
-    assert f"critical batch size  {banded(critical)}" in shown
+    assert f"critical batch size  {with_bounds(critical)}" in shown
 
 
 def test_a_published_sweep_has_one_critical_batch_size_in_fit_and_compare(tmp_path: Path) -> None:

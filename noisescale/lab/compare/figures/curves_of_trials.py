@@ -61,7 +61,7 @@ class _Clock(NamedTuple):
     name: str
     """One of `CLOCKS`."""
     unit: Duration
-    """Of seconds."""
+    """The unit of seconds."""
 
     @property
     def factor(self) -> float:

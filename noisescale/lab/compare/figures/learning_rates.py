@@ -49,8 +49,8 @@ class _Search(NamedTuple):
         return [batch for batch in known if batch.best.trial.learning_rate > 0]
 
     @property
-    def found(self) -> list[SweptBatch]:
-        """Batch sizes owner best learning rate lies between others."""
+    def sizes_between(self) -> list[SweptBatch]:
+        """Batch sizes whose best learning rate lies between others."""
         return [b for b in self.best if b.counts and len(b.learning_rates) > 1]
 
 
@@ -115,7 +115,7 @@ def _draw_rules(drawn: go.Figure, searched: Sequence[_Search], left: float, righ
 
 
 def _first(each: _Search) -> SweptBatch:
-    return (each.found or each.best)[0]
+    return (each.sizes_between or each.best)[0]
 
 
 def _draw_tried(drawn: go.Figure, each: _Search) -> None:
@@ -142,7 +142,7 @@ def _draw_tried(drawn: go.Figure, each: _Search) -> None:
 
 
 def _draw_best(drawn: go.Figure, each: _Search, *, alone: bool) -> None:
-    look, found = each.look, {batch.batch_size for batch in each.found}
+    look, found = each.look, {batch.batch_size for batch in each.sizes_between}
     drawn.add_scatter(
         x=[batch.batch_size * each.aside for batch in each.best],
         y=[batch.best.trial.learning_rate for batch in each.best],
@@ -158,7 +158,7 @@ def _draw_best(drawn: go.Figure, each: _Search, *, alone: bool) -> None:
             "color": look.colour,
             "line": {"width": 1.5, "color": look.colour},
         },
-        hovertext=[_about(batch, look) for batch in each.best],
+        hovertext=[_hover_text(batch, look) for batch in each.best],
         hoverinfo="text",
     )
 
@@ -182,7 +182,7 @@ def _draw_diverged(drawn: go.Figure, searched: Sequence[_Search]) -> None:
     )
 
 
-def _about(batch: SweptBatch, look: Look) -> str:
+def _hover_text(batch: SweptBatch, look: Look) -> str:
     rates = batch.learning_rates
     said = [f"<b>batch size {count(batch.batch_size)}</b>"]
     if look.name:
@@ -201,13 +201,13 @@ def _about(batch: SweptBatch, look: Look) -> str:
 def _finding(searched: Sequence[_Search]) -> str:
     powers = [(each.look.label, power) for each in searched if (power := _power(each)) is not None]
     if not powers:
-        found = next((each.found[0] for each in searched if each.found), None)
+        found = next((each.sizes_between[0] for each in searched if each.sizes_between), None)
         if found is None:
             return "At no batch size is the best learning rate known"
         rate = found.best.trial.learning_rate
         return f"At batch size {count(found.batch_size)} the best learning rate is {rate:.3g}"
     if len(searched) == 1:
-        first, last = searched[0].found[0], searched[0].found[-1]
+        first, last = searched[0].sizes_between[0], searched[0].sizes_between[-1]
         rates = [batch.best.trial.learning_rate for batch in (first, last)]
         return (
             f"From batch size {count(first.batch_size)} to {count(last.batch_size)} the best"
@@ -219,10 +219,10 @@ def _finding(searched: Sequence[_Search]) -> str:
 
 def _power(each: _Search) -> float | None:
     """Return the slope of the line that fits best on logarithmic axes."""
-    if len(each.found) < 2:
+    if len(each.sizes_between) < 2:
         return None
-    sizes = np.log([batch.batch_size for batch in each.found])
-    rates = np.log([batch.best.trial.learning_rate for batch in each.found])
+    sizes = np.log([batch.batch_size for batch in each.sizes_between])
+    rates = np.log([batch.best.trial.learning_rate for batch in each.sizes_between])
     return round(float(np.polyfit(sizes, rates, 1)[0]), 2) + 0.0  # none is -0.00
 
 
@@ -236,6 +236,6 @@ def _caption(searched: Sequence[_Search]) -> str:
     if any(len(batch.learning_rates) == 1 for each in searched for batch in each.best):
         said.append("Hollow: only one is known.")
     owner = f" of {searched[0].look.label}" if len(searched) > 1 else ""
-    first = "first filled point" if searched[0].found else "first point"
+    first = "first filled point" if searched[0].sizes_between else "first point"
     said.append(f"The rules begin at the {first}{owner}.")
     return " ".join(said)

@@ -15,7 +15,7 @@ class Look(NamedTuple):
     """How a submission is drawn."""
 
     name: str
-    """As it was given."""
+    """The name as it was given."""
     colour: str
     dash: str
     """Another one where the colours begin anew."""

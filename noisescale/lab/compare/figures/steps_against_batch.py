@@ -137,7 +137,7 @@ def _y_axis(title: str, frame: _Frame) -> dict[str, Any]:
 
 
 def _draw_perfect(drawn: go.Figure, each: Swept, look: Look, frame: _Frame, *, alone: bool) -> None:
-    """Half the steps at twice the batch size: of the fitted curve, or from the first point on."""
+    """Draw half the steps at twice the batch size: of the fitted curve, or from the first point."""
     known = [batch for batch in each.batches if batch.steps]
     if not known:
         return
@@ -182,7 +182,7 @@ def _draw_course(drawn: go.Figure, each: Swept, look: Look, *, alone: bool) -> N
 
 
 def _draw_runs(drawn: go.Figure, each: Swept, look: Look, *, alone: bool) -> None:
-    """Each repetition of the best setting of each batch size; hollow if it does not count."""
+    """Mark each repetition of the best setting of each batch size; hollow if it does not count."""
     runs = [(batch, steps) for batch in each.batches for steps in batch.steps]
     drawn.add_scatter(
         **coordinates((batch.batch_size, steps) for batch, steps in runs),
@@ -195,7 +195,9 @@ def _draw_runs(drawn: go.Figure, each: Swept, look: Look, *, alone: bool) -> Non
             "color": look.colour,
             "line": {"width": 1.5, "color": look.colour},
         },
-        hovertext=[f"{_about(batch, look)}<br>{plural(steps, 'step')}" for batch, steps in runs],
+        hovertext=[
+            f"{_hover_text(batch, look)}<br>{plural(steps, 'step')}" for batch, steps in runs
+        ],
         hoverinfo="text",
     )
 
@@ -218,7 +220,7 @@ def _draw_missed(drawn: go.Figure, each: Swept, look: Look, at: float) -> None:
             "color": look.colour,
             "line": {"width": 2.5, "color": look.colour},
         },
-        hovertext=[f"{_about(batch, look)}<br>goal not reached" for batch in missed],
+        hovertext=[f"{_hover_text(batch, look)}<br>goal not reached" for batch in missed],
         hoverinfo="text",
     )
 
@@ -256,7 +258,7 @@ def _draw_borders(
         )
 
 
-def _about(batch: SweptBatch, look: Look) -> str:
+def _hover_text(batch: SweptBatch, look: Look) -> str:
     """Write what was tried at a batch size, for a label under the pointer."""
     said = [f"<b>batch size {count(batch.batch_size)}</b>"]
     if look.name:

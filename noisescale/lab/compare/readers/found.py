@@ -58,7 +58,7 @@ def number(text: str, path: Path, line: int, column: str) -> float:
 
 
 def is_number(text: str) -> bool:
-    """Whether a cell has a number."""
+    """Return whether a cell has a number."""
     try:
         float(text)
     except ValueError:
@@ -114,5 +114,5 @@ def name_of_run(path: Path, below: Path) -> str:
 
 
 def is_event_file(name: str) -> bool:
-    """Whether a file's name is that of an event file of TensorBoard."""
+    """Return whether a file's name is that of an event file of TensorBoard."""
     return name.startswith("events.out.tfevents.")

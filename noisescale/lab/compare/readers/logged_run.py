@@ -38,7 +38,7 @@ EPOCHS = ("epoch", OF_TRANSFORMERS)
 
 
 def is_csv_run(path: Path, names: Sequence[str]) -> bool:
-    """Whether a CSV file has one run, as a logger or tracker wrote it."""
+    """Return whether a CSV file has one run, as a logger or tracker wrote it."""
     if any(monitor_of(n) is not None or n in (*CLOCKS[1:], *TIMES) for n in names):
         return True
     return path.name == "metrics.csv" and not _trial_columns(names)

@@ -18,7 +18,7 @@ from noisescale.refusal import Refusal
 STEPS = ("step", "steps", "global_step")
 TRIALS = ("trial", "run", "seed")
 SEED = {"seed"}
-"""Of those, what is a hyperparameter too."""
+"""The columns of trials that are hyperparameters too."""
 EPOCHS = ("epoch", "epochs")
 GROUPS = ("submission", "workload", "study")
 """Columns of text that say where a trial belongs."""
@@ -187,12 +187,12 @@ class _Evaluations:
         return None
 
     def _is_setting(self, group: Sequence[_Line], name: str) -> bool:
-        """Whether each value occurs at several steps, as no metric's does."""
+        """Return whether each value occurs at several steps, as no metric's does."""
         steps = _values_beside(group, name, self.step)
         return len(steps) == 1 or all(len(at) > 1 for at in steps.values())
 
     def _tells_apart(self, group: Sequence[_Line], name: str) -> bool:
-        """Whether lines of one step have several values."""
+        """Return whether lines of one step have several values."""
         return any(len(values) > 1 for values in _values_beside(group, self.step, name).values())
 
     def _refuse_schedules(self) -> None:
@@ -222,7 +222,7 @@ def _number_columns(lines: Sequence[_Line], names: Iterable[str]) -> list[str]:
 
 
 def _values_beside(group: Sequence[_Line], name: str, of: str) -> dict[str, set[str]]:
-    """Return, for each value of a column, the values of another beside it."""
+    """Return the values of one column beside each value of another."""
     found: dict[str, set[str]] = {}
     for line in group:
         found.setdefault(line.cells[name], set()).add(line.cells[of])

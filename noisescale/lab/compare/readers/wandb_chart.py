@@ -17,7 +17,7 @@ _STEPS = {"Step": 0, "_step": 0, "global_step": 0, "train/global_step": 0, "trai
 
 
 def is_chart(names: Sequence[str]) -> bool:
-    """Whether a CSV file with these columns is the export of a chart."""
+    """Return whether a CSV file with these columns is the export of a chart."""
     return any(_BETWEEN in name and f"{name}{_RANGES[0]}" in names for name in names)
 
 
@@ -81,5 +81,5 @@ def read_chart(path: Path, metric: str, submission: str | None) -> Found:
 
 
 def _counts_calls(clock: str) -> bool:
-    """Whether a column of steps counts the calls of `wandb.log`."""
+    """Return whether a column of steps counts the calls of `wandb.log`."""
     return clock.rpartition(_BETWEEN)[2] in ("Step", "_step")
