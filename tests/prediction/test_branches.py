@@ -94,7 +94,7 @@ def test_losses_of_the_run_that_do_not_fall_are_averaged() -> None:
     ratio = (1 + CRITICAL / BATCH_SIZE) / (1 + CRITICAL / 512) * 1.05
     found = run.critical_batch_size().value
     assert (1 + found / BATCH_SIZE) / (1 + found / 512) == pytest.approx(ratio, rel=1e-3)
-    assert not replace(run, course=((1000.0, 3.0), (1500.0, 3.1), (2000.0, 2.95))).half
+    assert not replace(run, course=((1000.0, 3.0), (1500.0, 3.1), (2000.0, 2.95))).half_way
     assert not replace(run, course=((1000.0, 3.0), (2000.0, 3.0))).falls
 
 

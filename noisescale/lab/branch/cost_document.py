@@ -40,8 +40,8 @@ def document_of_cost(cost: BranchCostRecord) -> Document:
     headline = "The cost of the branches is not known: the run's steps were not timed"
     if not math.isnan(hours.value):
         unit = duration_for([hours])
-        cost = with_bounds(unit.convert(hours))
-        headline = f"Branches cost about {cost} device-{unit.name} at the run's speed"
+        about = with_bounds(unit.convert(hours))
+        headline = f"Branches cost about {about} device-{unit.name} at the run's speed"
     sizes = ", ".join(count(plan.batch_size) for plan in branching.plans)
     return Document(
         title="Cost of branches - noisescale",
