@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -165,31 +165,16 @@ def predict_run(
     ] = None,
 ) -> None:
     """Predict the cost of a run's result at other batch sizes and on more devices."""
-    from noisescale.history.reading import read_run
     from noisescale.history.run_files import runs_in
     from noisescale.prediction.predict import predict
     from noisescale.prediction.runs import predict_runs
 
     check_html(html)
-    flags = flags_of(predict_run)
-    which: dict[str, Any] = {
-        "optimizer": optimizer,
-        "monitor": monitor,
-        "allow_truncated": allow_truncated,
-    }
 
     def predict_one(run: Path) -> Prediction:
-        with rename_arguments(flags):
-            history = read_run(run, **which)
-            other = None
-            if second_run is not None:
-                with rename_arguments({"run": "--second-run"}):
-                    other = read_run(second_run, **which)
-        by_file = [flag for flag, file in (("--sweep", sweep), ("--branches", branches)) if file]
-        names = {"history": "run", "kappa": (by_file or ["--calibration"])[0]}
-        with rename_arguments(flags | names):
+        with rename_arguments(flags_of(predict_run)):
             return predict(
-                history,
+                run,
                 numbers("batch-sizes", batch_sizes),
                 numbers("devices", devices),
                 price_per_device_hour,
@@ -204,15 +189,18 @@ def predict_run(
                 max_device_batch_size=max_device_batch_size,
                 devices_per_node=devices_per_node,
                 unit=unit,
-                second_run=other,
+                second_run=second_run,
                 goal=goal,
                 steps_scatter=steps_scatter,
+                optimizer=optimizer,
+                monitor=monitor,
+                allow_truncated=allow_truncated,
             )
 
     if len(runs := runs_in(run)) > 1:
         if details or html is not None:
             raise Refusal(
-                str("--details" if details else "--html"),
+                "--details" if details else "--html",
                 "be used with one run",
                 f"{len(runs)} runs in {run}",
                 "Name one of these runs.",

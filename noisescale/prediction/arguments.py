@@ -3,21 +3,25 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from os import PathLike
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from noisescale.checks import require_positive
 from noisescale.history.history import History
 from noisescale.history.metrics import Goal
+from noisescale.history.reading import read_metric, read_run
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
-from noisescale.prediction.calibration import Calibration
-from noisescale.refusal import Refusal
+from noisescale.prediction.costing import Hardware
+from noisescale.prediction.run_hardware import largest_device_batch, timings_of
+from noisescale.refusal import Refusal, rename_arguments
+from noisescale.step_time import StepTimeModel, StepTiming, fit_step_time, read_timings
 
 MOST = 1e12
 """The most examples in a batch, or money for an hour: far beyond any, and far from overflow."""
@@ -39,12 +43,15 @@ class HasHistory(Protocol):
 Run = HasHistory | Mapping[str, Array] | str | PathLike[str]
 
 
-def history_of(run: Run) -> Mapping[str, Array]:
-    """Return the history of a run: of a monitor, or read from its folder."""
-    if isinstance(run, (str, PathLike)):
-        from noisescale.history.reading import read_run
+def history_of(run: Run, which: Mapping[str, Any]) -> Mapping[str, Array]:
+    """Return the history of a run: of a monitor, or read from its folder.
 
-        return read_run(run)
+    Args:
+        run: The run.
+        which: The arguments of `read_run` for a folder.
+    """
+    if isinstance(run, (str, PathLike)):
+        return read_run(run, **which)
     return run if isinstance(run, Mapping) else run.history
 
 
@@ -75,8 +82,6 @@ def run_to_goal(name: str, history: Mapping[str, Array], goal: Goal) -> History:
             f"a history as `{name}`",
             "Give the folder, or leave the goal out.",
         )
-    from noisescale.history.reading import read_metric
-
     steps, values = read_metric(source, goal.metric)
     falls = values[-1] < values[0]
     sided = goal.with_side(values)
@@ -115,28 +120,6 @@ def checked_run(history: Mapping[str, Array]) -> Segments:
             "Give `batch_size_fn` to the monitor if its count is wrong.",
         )
     return run
-
-
-def checked_law(run: Segments, calibration: Calibration) -> RunLaw:
-    """Return the law of a run, or say that nothing is known of it."""
-    law = RunLaw.of(run, calibration.kappa)
-    critical = law.critical_batch_size
-    if critical.high == 0:
-        raise Refusal(
-            "history",
-            "have a noise scale above 0",
-            f"no noise beyond the measuring error in {run.steps.sum():,.0f} steps",
-            "Train at a smaller batch size, where the noise is larger, or check that the"
-            " batches differ.",
-        )
-    if math.isnan(critical.value) and critical.low == 0 and math.isinf(critical.high):
-        raise Refusal(
-            "history",
-            "have a noise scale, or a lower bound of it",
-            f"neither in {run.steps.sum():,.0f} steps",
-            "Train longer, or at a larger batch size, until the monitor has one.",
-        )
-    return law
 
 
 def own_batch_size(history: Mapping[str, Array], run: Segments) -> float | None:
@@ -251,3 +234,43 @@ def check_money(price: float | None, worth: float | None, *, timed: bool) -> Non
             f"{price!r} for a run that has none",
             "Give `step_times`, measured by `noisescale profile`.",
         )
+
+
+def hardware_from(
+    histories: Sequence[Mapping[str, Array]],
+    run: Segments,
+    step_time: StepTimeModel | None,
+    *,
+    max_device_batch_size: float | None,
+    devices_per_node: float | None,
+    price_per_device_hour: float | None,
+    hour_worth: float | None,
+) -> Hardware:
+    """Return what is known of the devices: from the arguments, else from the runs."""
+    per_node = devices_per_node_from(devices_per_node)
+    timings = tuple(timing for history in histories for timing in timings_of(history, per_node))
+    if step_time is None and timings:
+        step_time = _step_time_of(timings)
+    check_money(price_per_device_hour, hour_worth, timed=step_time is not None)
+    most = largest_device_batch(histories[0], run)
+    if step_time is not None:
+        most = step_time.max_device_batch_size
+    return Hardware(
+        step_time=step_time,
+        max_device_batch_size=positive_or("max_device_batch_size", max_device_batch_size, most),
+        devices_per_node=per_node,
+        price_per_device_hour=price_per_device_hour,
+        hour_worth=hour_worth,
+    )
+
+
+def read_step_times(file: str | PathLike[str]) -> StepTimeModel:
+    """Return the model of a file of `noisescale profile`."""
+    with rename_arguments({"step_time": "step_times"}):
+        return fit_step_time(read_timings(file))
+
+
+@functools.lru_cache(maxsize=64)
+def _step_time_of(timings: tuple[StepTiming, ...]) -> StepTimeModel:
+    """Return the fitted step times, from a cache: pages and reports use one run many times."""
+    return fit_step_time(timings)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from os import PathLike
@@ -14,10 +15,12 @@ import numpy as np
 from noisescale.bounded import Bounded
 from noisescale.csv_lines import csv_lines
 from noisescale.history.history import as_history
-from noisescale.history.run_law import critical_batch_size_over
-from noisescale.history.segments import Array, noise_scale_at
+from noisescale.history.optimizers import has_decayed
+from noisescale.history.run_law import RunLaw, critical_batch_size_over
+from noisescale.history.segments import Array, Segments, noise_scale_at
 from noisescale.prediction.branches import BranchedRun
 from noisescale.prediction.calibration import Calibration
+from noisescale.prediction.second_run import SecondRun
 from noisescale.refusal import Refusal, rename_arguments
 from noisescale.tradeoff.fit import TradeoffFit, fit_tradeoff
 from noisescale.tradeoff.sweep_files import read_sweeps
@@ -80,6 +83,47 @@ def calibration_from(
             "Give the step of the run at which the branches started.",
         )
     return _by_losses(history, losses, branch_step, branch_examples, loss_scatter)
+
+
+def law_of(
+    history: Mapping[str, Array],
+    run: Segments,
+    second: SecondRun | None,
+    calibration: Calibration | float | None,
+) -> tuple[RunLaw, Calibration]:
+    """Return steps and examples at any batch size, and the calibration that they come from."""
+    if second is not None:
+        return second.law(run), Calibration.from_second_run(run, second)
+    theory = Calibration.theory(getattr(history, "optimizer", None), decayed=has_decayed(history))
+    if calibration is None:
+        calibration = theory
+    elif not isinstance(calibration, Calibration):
+        calibration = Calibration.from_number(calibration)
+    if calibration.branched is None:
+        return _checked_law(run, calibration), calibration
+    return calibration.branched.law(as_history(history), theory.kappa), calibration
+
+
+def _checked_law(run: Segments, calibration: Calibration) -> RunLaw:
+    """Return the law of a run, or say that nothing is known of it."""
+    law = RunLaw.of(run, calibration.kappa)
+    critical = law.critical_batch_size
+    if critical.high == 0:
+        raise Refusal(
+            "history",
+            "have a noise scale above 0",
+            f"no noise beyond the measuring error in {run.steps.sum():,.0f} steps",
+            "Train at a smaller batch size, where the noise is larger, or check that the"
+            " batches differ.",
+        )
+    if math.isnan(critical.value) and critical.low == 0 and math.isinf(critical.high):
+        raise Refusal(
+            "history",
+            "have a noise scale, or a lower bound of it",
+            f"neither in {run.steps.sum():,.0f} steps",
+            "Train longer, or at a larger batch size, until the monitor has one.",
+        )
+    return law
 
 
 def _csv_file(branches: Branches | None) -> Path | None:

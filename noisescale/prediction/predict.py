@@ -3,40 +3,33 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import TYPE_CHECKING
 
 from noisescale.checks import require_positive
 from noisescale.extras import need
-from noisescale.history.history import as_history
 from noisescale.history.metrics import Goal
-from noisescale.history.optimizers import has_decayed
-from noisescale.history.run_law import RunLaw
-from noisescale.history.segments import Array, Segments
+from noisescale.history.segments import Array
 from noisescale.prediction import arguments
-from noisescale.prediction.calibrating import Branches, Sweep, calibration_from
+from noisescale.prediction.calibrating import Branches, Sweep, calibration_from, law_of
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import (
     FAR,
-    Hardware,
     candidate_rows,
-    devices_of,
-    largest_device_batch,
     recommended_row,
     row_on_more_devices,
-    timings_of,
 )
 from noisescale.prediction.document import document_of
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.records import as_dict
+from noisescale.prediction.run_hardware import devices_of
 from noisescale.prediction.second_run import SecondRun
 from noisescale.prediction.warnings_and_assumptions import assumptions_of, warnings_about
 from noisescale.refusal import Refusal, rename_arguments
 from noisescale.report.answer import Answer
 from noisescale.report.numbers import count, with_bounds
-from noisescale.step_time import StepTimeModel, StepTiming, fit_step_time, read_timings
+from noisescale.step_time import StepTimeModel
 from noisescale.tradeoff.profile import STEPS_SCATTER
 
 if TYPE_CHECKING:
@@ -67,7 +60,7 @@ class Prediction(PredictionRecord, Answer):
         return front_figure(self)
 
 
-@rename_arguments({"history": "run"})
+@rename_arguments({"history": "run", "kappa": "calibration"})
 def predict(
     run: arguments.Run,
     batch_sizes: Iterable[float] | float | None = None,
@@ -88,6 +81,9 @@ def predict(
     second_run: arguments.Run | None = None,
     goal: str | None = None,
     steps_scatter: float | None = None,
+    optimizer: int = 0,
+    monitor: str | None = None,
+    allow_truncated: bool = False,
 ) -> Prediction:
     """Predict what the result of one run costs at other batch sizes, on other devices.
 
@@ -133,6 +129,9 @@ def predict(
             needs folders of runs in which the metric was logged. Default: the ends of the runs.
         steps_scatter: Standard deviation of the logarithm of the steps to one result, from seeds
             and tuning. Default: 0.15, which is about 15 %.
+        optimizer: For folders of runs: the number of the optimizer, as for `read_run`.
+        monitor: For folders of runs: the name of the monitor, if it has a name.
+        allow_truncated: For folders of runs: accept event files that end within a record.
 
     Returns:
         Rows of batch size, devices, steps, examples, hours, device-hours and cost, each with its
@@ -165,11 +164,13 @@ def predict(
             ("second_run", other_way), "not be combined", "both", "Give the one that you trust."
         )
     if isinstance(step_times, (str, PathLike)):
-        step_times = _read_step_times(step_times)
-    history = arguments.history_of(run)
+        step_times = arguments.read_step_times(step_times)
+    which = {"optimizer": optimizer, "monitor": monitor, "allow_truncated": allow_truncated}
+    history = arguments.history_of(run, which)
     other, second = None, None
     if second_run is not None:
-        other = arguments.history_of(second_run)
+        with rename_arguments({"run": "second_run"}):
+            other = arguments.history_of(second_run, which)
         history, other, second = _compare_runs(history, other, goal, steps_scatter)
     calibration = calibration_from(
         *(history, calibration, sweep, branches),
@@ -179,27 +180,21 @@ def predict(
     )
     unit = str(unit or getattr(history, "unit", "examples"))
     segments = arguments.checked_run(history)
-    own_devices = devices_of(history) or 1
-    law, calibration = _law_of(history, segments, second, calibration)
-    per_node = arguments.devices_per_node_from(devices_per_node)
-    timings = [t for h in (history, other) if h is not None for t in timings_of(h, per_node)]
-    step_time = step_times or (_step_time_of(tuple(timings)) if timings else None)
-    arguments.check_money(price_per_device_hour, hour_worth, timed=step_time is not None)
-    own = arguments.own_batch_size(history, segments)
+    law, calibration = law_of(history, segments, second, calibration)
+    hardware = arguments.hardware_from(
+        [history, other] if other is not None else [history],
+        segments,
+        step_times,
+        max_device_batch_size=max_device_batch_size,
+        devices_per_node=devices_per_node,
+        price_per_device_hour=price_per_device_hour,
+        hour_worth=hour_worth,
+    )
+    own, own_devices = arguments.own_batch_size(history, segments), devices_of(history) or 1
     trained_at = [*segments.batch_size, *(second.batch_sizes if second else ())]
     far = min(trained_at) / FAR, max(trained_at) * FAR
     sizes = arguments.batch_sizes_from(batch_sizes, segments, law, own, far)
     counts = arguments.devices_from(devices, own_devices)
-    most = step_time.max_device_batch_size if step_time else largest_device_batch(history, segments)
-    hardware = Hardware(
-        step_time=step_time,
-        max_device_batch_size=arguments.positive_or(
-            "max_device_batch_size", max_device_batch_size, most
-        ),
-        devices_per_node=per_node,
-        price_per_device_hour=price_per_device_hour,
-        hour_worth=hour_worth,
-    )
     rows = tuple(
         hardware.row(law, size, count, far=not far[0] <= size <= far[1])
         for count in counts
@@ -258,39 +253,9 @@ def _compare_runs(
     return history, other, second
 
 
-def _law_of(
-    history: Mapping[str, Array],
-    run: Segments,
-    second: SecondRun | None,
-    calibration: Calibration | float | None,
-) -> tuple[RunLaw, Calibration]:
-    """Return steps and examples at any batch size, and the calibration that they come from."""
-    if second is not None:
-        return second.law(run), Calibration.from_second_run(run, second)
-    theory = Calibration.theory(getattr(history, "optimizer", None), decayed=has_decayed(history))
-    if calibration is None:
-        calibration = theory
-    elif not isinstance(calibration, Calibration):
-        calibration = Calibration.from_number(calibration)
-    if calibration.branched is None:
-        return arguments.checked_law(run, calibration), calibration
-    return calibration.branched.law(as_history(history), theory.kappa), calibration
-
-
 def _confidence_of(history: Mapping[str, Array]) -> float:
     return getattr(history, "confidence", 0.95)
 
 
 def _first_given(**given: object) -> str | None:
     return next((name for name, value in given.items() if value is not None), None)
-
-
-def _read_step_times(file: str | PathLike[str]) -> StepTimeModel:
-    with rename_arguments({"step_time": "step_times"}):
-        return fit_step_time(read_timings(file))
-
-
-@functools.lru_cache(maxsize=64)
-def _step_time_of(timings: tuple[StepTiming, ...]) -> StepTimeModel:
-    """Return the fitted step times, from a cache: pages and reports use one run many times."""
-    return fit_step_time(timings)

@@ -11,7 +11,8 @@ import numpy as np
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments, coverage_of
 from noisescale.prediction.calibration import Calibration
-from noisescale.prediction.costing import FAR, Hardware, PredictedRow, devices_of
+from noisescale.prediction.costing import FAR, Hardware, PredictedRow
+from noisescale.prediction.run_hardware import devices_of
 from noisescale.prediction.second_run import SecondRun
 
 MANY_UNRESOLVED = 0.1

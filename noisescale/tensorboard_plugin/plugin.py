@@ -154,7 +154,7 @@ class NoiseScalePlugin(Tab):
 
 
 def _predict(runs: LoggedRuns, measured: Measured, asked: Mapping[str, str]) -> Prediction:
-    fields = {"price_per_device_hour": "price", "hour_worth": "worth", "history": "run"}
+    fields = {"price_per_device_hour": "price", "hour_worth": "worth", "calibration": "kappa"}
     with rename_arguments(fields):
         return predict(
             runs.history(measured),

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from noisescale.prediction.costing import devices_of, nodes_of, timings_of
+from noisescale.prediction.run_hardware import devices_of, nodes_of, timings_of
 from noisescale.step_time import StepTiming
 
 STEP = np.arange(10.0, 1001, 10)

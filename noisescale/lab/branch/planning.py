@@ -17,7 +17,7 @@ from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
 from noisescale.lab.branch.checkpoints import Checkpoint, steps_in
 from noisescale.plan import Plan
-from noisescale.prediction.costing import largest_device_batch
+from noisescale.prediction.run_hardware import largest_device_batch
 from noisescale.prediction.theory import theory_band
 from noisescale.refusal import Refusal
 from noisescale.scheduling.learning_rate import factors_for

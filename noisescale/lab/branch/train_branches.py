@@ -27,7 +27,7 @@ from noisescale.lightning.trainer_access import isolate_rng
 from noisescale.lightning.training import plain_trainer, quiet, seed_all
 from noisescale.plan import Plan
 from noisescale.prediction.branches import Branch, BranchedRun
-from noisescale.prediction.costing import largest_device_batch
+from noisescale.prediction.run_hardware import largest_device_batch
 from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:

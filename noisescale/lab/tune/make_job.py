@@ -161,8 +161,8 @@ def _measurements(noise_scale: float | None, run: Path | None) -> Known:
     if noise_scale is not None:
         refuse("noise_scale", "be left out with `run`", f"{noise_scale:g}", "Give one of both.")
     from noisescale.history.reading import read_run
-    from noisescale.prediction.costing import timings_of
     from noisescale.prediction.predict import predict
+    from noisescale.prediction.run_hardware import timings_of
 
     history = read_run(run)
     found = predict(history)
