@@ -6,9 +6,8 @@ from __future__ import annotations
 from os import PathLike
 from pathlib import Path
 
-from noisescale.history.csv_log import CsvLog
-from noisescale.history.event_log import EventLog
 from noisescale.history.history import History
+from noisescale.history.log import Log
 from noisescale.history.metric_names import prefix_of
 from noisescale.history.reading import history_in, open_log
 from noisescale.history.run_files import files_of, runs_in
@@ -53,7 +52,7 @@ class FollowedRun:
         """The number of bytes after the last whole record or line."""
         self._asked = monitor or "", optimizer
         self._known: set[Path] = set()
-        self._log: EventLog | CsvLog | None = None
+        self._log: Log | None = None
         self._find()
 
     def read(self) -> bool:
@@ -104,7 +103,7 @@ class FollowedRun:
         """Return whether a folder is in the run. TensorBoard's `add_scalars` makes such folders."""
         return self.run is not None and run.is_relative_to(self.run)
 
-    def _take(self, log: EventLog | CsvLog, run: Path) -> None:
+    def _take(self, log: Log, run: Path) -> None:
         monitor, optimizer = self._asked
         self.last_row_at = log.last_row_at
         self.history, self.others = None, log.other_names(prefix_of(optimizer, monitor))

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from array import array
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -50,10 +52,11 @@ class Metric(NamedTuple):
     """Seconds since the run's first value, without the time between two files; NaN if not known."""
 
 
-class Log:
+class Log(ABC):
     """The numbers that a logger wrote, in the order of writing. The files may still grow.
 
-    Readers of files add to it. Everybody else asks it for metrics, or for the rows of a monitor.
+    A subclass reads one format, and adds each number by `add`. Everybody else asks for metrics, or
+    for the rows of a monitor.
     """
 
     def __init__(self) -> None:
@@ -64,6 +67,28 @@ class Log:
         self._of = array("l")
         self._parts = array("l")
         self._steps, self._values, self._seconds = array("d"), array("d"), array("d")
+
+    @property
+    @abstractmethod
+    def unread(self) -> int:
+        """The number of bytes at the end that are no whole record or line yet."""
+
+    @abstractmethod
+    def replaced(self, files: list[Path]) -> bool:
+        """Return whether the files are no longer those that were read: read all of them anew."""
+
+    @abstractmethod
+    def read(self, files: list[Path]) -> bool:
+        """Read what was written to the files since the last call; return whether there was any.
+
+        Raises:
+            ValueError: If a file is damaged.
+            OSError: If a file cannot be read.
+        """
+
+    @abstractmethod
+    def check_endings(self, *, allow_truncated: bool = False) -> None:
+        """Raise an error, or warn, if a file ends in the middle of a record or a line."""
 
     def __len__(self) -> int:
         return len(self._of)

@@ -64,7 +64,7 @@ def read_run(
     return history_in(log, path, monitor or "", optimizer)
 
 
-def open_log(path: Path, *names: str) -> EventLog | CsvLog:
+def open_log(path: Path, *names: str) -> Log:
     """Return the log of a run, of which nothing has been read yet.
 
     Args:
@@ -78,7 +78,7 @@ def open_log(path: Path, *names: str) -> EventLog | CsvLog:
     return kind(path, *names)
 
 
-def read_log(path: Path, *names: str, allow_truncated: bool = False) -> EventLog | CsvLog:
+def read_log(path: Path, *names: str, allow_truncated: bool = False) -> Log:
     """Return the whole log of a run, see `open_log`.
 
     Raises:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from noisescale.history.csv_log import CLOCKS, OF_LIGHTNING_IN_WANDB, OF_WANDB, TIMES, CsvLog
 from noisescale.history.event_log import HYPERPARAMETERS, EventLog
 from noisescale.history.history import History
-from noisescale.history.log import Metric
+from noisescale.history.log import Log, Metric
 from noisescale.history.metric_names import monitor_of
 from noisescale.history.reading import (
     history_in,
@@ -93,7 +93,7 @@ def read_logged_run(run: Path, below: Path, metric: str, submission: str | None)
         clock = log.clock_of(metric)
         of_lightning = clock == OF_LIGHTNING_IN_WANDB or (clock == CLOCKS[0] and of_lightning)
         counts_calls = clock == OF_WANDB
-    else:
+    elif isinstance(log, EventLog):
         within = EventLog(folder, HYPERPARAMETERS)
         within.read(sorted(file for file in folder.glob("*/*") if is_event_file(file.name)))
         given = within.hyperparameters | log.hyperparameters | given
@@ -142,9 +142,7 @@ def read_logged_run(run: Path, below: Path, metric: str, submission: str | None)
     return Found([trial], lambda: metrics_of(run))
 
 
-def _monitor_history(
-    log: EventLog | CsvLog, run: Path, metric: str
-) -> tuple[History | None, float | None]:
+def _monitor_history(log: Log, run: Path, metric: str) -> tuple[History | None, float | None]:
     """Return the monitor's history, if there is one, and how far the log is behind."""
     ours = next((name for name in sorted(log.metrics) if monitor_of(name) is not None), "")
     clock = log.metric(ours, like=metric)
