@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reported_runs import history
 
-from noisescale import Prediction, predict
+from noisescale import History, Prediction, predict
 
 STEP = np.arange(20.0, 1001, 20)
 
@@ -102,3 +103,18 @@ def test_no_recommendation_is_dominated(
 def test_endless_batch_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^`batch_sizes` must be at most 256 values, got more"):
         predicted(batch_sizes=itertools.count(1))
+
+
+def test_a_monitor_is_taken_for_its_history() -> None:
+    class Monitor:
+        history = History.from_columns(history())
+
+    by_monitor, by_history = predict(Monitor()), predict(Monitor.history)
+
+    assert by_monitor.to_dict() == by_history.to_dict()
+
+
+def test_one_number_needs_no_list() -> None:
+    single = predict(history(), batch_sizes=128, devices=2)
+
+    assert single.to_dict() == predict(history(), batch_sizes=[128], devices=[2]).to_dict()
