@@ -57,7 +57,7 @@ class ResizedLoaders:
             loaders = copy.copy(loaders)
             loaders.flattened = [self._resize(loader) for loader in loaders.flattened]
             return loaders
-        return apply_to_collection(loaders, DataLoader, self._resized)
+        return apply_to_collection(loaders, DataLoader, self._resize)
 
     def change(self, size: int) -> None:
         """Make batches of `size` rows from the next epoch on."""
