@@ -58,9 +58,10 @@ def valid_lines(
                 raise Refusal(
                     path,
                     f"have {width} cells in each line",
-                    f"{len(cells)} in line {line}",
+                    len(cells),
                     "The line may have a comma within a number, be damaged, or not be complete"
                     " yet. Correct or remove it.",
+                    at=(path, line),
                 )
             if cells:
                 yield line, cells

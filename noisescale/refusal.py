@@ -23,6 +23,7 @@ class Refusal(ValueError):
         requirement: What it must be or do. It follows the word "must".
         got: What was given.
         remedy: What to do. One or more sentences.
+        at: The file and the line in which it was found.
         word: The reason, short enough for a table, for example "unmeasured".
 
     Examples:
@@ -39,20 +40,26 @@ class Refusal(ValueError):
         got: object,
         remedy: str,
         *,
+        at: tuple[str | PathLike[str], int] | None = None,
         word: str = "",
     ) -> None:
         self.arguments = argument if isinstance(argument, tuple) else (str(argument),)
         self.requirement, self.got, self.remedy, self.word = requirement, f"{got}", remedy, word
+        self.at = None if at is None else (str(at[0]), at[1])
         *others, last = (f"`{name}`" for name in self.arguments)
         names = f"{', '.join(others)} and {last}" if others else last
-        super().__init__(printable(f"{names} must {requirement}, got {got}. {remedy}"))
+        where = ""
+        if self.at is not None:
+            file, line = self.at
+            where = f" in line {line}" + (f" of {file}" if file not in self.arguments else "")
+        super().__init__(printable(f"{names} must {requirement}, got {got}{where}. {remedy}"))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to make it again: workers send their errors to the process that waits."""
         return _again, (type(self), self._fields())
 
     def _fields(self) -> dict[str, Any]:
-        names = ("requirement", "got", "remedy", "word")
+        names = ("requirement", "got", "remedy", "at", "word")
         return {"argument": self.arguments, **{name: getattr(self, name) for name in names}}
 
     def with_names(self, names: Mapping[str, str]) -> Refusal:
@@ -73,6 +80,7 @@ class Refusal(ValueError):
         return type(self)(
             tuple(show(f"`{name}`").strip("`") for name in self.arguments),
             *map(show, (self.requirement, self.got, self.remedy)),
+            at=self.at,
             word=self.word,
         )
 

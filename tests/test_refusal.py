@@ -73,3 +73,14 @@ def test_words_that_are_no_names_stay() -> None:
         raise Refusal("run", "be a run", "run, a word", "Name the run.")
 
     assert str(raised.value) == "`RUN` must be a run, got run, a word. Name the run."
+
+
+def test_a_line_of_a_file_is_a_field_and_stays_one() -> None:
+    refused = Refusal("steps", "be a number", "'x'", "Correct it.", at=("a.csv", 3))
+
+    again = pickle.loads(pickle.dumps(refused.with_names({"steps": "--steps"})))
+
+    assert again.at == ("a.csv", 3)
+    assert str(again) == "`--steps` must be a number, got 'x' in line 3 of a.csv. Correct it."
+    of_file = Refusal("a.csv", "have 2 cells in each line", 1, "Correct it.", at=("a.csv", 3))
+    assert str(of_file).endswith("got 1 in line 3. Correct it.")

@@ -142,8 +142,9 @@ class CsvLog(Log):
             raise Refusal(
                 clock,
                 f"be known of each {name}",
-                f"no number in line {lines[~known][0]} of {self.path}",
+                "no number",
                 "Write the step into it, or remove the line.",
+                at=(self.path, int(lines[~known][0])),
             )
         time = next((name for name in TIMES if name in self.places), "")
         seconds = self._values_beside(lines, time)
@@ -187,8 +188,9 @@ class CsvLog(Log):
                 raise Refusal(
                     name,
                     "be a number",
-                    f"{cell!r} {where}",
+                    repr(cell),
                     "Correct this cell, or remove the line.",
+                    at=(self.path, line),
                 ) from None
             self.add(name, value, where, step=0.0, seconds=math.nan, part=line)  # lines are rows
             of_monitor = of_monitor or ours

@@ -112,8 +112,9 @@ def read_timings(path: str | PathLike[str]) -> list[StepTiming]:
             raise Refusal(
                 path,
                 "have positive numbers, and whole numbers of accumulation, devices and nodes",
-                f"{cells!r} in line {number}",
+                repr(cells),
                 "Correct or remove that line.",
+                at=(path, number),
             ) from reason
     if not timings:
         raise Refusal(

@@ -113,7 +113,8 @@ def _number(path: Path, line: int, name: str, text: str) -> float:
         raise Refusal(
             name,
             "be a number",
-            f"{text!r} in line {line} of {path}",
+            repr(text),
             "Leave out runs that did not reach the goal.",
+            at=(path, line),
         )
     return float(text)

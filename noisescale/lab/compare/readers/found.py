@@ -52,8 +52,9 @@ def number(text: str, path: Path, line: int, column: str) -> float:
         raise Refusal(
             column,
             "be a number",
-            f"{text!r} in line {line} of {path}",
+            repr(text),
             "Correct this cell, or remove the line.",
+            at=(path, line),
         ) from None
 
 
