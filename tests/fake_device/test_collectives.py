@@ -171,7 +171,7 @@ def metrics_on_the_cpu() -> None:
         def _is_due(self, step: int) -> bool:
             return True
 
-        def _judged(self, trainer: Any, value: float, step: int) -> str:
+        def _ending_at(self, trainer: Any, value: float, step: int) -> str:
             return "ended"
 
     def reduced(x: Tensor, reduce_op: str) -> Tensor:
