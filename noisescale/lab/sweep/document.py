@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
+from noisescale.lab.compare.compare_trials import compare_trials
 from noisescale.lab.compare.document import statements_of_sweep
 from noisescale.lab.jobs.job_progress import duration, workers_table
 from noisescale.lab.jobs.jobs import FAILED
@@ -41,9 +42,12 @@ def document_of(found: SweepRecord) -> Document:
         )
 
     def figures() -> Sequence[Figure]:
-        from noisescale.lab.sweep.figures import figures_of
+        from noisescale.lab.compare.figures import figures_of
 
-        return figures_of(found)
+        trials = [outcome.trial for outcome in found.outcomes]  # those that have an evaluation
+        if not trials:
+            return ()
+        return figures_of(compare_trials(trials, found.job.goal, clock="steps"))
 
     statements = statements_of(found)
     headline = f"No training reached {found.job.goal}"
