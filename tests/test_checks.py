@@ -23,7 +23,7 @@ def test_wrong_bounds_are_named(
     bounds: tuple[object, object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=f"^{re.escape(message)}"):
-        require_bounds(*bounds)  # type: ignore[arg-type]
+        require_bounds(*bounds)  # type: ignore[arg-type]  # refused
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "4", None])

@@ -55,6 +55,7 @@ STAYS = {
     ("reached", "property"): "A fact of each pass in a list: whether it reached a parameter.",
     ("diverged", "property"): "A number of trials, beside `reached`.",
     ("resolved", "cached_property"): "A fact of each row of a curve.",
+    ("branched", "property"): "The field of what `branch` returns: a `BranchedRun`.",
     ("until", "property"): "The end of the branches' course, beside `start`.",
 }
 """Names that may stay with a decorator, and why. A name that is true or false always may."""

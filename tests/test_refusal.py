@@ -75,6 +75,14 @@ def test_words_that_are_no_names_stay() -> None:
     assert str(raised.value) == "`RUN` must be a run, got run, a word. Name the run."
 
 
+def test_text_from_elsewhere_is_escaped_in_the_text_alone() -> None:
+    refused = Refusal("a\x1b[31m.csv", "have \u202e", "\x1b", "Correct it.", at=("b\x1b", 3))
+
+    assert str(refused).isprintable()
+    assert refused.arguments == ("a\x1b[31m.csv",)
+    assert (refused.requirement, refused.got) == ("have \u202e", "\x1b")
+
+
 def test_a_line_of_a_file_is_a_field_and_stays_one() -> None:
     refused = Refusal("steps", "be a number", "'x'", "Correct it.", at=("a.csv", 3))
 

@@ -20,7 +20,7 @@ from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
 from noisescale.prediction.costing import Hardware
 from noisescale.prediction.run_hardware import largest_device_batch, timings_of
-from noisescale.refusal import Refusal, rename_arguments
+from noisescale.refusal import Refusal, TypeRefusal, rename_arguments
 from noisescale.step_time import StepTimeModel, StepTiming, fit_step_time, read_timings
 
 MOST = 1e12
@@ -52,7 +52,15 @@ def history_of(run: Run, which: Mapping[str, Any]) -> Mapping[str, Array]:
     """
     if isinstance(run, (str, PathLike)):
         return read_run(run, **which)
-    return run if isinstance(run, Mapping) else run.history
+    history = run if isinstance(run, Mapping) else getattr(run, "history", None)
+    if not isinstance(history, Mapping):
+        raise TypeRefusal(
+            "run",
+            "be a monitor, its history, or the folder of a run",
+            repr(run),
+            "Give the folder that TensorBoard or a CSVLogger wrote.",
+        )
+    return history
 
 
 def refuse_without_second_run(**given: object) -> None:

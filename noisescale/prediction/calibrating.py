@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -26,9 +26,19 @@ from noisescale.tradeoff.fit import TradeoffFit, fit_tradeoff
 from noisescale.tradeoff.sweep_files import read_sweeps
 from noisescale.tradeoff.sweep_fits import SweepFits
 
-Sweep = TradeoffFit | SweepFits | str | PathLike[str]
 T = TypeVar("T")
-Branches = BranchedRun | str | PathLike[str]
+
+
+class HasBranches(Protocol):
+    """What `branch` returns."""
+
+    @property
+    def branched(self) -> BranchedRun:
+        """The run and its branches."""
+
+
+Sweep = TradeoffFit | SweepFits | str | PathLike[str]
+Branches = BranchedRun | HasBranches | str | PathLike[str]
 
 
 def calibration_from(
@@ -59,6 +69,8 @@ def calibration_from(
         "branch_examples": branch_examples,
         "loss_scatter": loss_scatter,
     }
+    if not (branches is None or isinstance(branches, (BranchedRun, str, PathLike))):
+        branches = branches.branched
     losses = _csv_file(branches)
     given = [name for name, value in of_losses.items() if value is not None]
     if given and losses is None:
@@ -126,7 +138,7 @@ def _checked_law(run: Segments, calibration: Calibration) -> RunLaw:
     return law
 
 
-def _csv_file(branches: Branches | None) -> Path | None:
+def _csv_file(branches: BranchedRun | str | PathLike[str] | None) -> Path | None:
     """Return the path of a file of losses; None for branches of `noisescale branch`."""
     if branches is None or isinstance(branches, BranchedRun):
         return None

@@ -15,7 +15,6 @@ from noisescale.bounded import Bounded
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.questions import batch_on_devices, own_batch_size
 from noisescale.prediction.records import as_dict
-from noisescale.printable import printable
 from noisescale.refusal import UNUSABLE, word_for
 from noisescale.report.answer import Answer
 from noisescale.report.document import Cell, Document, Line, Table, cell_of
@@ -55,7 +54,7 @@ class PredictedRuns(Answer):
             headline=title,
             answers=[],
             tables=[replace(table, title="")],
-            next=[f"{what}: noisescale predict {shlex.quote(printable(one.run))}"],
+            next=[f"{what}: noisescale predict {shlex.quote(str(one.run))}"],
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def test_a_model_is_found_and_timed(target: list[str]) -> None:
 
 
 def test_the_function_finds_what_the_command_finds() -> None:
-    import own_model  # type: ignore[import-not-found]
+    import own_model
 
     _, out, _ = profile("own_model:saturated", "--device-batch-sizes", "1,16,24", "--json")
     lines: list[str] = []

@@ -80,7 +80,7 @@ def planned() -> Branching:
     """A plan of which only the history counts."""
     history = History()
     history.append(step=10, examples=80, batch_size=8, noise_scale=5, low=4, high=6)
-    return SimpleNamespace(history=history)  # type: ignore[return-value]
+    return SimpleNamespace(history=history)  # type: ignore[return-value]  # has what is asked for
 
 
 FORMS = [module_alone, with_loader, with_pair, with_data_module]

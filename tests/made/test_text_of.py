@@ -25,7 +25,7 @@ def test_a_function_of_a_script_is_named_by_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = ModuleType("__main__")
-    script.make, script.__file__ = make, str(tmp_path / "train.py")  # type: ignore[attr-defined]
+    script.make, script.__file__ = make, str(tmp_path / "train.py")  # type: ignore[attr-defined]  # of a module
     monkeypatch.setitem(sys.modules, "__main__", script)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(make, "__module__", "__main__")

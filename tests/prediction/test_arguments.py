@@ -10,6 +10,7 @@ import pytest
 from reported_runs import history
 
 from noisescale import History, Prediction, predict
+from noisescale.refusal import TypeRefusal
 
 STEP = np.arange(20.0, 1001, 20)
 
@@ -118,3 +119,12 @@ def test_one_number_needs_no_list() -> None:
     single = predict(history(), batch_sizes=128, devices=2)
 
     assert single.to_dict() == predict(history(), batch_sizes=[128], devices=[2]).to_dict()
+
+
+@pytest.mark.parametrize("given", [None, 42, object()])
+def test_what_is_no_run_is_refused(given: Any) -> None:
+    with pytest.raises(TypeRefusal) as refused:
+        predict(given)
+
+    assert refused.value.arguments == ("run",)
+    assert refused.value.got == repr(given)

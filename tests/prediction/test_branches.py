@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from noisescale import History, predict
+from noisescale.lab.branch.measured_branches import BranchesRecord
 from noisescale.prediction.branches import Branch, BranchedRun
 from noisescale.prediction.calibration import Calibration
 
@@ -182,6 +183,17 @@ def test_a_calibrated_run_predicts_by_it() -> None:
     assert row.steps.low < row.steps.value < row.steps.high
     assert p.assumptions[1].startswith("B_crit comes from branches: ")
     assert "branches at 512 give 200" in p.assumptions[1]
+
+
+def test_predict_takes_what_branch_returns_and_its_file(tmp_path: Path) -> None:
+    run, found = history(), branched(branch(512))
+    answer = BranchesRecord(found, found.by_noise_scale(run), str(tmp_path / "branches.json"))
+    found.to_file(answer.output)
+
+    expected = predict(run, calibration=Calibration.from_branched_run(run, found)).to_dict()
+
+    for given in (answer, found, answer.output):
+        assert predict(run, branches=given).to_dict() == expected
 
 
 def test_steps_behind_the_branches_have_their_critical_batch_size() -> None:

@@ -70,6 +70,7 @@ def test_without_details_the_reader_is_shown_the_way_to_them() -> None:
     text = plain(text_of(DOCUMENT, more="add --details"), 60)
 
     assert "Sizes" in text
+    assert "a      3" not in text
     assert "Noise is white" not in text
     assert text.splitlines()[-1] == "More: 1 table, 1 assumption: add --details"
 

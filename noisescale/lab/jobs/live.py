@@ -4,14 +4,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
+from noisescale.lab.jobs.worker_options import interruptible
+from noisescale.made.targets import shorten_errors
+from noisescale.refusal import rename_arguments
 from noisescale.report.answer import Answer
 
 LINE_EVERY = 300.0
 """Seconds between two lines of progress, where they go to a file."""
+
+
+@contextmanager
+def in_sight(flags: Mapping[str, str], storage: str) -> Iterator[Callable[[Answer], None]]:
+    """Have a job trained by a command: its errors are one line, and its progress is shown.
+
+    Args:
+        flags: The names of arguments on the command line.
+        storage: Where the state is kept, for who stops the command.
+    """
+    with rename_arguments(flags), interruptible(storage), shorten_errors(), live() as progress:
+        yield progress
 
 
 @contextmanager

@@ -22,18 +22,15 @@ from noisescale.cli.training import (
 )
 from noisescale.cli.values import flags_of
 from noisescale.extras import need
-from noisescale.lab.jobs.live import live
+from noisescale.lab.jobs.live import in_sight
 from noisescale.lab.jobs.worker_options import (
     WORKERS,
     Launcher,
     LauncherOptions,
     Lease,
     WorkerCount,
-    interruptible,
     launcher_options,
 )
-from noisescale.made.targets import shorten_errors
-from noisescale.refusal import rename_arguments
 
 EXAMPLE = 'noisescale sweep train.py:make --goal "val_loss<=0.15" --batch-sizes 16..2048'
 
@@ -137,12 +134,7 @@ def sweep_batch_sizes(
 
     storage = storage or str(output / JOURNAL)
     flags = flags_of(sweep_batch_sizes) | FLAGS
-    with (
-        rename_arguments(flags),
-        interruptible(storage),
-        shorten_errors(),
-        live() as progress,
-    ):
+    with in_sight(flags, storage) as progress:
         found = sweep(
             target,
             goal,

@@ -23,18 +23,15 @@ from noisescale.cli.training import (
 )
 from noisescale.cli.values import flags_of
 from noisescale.extras import need
-from noisescale.lab.jobs.live import live
+from noisescale.lab.jobs.live import in_sight
 from noisescale.lab.jobs.worker_options import (
     WORKERS,
     Launcher,
     LauncherOptions,
     Lease,
     WorkerCount,
-    interruptible,
     launcher_options,
 )
-from noisescale.made.targets import shorten_errors
-from noisescale.refusal import rename_arguments
 
 EXAMPLE = (
     "noisescale tune train.py:make --search learning_rate=0.001..1 --search batch_size=16..1024"
@@ -158,12 +155,7 @@ def tune_parameters(
 
     storage = storage or str(output / JOURNAL)
     flags = flags_of(tune_parameters) | FLAGS
-    with (
-        rename_arguments(flags),
-        interruptible(storage),
-        shorten_errors(),
-        live() as progress,
-    ):
+    with in_sight(flags, storage) as progress:
         found = tune(
             target,
             metric,

@@ -133,4 +133,4 @@ def test_what_is_neither_a_path_nor_a_trial_nor_a_goal_is_refused(tmp_path: Path
     with pytest.raises(TypeRefusal, match="`runs` must be paths or trials, got 1 of one kind"):
         compare([tmp_path, one], "loss<=0.1")
     with pytest.raises(TypeRefusal, match="`goal` must be a text or a"):
-        compare([one], 0.1)  # type: ignore[arg-type]
+        compare([one], 0.1)  # type: ignore[arg-type]  # refused
