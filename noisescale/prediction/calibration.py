@@ -59,6 +59,8 @@ class Calibration:
     """Whether the value is 1 because nothing better is known."""
     branched: BranchedRun | None = None
     """Branches, which have their own law over their own steps."""
+    found_in: str = ""
+    """The runs that the bounds of the theory come from, as a part of a sentence."""
 
     def __post_init__(self) -> None:
         k = self.kappa
@@ -100,7 +102,7 @@ class Calibration:
             f"{UNCALIBRATED} With {optimizer.title}{falling} B_crit was {band.low:g} to"
             f" {band.high:g} times B_simple in {found_in}."
         )
-        return cls(band, source, is_theory=True)
+        return cls(band, source, is_theory=True, found_in=found_in)
 
     @classmethod
     def from_sweep(

@@ -6,12 +6,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from typing import Literal
 
 from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.history.run_law import RunLaw
 from noisescale.plan import Plan, mean_plan
 from noisescale.prediction.run_hardware import nodes_of
 from noisescale.step_time import StepTimeModel
+
+Basis = Literal["timed", "assumed"]
 
 FAR = 8.0
 """A batch size this many times above the run's largest, or below its smallest, is far off."""
@@ -36,6 +39,8 @@ class PredictedRow:
     """`cost` plus the hours times what an hour is worth."""
     extrapolated: tuple[str, ...]
     """Which values of this row are extrapolated: "batch size", "step time"."""
+    basis: Basis | None = None
+    """Whether the seconds of a step were timed or are assumed; None if they are not known."""
 
     @property
     def devices(self) -> int:
@@ -77,10 +82,12 @@ class Hardware:
         )
         steps = law.steps(batch_size)
         seconds, extrapolated = UNKNOWN, ["batch size"] if far else []
+        basis: Basis | None = None
         if self.step_time is not None:
-            seconds = self.step_time.seconds(*astuple(plan))
+            seconds, basis = self.step_time.seconds(*astuple(plan)), "timed"
             if self.step_time.extrapolates(*astuple(plan)):
                 extrapolated.append("step time")
+                basis = "assumed"
         hours = steps * seconds * (1 / 3600)
         device_hours = hours * devices
         price, worth = self.price_per_device_hour, self.hour_worth
@@ -97,6 +104,7 @@ class Hardware:
             if price is None or worth is None
             else hours * (devices * price + worth),
             extrapolated=tuple(extrapolated),
+            basis=basis,
         )
 
 
@@ -113,14 +121,24 @@ def candidate_rows(
     return [row for row in rows if row.batch_size >= own_batch_size] or rows
 
 
-def recommended_row(rows: Sequence[PredictedRow], law: RunLaw, own_devices: int) -> PredictedRow:
-    """Return the cheapest row if prices are given, else the best row on the run's own devices.
+def recommended_row(
+    rows: Sequence[PredictedRow], law: RunLaw, own_devices: int, largest: float
+) -> PredictedRow:
+    """Return the cheapest row if prices are given, else one on the run's own devices.
 
-    If no row has the run's own devices, return the balanced row.
+    If several batch sizes were timed there, it is the fastest of these. Otherwise it is the largest
+    batch size up to `largest`. If no row has the run's own devices, return the balanced row.
     """
     if any(row.cost_with_waiting.known for row in rows):
         return _cheapest(rows, law)
-    return best_row_on(own_devices, rows, law) or balanced_row(rows, law)
+    own = [row for row in rows if row.devices == own_devices]
+    if not own:
+        return best_row_on(own_devices, rows, law) or balanced_row(rows, law)
+    timed = [row for row in own if row.basis == "timed"]
+    if len(timed) > 1:
+        return fastest_row(timed, law)
+    up_to = [row for row in own if row.batch_size <= largest] or own[:1]
+    return max(up_to, key=lambda row: row.batch_size)
 
 
 def best_row_on(devices: int, rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow | None:

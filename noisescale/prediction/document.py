@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from noisescale.prediction.headline import headline_of, short_headline_of
+from noisescale.prediction.next_steps import next_steps_of
+from noisescale.prediction.position import position_of
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.statements import advice_of, certainty_of, cost_of_measuring
-from noisescale.prediction.tables import tables_of
+from noisescale.prediction.statements import statements_of
+from noisescale.prediction.tables import summary_of, tables_of
 from noisescale.report.document import Document, Figure
-from noisescale.report.numbers import count, plural
 
 _HOW_TO_READ = (
     "Steps, hours and costs are those to reach the result of this run. The range under a value has"
@@ -23,9 +25,7 @@ _HOW_TO_READ = (
 
 def document_of(p: PredictionRecord) -> Document:
     """Return what a prediction says: answers, figures, tables, what is doubtful and assumed."""
-    answer = f"Batch size {count(p.recommended_batch_size)}{'' if p.resolved else ' or more'}"
-    if p.recommended.devices != p.own_devices:
-        answer += f" on {plural(p.recommended.devices, 'device')}"
+    position = position_of(p)
 
     def figures() -> Sequence[Figure]:
         from noisescale.prediction.figures import figures_of
@@ -33,12 +33,15 @@ def document_of(p: PredictionRecord) -> Document:
         return figures_of(p)
 
     return Document(
-        title=f"{answer}: what other batch sizes cost",
-        headline=f"{answer} is recommended for this run",
-        answers=[*advice_of(p), certainty_of(p), *cost_of_measuring(p)],
+        title=short_headline_of(position),
+        headline=headline_of(p, position),
+        summary=summary_of(p, position),
+        answers=[*statements_of(p, position)],
         tables=tables_of(p),
         figures=figures,
         doubts=p.warnings,
         assumptions=p.assumptions,
         how_to_read=_HOW_TO_READ.format(unit=p.unit),
+        status="under way" if p.under_way else "done",
+        next=next_steps_of(p, position),
     )

@@ -21,6 +21,7 @@ from noisescale.prediction.costing import (
     row_on_more_devices,
 )
 from noisescale.prediction.document import document_of
+from noisescale.prediction.position import position_of, worth_up_to
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.records import as_dict
 from noisescale.prediction.run_hardware import devices_of
@@ -43,8 +44,9 @@ class Prediction(PredictionRecord, Answer):
     to_dict = as_dict
 
     def __repr__(self) -> str:
+        position = position_of(self)
         return (
-            f"<Prediction: recommended batch size {count(self.recommended_batch_size)}, critical"
+            f"<Prediction: batch size {count(position.batch_size)}, {position.place} the critical"
             f" batch size {with_bounds(self.critical_batch_size)}, {len(self.rows)} rows>"
         )
 
@@ -209,7 +211,9 @@ def predict(
             "Each device needs an example.",
         )
     candidates = candidate_rows(rows, law, own)
-    recommended = recommended_row(candidates, law, own_devices)
+    mean = float((segments.steps * segments.batch_size).sum() / segments.steps.sum())
+    largest = worth_up_to(own or mean, law.critical_batch_size)
+    recommended = recommended_row(candidates, law, own_devices, largest)
     return Prediction(
         rows=rows,
         recommended=recommended,
@@ -226,6 +230,7 @@ def predict(
         hardware=hardware,
         unit=unit,
         confidence=_confidence_of(history),
+        under_way=getattr(history, "under_way", False),
         warnings=warnings_about(
             history, segments, law, rows, recommended, calibration, second, unit
         ),

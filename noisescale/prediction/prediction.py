@@ -39,6 +39,8 @@ class PredictionRecord:
     hardware: Hardware
     unit: str
     confidence: float
+    under_way: bool
+    """Whether the run was still being written when it was read."""
     warnings: tuple[str, ...]
     """Reasons not to trust the prediction, in whole sentences."""
     assumptions: tuple[str, ...]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from noisescale.bounded import Bounded
-from noisescale.prediction.costing import PredictedRow
+from noisescale.prediction.costing import PredictedRow, fastest_row
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.numbers import count, plural
 
@@ -26,8 +26,10 @@ class Doubling(NamedTuple):
 
 
 def timed(p: PredictionRecord) -> bool:
-    """Return whether hours are known."""
-    return p.hardware.step_time is not None
+    """Return whether hours are shown: prices need them, or other rows than the run's were timed."""
+    own = (own_batch_size(p), p.own_devices)
+    others = (row for row in p.rows if (row.batch_size, row.devices) != own)
+    return priced(p) or any(row.basis == "timed" for row in others)
 
 
 def priced(p: PredictionRecord) -> bool:
@@ -69,17 +71,31 @@ def critical_or_least(p: PredictionRecord) -> float:
 
 
 def steps_ratio(p: PredictionRecord, batch_size: float) -> Bounded:
-    """Return the steps at a batch size divided by the run's. Their errors are fully correlated."""
-    own = own_batch_size(p)
-    ends = [sums.steps(batch_size) / sums.steps(own) for sums in (p.law.low, p.law.high)]
-    return Bounded(p.law.middle.steps(batch_size) / p.law.middle.steps(own), min(ends), max(ends))
+    """Return the steps at a batch size divided by those of the run."""
+    return p.law.steps(batch_size) * (1 / float(p.run.steps.sum()))
 
 
 def time_ratio(p: PredictionRecord, row: PredictedRow) -> Bounded:
-    """Return the hours of a row divided by the run's, or steps if step times are not known."""
+    """Return the hours of a row divided by the run's, or the steps if hours are not shown."""
     ratio = steps_ratio(p, row.batch_size)
     own_seconds = own_row(p).seconds_per_step.value
     return ratio * row.seconds_per_step * (1 / own_seconds) if timed(p) else ratio
+
+
+def timed_rows(p: PredictionRecord) -> list[PredictedRow]:
+    """Return the rows on the run's own devices whose step time was timed, by rising batch size."""
+    return [row for row in p.rows_for(p.own_devices) if row.basis == "timed"]
+
+
+def fastest_timed(p: PredictionRecord) -> PredictedRow | None:
+    """Return the row with the fewest hours of those that were timed; None if only one was."""
+    rows = timed_rows(p)
+    return fastest_row(rows, p.law) if len(rows) > 1 else None
+
+
+def on_devices(p: PredictionRecord) -> str:
+    """Return the devices of the run in words."""
+    return "this device" if p.own_devices == 1 else f"these {p.own_devices} devices"
 
 
 def measuring(p: PredictionRecord) -> tuple[float, float] | None:
@@ -92,8 +108,8 @@ def measuring(p: PredictionRecord) -> tuple[float, float] | None:
     return steps, cost / (float(p.run.steps.sum()) + cost)
 
 
-def on_twice_the_devices(p: PredictionRecord) -> Doubling:
-    """Put the run on twice its devices: twice the batch size, the same plan for each device.
+def row_on(p: PredictionRecord, devices: int) -> PredictedRow:
+    """Return the row of a number of devices, each with the same plan as in the run.
 
     A batch size that is the mean of several becomes one of equal micro-batches of whole examples.
     """
@@ -102,7 +118,23 @@ def on_twice_the_devices(p: PredictionRecord) -> Doubling:
         each = most * round(each / most)
     elif each % 1:
         each = max(1.0, round(each))
-    row = row_at(p, each * 2 * p.own_devices, 2 * p.own_devices)
+    return row_at(p, each * devices, devices)
+
+
+def on_many_devices(p: PredictionRecord) -> PredictedRow:
+    """Return the row of the most devices whose batch size is at most the critical one.
+
+    Each device has the same plan as in the run. If the batch size is above the critical one on all
+    numbers of devices beyond the run's, return the row of the smallest of these numbers.
+    """
+    more = [row_on(p, devices) for devices in device_counts(p) if devices > p.own_devices]
+    useful = [row for row in more if row.batch_size <= critical_or_least(p)]
+    return useful[-1] if useful else more[0]
+
+
+def on_twice_the_devices(p: PredictionRecord) -> Doubling:
+    """Put the run on twice its devices: twice the batch size, the same plan for each device."""
+    row = row_on(p, 2 * p.own_devices)
     time = time_ratio(p, row)
     return Doubling(row, time, time * 2.0)
 
@@ -131,15 +163,6 @@ def plan(row: PredictedRow, cross: str = "x") -> str:
     """Return how the devices share a batch: device batch x accumulation x devices."""
     shares = (count(row.device_batch_size), count(row.accumulation), count(row.devices))
     return f" {cross} ".join(shares)
-
-
-def share_text(row: PredictedRow) -> str:
-    """Return in words how the devices share a batch; "" if one device takes it at once."""
-    each = f"{count(row.device_batch_size)} on each device" if row.devices > 1 else ""
-    if row.accumulation == 1:
-        return each and f" ({each})"
-    several = f"{plural(row.accumulation, 'micro-batch', 'micro-batches')}"
-    return f" ({several} of {each or count(row.device_batch_size)})"
 
 
 def batch_on_devices(row: PredictedRow) -> str:

@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 
 from noisescale._version import __version__
+from noisescale.prediction.position import noise_scale_now, position_of
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.questions import measuring, on_twice_the_devices, timed
 from noisescale.report.records import fields_of, finite
 
 ROW = (
     *("batch_size", "devices", "device_batch_size", "accumulation", "steps", "examples", "hours"),
-    *("device_hours", "cost", "cost_with_waiting", "extrapolated"),
+    *("device_hours", "cost", "cost_with_waiting", "basis", "extrapolated"),
 )
 HARDWARE = ("max_device_batch_size", "devices_per_node", "price_per_device_hour", "hour_worth")
+POSITION = ("batch_size", "place", "cheap_up_to", "critical", "at_end", "rough")
 SECOND_RUN = ("batch_sizes", "steps", "result", "scatter")
-"""The keys of a row, of the devices and of a second run."""
+"""The keys of a row, of the devices, of a position and of a second run."""
 
 
 def as_dict(p: PredictionRecord) -> dict[str, Any]:
@@ -31,6 +33,10 @@ def as_dict(p: PredictionRecord) -> dict[str, Any]:
     | `resolved` | whether the critical batch size has a value, not only a lower bound |
     | `critical_batch_size` | B_crit = E_min/S_min, with errors of theory and measurement |
     | `critical_batch_size_by_noise_scale` | B_crit by the noise scale, with its own error only |
+    | `noise_scale_now` | the noise scale as it was shown last |
+    | `position` | where the batch size stands against the critical one; up to which batch size \
+      the examples are at most 1.2 times the run's; the critical batch size that both rest on, \
+      whether it is of the run's end, and whether its bounds are a rough range |
     | `recommended` | one of `rows`: the best on the run's devices, or the cheapest |
     | `on_more_devices` | one of `rows`: the most devices that pay off; None if none do |
     | `twice_the_devices` | batch size, devices; time and compute as ratios to the run's own |
@@ -52,6 +58,8 @@ def as_dict(p: PredictionRecord) -> dict[str, Any]:
             "version": __version__,
             **fields_of(p, "unit", "confidence", "resolved", "critical_batch_size"),
             **fields_of(p, "critical_batch_size_by_noise_scale"),
+            "noise_scale_now": noise_scale_now(p.history),
+            "position": fields_of(position_of(p), *POSITION),
             "recommended": fields_of(p.recommended, *ROW),
             "on_more_devices": fields_of(p.on_more_devices, *ROW) if p.on_more_devices else None,
             "twice_the_devices": {

@@ -9,18 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from noisescale.bounded import Bounded
+from noisescale.prediction.position import noise_scale_now, position_of
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.questions import batch_on_devices, own_batch_size
+from noisescale.prediction.questions import own_batch_size
 from noisescale.prediction.records import as_dict
 from noisescale.refusal import UNUSABLE, word_for
 from noisescale.report.answer import Answer
 from noisescale.report.document import Cell, Document, Line, Table, cell_of
 from noisescale.report.numbers import count, plural
 
-HEADINGS = ("run", "steps", "batch size", "devices", "last noise scale", "critical batch size")
+HEADINGS = ("run", "steps", "batch size", "devices", "noise scale now", "critical batch size")
 
 
 class PredictedRun(NamedTuple):
@@ -102,7 +100,7 @@ def compare_predictions(
         runs: The name of each run, what is predicted from it, and if nothing is, why in a word.
     """
     lines = [Line([Cell(name), *_cells(found, word)], []) for name, found, word in runs]
-    return Table(title, [*HEADINGS, "recommended"], lines, [])
+    return Table(title, [*HEADINGS, "cheap up to"], lines, [])
 
 
 def _as_dict(each: PredictedRun) -> dict[str, Any]:
@@ -117,14 +115,12 @@ def _as_dict(each: PredictedRun) -> dict[str, Any]:
 def _cells(p: PredictionRecord | None, word: str) -> list[Cell]:
     if p is None:
         return [*(Cell("") for _ in HEADINGS[1:]), Cell(word)]
-    columns = ("noise_scale", "low", "high")
-    last = Bounded(*(float(np.asarray(p.history[name])[-1]) for name in columns))
-    at_least = "" if p.resolved else ">= "
+    position = position_of(p)
     return [
         Cell(count(float(p.run.steps.sum()))),
         Cell(count(own_batch_size(p))),
         Cell(count(p.own_devices)),
-        cell_of(last),
+        cell_of(noise_scale_now(p.history)),
         cell_of(p.critical_batch_size),
-        Cell(f"{at_least}{batch_on_devices(p.recommended)}"),
+        cell_of(position.cheap_up_to) if position.place != "above" else Cell("above critical"),
     ]

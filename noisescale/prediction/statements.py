@@ -1,161 +1,173 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a prediction advises, how sure that is, and what measuring cost."""
+"""What a prediction says below its headline: time, more devices, how sure it is."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-import numpy as np
-
 from noisescale.bounded import Bounded
 from noisescale.history.optimizers import has_decayed
-from noisescale.prediction.costing import PredictedRow, best_row_on, candidate_rows
+from noisescale.prediction.position import Position, noise_scale_now
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.questions import (
+    batch_on_devices,
     device_counts,
+    fastest_timed,
     measuring,
-    on_twice_the_devices,
+    on_devices,
+    on_many_devices,
     own_batch_size,
-    same,
-    share_text,
+    steps_ratio,
     time_ratio,
-    timed,
+    timed_rows,
 )
 from noisescale.prediction.second_run import advice_on
-from noisescale.report.document import Basis, Statement
+from noisescale.report.document import Statement, Verdict
 from noisescale.report.numbers import count, number, plural, two_digits, with_bounds
 
 CRITICAL = "Critical batch size"
+NOW = "Noise scale now"
 
 
-def advice_of(p: PredictionRecord) -> Iterator[Statement]:
-    """Yield the advice for the run's devices, then for more devices."""
-    best, more, twice = p.recommended, p.on_more_devices, on_twice_the_devices(p).row
-    at_least = "" if p.resolved else " or more"
-    here = _best_here(p)
-
-    def size(row: PredictedRow) -> str:
-        return f"a batch of {count(row.batch_size)}{at_least} {p.unit}{share_text(row)}"
-
-    def statement(label: str, what: str, row: PredictedRow) -> Statement:
-        return Statement(label, what, bounds=time_ratio(p, row), basis=_basis(p, row))
-
-    if here is not None:
-        what = f"{size(here)} is the {'fastest' if timed(p) else 'best'}: "
-        what += "as in this run" if here.batch_size == p.own_batch_size else _against_run(p, here)
-        if timed(p) and time_ratio(p, here).high > 1 and p.hardware.step_time_assumed(here):
-            what += ". Step times are assumed: `noisescale profile` measures them"
-        yield statement(f"On {_device_words(p)}", what, here)
-    costed = best.cost_with_waiting.known
-    shown = [here]
-    if here is None or costed:
-        shown.append(best)
-        what = f"{plural(best.devices, 'device')}, {size(best)}: {_against_run(p, best)}"
-        if best == here:
-            what = f"the same, on {_device_words(p)}"
-        yield statement("Cheapest with waiting" if costed else "Best of your choices", what, best)
-    elif more is not None:
-        shown.append(more)
-        what = f"up to {count(more.devices)} pay off, with {size(more)}: {_against_run(p, more)}"
-        yield statement("More devices", what, more)
-    elif max(device_counts(p)) > p.own_devices:
-        said = "do not pay off: the compute grows by more than the time shrinks"
-        if not p.resolved:
-            said = "may or may not pay off: the critical batch size is not resolved"
-        yield Statement("More devices", said)
-    if not any(row is not None and same(row, twice) for row in shown):
-        on = plural(twice.devices, "device")
-        what = f"{on}, {size(twice)}: {_against_run(p, twice)}"
-        yield statement("Twice the devices", what, twice)
+def statements_of(p: PredictionRecord, position: Position) -> Iterator[Statement]:
+    """Yield the answers in reading order."""
+    yield time_here(p)
+    if p.hardware.price_per_device_hour is not None and p.hardware.hour_worth is not None:
+        yield _cheapest(p)
+    if max(device_counts(p)) > p.own_devices:
+        yield more_devices(p)
+    yield from noise_scales_of(p)
+    yield _how_sure(p, position)
+    result = "the result that this run has reached so far" if p.under_way else "this run's result"
+    yield Statement("Holds for", f"{result}, at the best learning rate of each batch size")
 
 
-def certainty_of(p: PredictionRecord) -> Statement:
-    """State the critical batch size with its bounds, and the parts of these bounds."""
-    by_noise_scale = p.critical_batch_size_by_noise_scale
-    interval = f"{100 * p.confidence:g} % interval"
-
-    def statement(band: Bounded, what: str, *parts: Statement) -> Statement:
+def time_here(p: PredictionRecord) -> Statement:
+    """State which batch size is the fastest on the run's devices, if several were timed."""
+    here = on_devices(p)
+    sizes = [count(row.batch_size) for row in timed_rows(p)]
+    own = count(own_batch_size(p))
+    if (best := fastest_timed(p)) is None:
+        known = f"only {own} was timed" if sizes else "no step was timed"
         return Statement(
-            CRITICAL, _critical_text(p, band, what), band, basis="measured", parts=parts
+            "Time",
+            f"unknown at other batch sizes: {known}. A larger batch may not fit on {here}, or may"
+            " not be faster",
+            verdict="unknown",
         )
+    timed = f"of {', '.join(sizes)}, as timed"
+    ratio = time_ratio(p, best)
+    if best.batch_size == p.own_batch_size:
+        what = f"on {here} the run's own batch size, {own}, is the fastest {timed}"
+        others = [time_ratio(p, row) for row in timed_rows(p) if row is not best]
+        sure = all(other.low > 1 for other in others)
+        return Statement("Time", what, ratio, "yes" if sure else "probably", "timed")
+    verdict = verdict_on(ratio)
+    how = "is" if verdict == "yes" else "is probably"
+    what = f"on {here} {count(best.batch_size)} {how} the fastest {timed}: {_times(ratio)} the time"
+    if verdict == "unknown":
+        what = f"on {here} no batch size is surely faster than this run, {timed}"
+    return Statement("Time", what, ratio, verdict, "timed")
 
-    in_run = Statement(
-        "by the noise scale", _critical_text(p, by_noise_scale, interval), by_noise_scale
+
+def more_devices(p: PredictionRecord) -> Statement:
+    """State what several times the devices, each with the same batch, save."""
+    row = on_many_devices(p)
+    each = count(row.batch_size / row.devices)
+    label = "More devices"
+    plan = f"{plural(row.devices, 'device')} with {each} each, a batch of {count(row.batch_size)}"
+    by = row.devices / p.own_devices
+    if row.basis == "timed":
+        ratio = time_ratio(p, row)
+        verdict = verdict_on(ratio)
+        pays = {"yes": "", "probably": "probably ", "unknown": "perhaps "}[verdict]
+        cost = f"{_times(ratio * by)} the device-time"
+        return Statement(
+            label, f"{plan}: {pays}{_times(ratio)} the time for {cost}", ratio, verdict, "timed"
+        )
+    ratio = steps_ratio(p, row.batch_size)
+    return Statement(
+        label,
+        f"{plan}: {_times(ratio)} the steps and {_times(ratio * by)} the {p.unit}. The time is"
+        " unknown: no step on so many devices was timed",
+        ratio,
+        "unknown",
+        "assumed",
     )
-    if p.second_run is not None:
-        of = Statement("from", "two runs, each assumed to have its best learning rate")
-        return statement(p.critical_batch_size, interval, of, in_run)
-    if not p.calibration.is_theory:
-        return statement(p.critical_batch_size, interval, in_run)
+
+
+def noise_scales_of(p: PredictionRecord) -> Iterator[Statement]:
+    """Yield the noise scale now and the critical batch size of the run, each with its bounds."""
+    now = noise_scale_now(p.history)
+    interval = f"{100 * p.confidence:g} % interval"
+    if now.known:
+        what = _with_unit(p, now, interval)
+        if (found := measuring(p)) is not None:
+            steps, share = found
+            of = f"{count(steps)} of {count(p.run.steps.sum())} steps"
+            what += f", from {of} (about {100 * share:.1f} % of the time)"
+        yield Statement(NOW, what, now, basis="measured")
+    yield critical_batch_size(p)
+
+
+def critical_batch_size(p: PredictionRecord) -> Statement:
+    """State the critical batch size of the run with its bounds."""
+    band = p.critical_batch_size
+    known = p.second_run is not None or not p.calibration.is_theory
+    exact = p.calibration.kappa.low == p.calibration.kappa.high
+    what = f"{100 * p.confidence:g} % interval" if known or exact else "with the theory's error"
+    return Statement(
+        CRITICAL, f"{_with_unit(p, band, what)}, of the whole run", band, basis="measured"
+    )
+
+
+def verdict_on(ratio: Bounded) -> Verdict:
+    """Return how sure it is that something takes less time, from the bounds of the ratio."""
+    if ratio.high < 1:
+        return "yes"
+    return "probably" if ratio.value < 1 else "unknown"
+
+
+def _cheapest(p: PredictionRecord) -> Statement:
+    best = p.recommended
+    where = batch_on_devices(best)
+    ratio = time_ratio(p, best)
+    what = f"{where}: {_times(ratio)} the time and"
+    what += f" {_times(ratio * (best.devices / p.own_devices))} the device-time of this run"
+    if best.basis != "timed":
+        what += ". The step time is assumed"
+    return Statement("Cheapest with waiting", what, ratio, verdict_on(ratio), best.basis)
+
+
+def _how_sure(p: PredictionRecord, position: Position) -> Statement:
+    """State what the bounds rest on, and what would narrow them."""
     band = p.calibration.kappa
+    if p.second_run is not None:
+        what = "by two runs, each assumed to have its best learning rate"
+        return Statement("How sure", what, p.critical_batch_size, basis="measured")
+    if not p.calibration.is_theory:
+        return Statement("How sure", p.calibration.source, p.critical_batch_size, basis="measured")
     if band.low == band.high:
-        unknown = "has an error that depends on the optimizer, which was not recorded"
-        return statement(by_noise_scale, interval, Statement("theory", unknown))
+        what = "the theory's error depends on the optimizer, which was not recorded"
+        return Statement("How sure", what, basis="assumed")
     kind = getattr(p.history, "optimizer", None)
     of_kind = "this optimizer" if kind is None else kind.title
     of_kind += " at a falling learning rate" if has_decayed(p.history) else ""
-    return statement(
-        p.critical_batch_size,
-        "with the theory's error",
-        Statement("measured", in_run.sentence + _at_the_end(p), by_noise_scale),
-        Statement(
-            "theory",
-            f"with {of_kind} B_crit was {band.low:g} to {band.high:g} x the noise scale",
-            band,
-        ),
-        Statement("more certainty", advice_on(own_batch_size(p), p.critical_batch_size.value)),
-    )
-
-
-def cost_of_measuring(p: PredictionRecord) -> Iterator[Statement]:
-    """Yield the share of the run's time that measuring took, if it was recorded."""
-    if (found := measuring(p)) is not None:
-        steps, share = found
-        of = f"{count(steps)} of {count(p.run.steps.sum())} steps"
-        yield Statement("Measuring took", f"about {100 * share:.1f} % of the run's time ({of})")
-
-
-def _basis(p: PredictionRecord, row: PredictedRow) -> Basis:
-    if not timed(p):
-        return "measured"
-    return "assumed" if "step time" in row.extrapolated else "timed"
-
-
-def _best_here(p: PredictionRecord) -> PredictedRow | None:
-    """Return the best row on the run's own devices, if there are rows for them."""
-    return best_row_on(p.own_devices, candidate_rows(p.rows, p.law, p.own_batch_size), p.law)
-
-
-def _against_run(p: PredictionRecord, row: PredictedRow) -> str:
-    time, compute = ("time", "compute") if timed(p) else ("steps", p.unit)
-    ratio = time_ratio(p, row)
-    if timed(p) and row.devices == p.own_devices:
-        return f"{_times(ratio)} the time and the compute of this run"
-    by = row.devices / p.own_devices if timed(p) else row.batch_size / own_batch_size(p)
-    return f"{_times(ratio)} the {time} and {_times(ratio * by)} the {compute} of this run"
+    was = f"was {band.low:g} to {band.high:g} x the noise scale in {p.calibration.found_in}"
+    what = f"with {of_kind} the critical batch size {was}"
+    if position.resolved:
+        what += f". {advice_on(own_batch_size(p), position.critical.value)}"
+    return Statement("How sure", what, band, basis="assumed")
 
 
 def _times(ratio: Bounded) -> str:
-    """Write a ratio with its bounds: '0.65 x (0.51 to 1.1 x)'."""
+    """Write a ratio with its bounds: '0.65 (0.51 to 1.1) x'."""
     return f"{with_bounds(ratio, two_digits)} x"
 
 
-def _device_words(p: PredictionRecord) -> str:
-    return "this device" if p.own_devices == 1 else f"these {p.own_devices} devices"
-
-
-def _at_the_end(p: PredictionRecord) -> str:
-    """Return a remark on the last value of the progress bar. It is not the run's noise scale."""
-    logged = np.asarray(p.history.get("noise_scale", ()), dtype=np.float64)
-    high = np.asarray(p.history.get("high", ()), dtype=np.float64)
-    if not (len(logged) and np.isfinite(logged[-1]) and np.isfinite(high[-1])):
-        return ""
-    return f" over the run. The progress bar shows the noise scale at its end, {number(logged[-1])}"
-
-
-def _critical_text(p: PredictionRecord, band: Bounded, what: str) -> str:
-    """Write a critical batch size with its bounds."""
+def _with_unit(p: PredictionRecord, band: Bounded, what: str) -> str:
+    """Write a batch size with its bounds."""
     if not math.isfinite(band.value):
         if math.isfinite(band.high):
             return f"{number(band.low)} to {number(band.high)} {p.unit}, not resolved further"

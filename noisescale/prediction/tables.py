@@ -3,24 +3,41 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from noisescale.bounded import Bounded
 from noisescale.prediction.costing import PredictedRow
+from noisescale.prediction.position import Position
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.questions import (
     device_counts,
+    fastest_timed,
     own_batch_size,
+    own_row,
     plan,
+    priced,
     row_at,
     same,
     time_ratio,
     timed,
 )
-from noisescale.report.document import Line, Table, cell_of
-from noisescale.report.numbers import count, duration_for, inverse, plural
+from noisescale.report.document import Cell, Line, Table, cell_of
+from noisescale.report.numbers import (
+    bounds,
+    count,
+    duration_for,
+    inverse,
+    middle,
+    plural,
+    rough,
+    two_digits,
+    value_from_bounds,
+)
 
-STARRED = "* extrapolated: the batch size is far from the run's, or the step time was not measured."
+STARRED = "* extrapolated: the batch size is far from the run's."
+MOST_DOUBLINGS = 3
+"""Doublings from the run's batch size to the farthest one of the summary: beyond is far off."""
 
 
 Column = tuple[str, Callable[[PredictedRow], Bounded | str]]
@@ -38,6 +55,56 @@ PLANS: tuple[Column, ...] = (
 )
 
 
+def summary_of(p: PredictionRecord, position: Position) -> Table:
+    """Return three to five batch sizes: steps and examples relative to the run's, and times."""
+    headings = ["batch size", "steps", p.unit, "time"]
+    lines = [_summary_line(p, position, size) for size in _summary_sizes(p, position)]
+    return Table("", headings, lines)
+
+
+def _summary_sizes(p: PredictionRecord, position: Position) -> list[float]:
+    """Return the run's batch size, and doublings or halvings of it up to where saving ends."""
+    own, critical = position.batch_size, position.critical
+    goal = critical.value if position.resolved else critical.low
+    far = round(math.log2(goal / own)) if 0 < goal < math.inf else 0
+    far = max(-MOST_DOUBLINGS, min(far, MOST_DOUBLINGS))
+    if position.place in ("above", "probably above"):
+        powers = {1, 0, -1, far // 2, min(far, -1)}
+    elif position.place == "near":
+        powers = {-1, 0, 1}
+    else:
+        cheap = round(math.log2(position.cheap_up_to.low / own))
+        powers = {0, 1, max(1, min(cheap, MOST_DOUBLINGS)), max(far, 2)}
+    return [size for power in sorted(powers) if (size := own * 2.0**power) >= p.own_devices]
+
+
+def _summary_line(p: PredictionRecord, position: Position, size: float) -> Line:
+    row = row_at(p, size, p.own_devices)
+    if size == position.batch_size:
+        own = own_row(p)
+        hours = own.hours
+        took = "not timed"
+        if hours.known:
+            unit = duration_for([hours])
+            took = f"{unit(middle(hours))} {unit.name}, timed"
+        steps, examples = float(p.run.steps.sum()), float((p.run.steps * p.run.batch_size).sum())
+        cells = [count(size), count(steps), rough(examples), took]
+        return Line([*map(Cell, cells)], ["this run"])
+    steps_to, examples_to = position.steps(size), position.examples(size)
+    timed = row.basis == "timed"
+    time = _ratio(steps_to * row.seconds_per_step * (1 / own_row(p).seconds_per_step.value))
+    last = time if timed else Cell("not timed")
+    return Line([Cell(count(size)), _ratio(steps_to), _ratio(examples_to), last])
+
+
+def _ratio(band: Bounded) -> Cell:
+    band = value_from_bounds(band)
+    around = bounds(band, two_digits).replace(" to ", "–")
+    if not math.isfinite(band.value):
+        return Cell(f"{around} x")
+    return Cell(f"{two_digits(band.value)} x", around)
+
+
 def tables_of(p: PredictionRecord) -> list[Table]:
     """Return the table of batch sizes and, with several numbers of devices, a table of devices."""
     found = [_batch_sizes(p)]
@@ -52,14 +119,14 @@ def _batch_sizes(p: PredictionRecord) -> Table:
     whose = plural(devices, "device")
     if devices == p.own_devices:
         whose = f"the run's own {whose if devices > 1 else 'device'}"
-    columns = [BATCH_SIZE, STEPS, (p.unit, lambda row: row.examples), *_hours(rows)]
+    columns = [BATCH_SIZE, STEPS, (p.unit, lambda row: row.examples), *_hours(p, rows)]
     return _table(p, f"On {whose}", rows, columns)
 
 
 def _devices(p: PredictionRecord) -> Table:
     """Return the table of the best rows for each number of devices."""
     rows = [p.best_for(devices) for devices in device_counts(p)]
-    hours, *compute = _hours(rows)
+    hours, *compute = _hours(p, rows)
     columns = [*PLANS, STEPS, hours, _speed_up(p), *compute]
     note = "plan: device batch x accumulation x devices. speed-up: in time, relative to this run."
     return _table(p, "More devices, at the best batch size of each", rows, columns, note)
@@ -86,16 +153,19 @@ def _table(
     return Table(title, [heading for heading, _ in columns], lines, [*notes, *starred], detail=True)
 
 
-def _hours(rows: Sequence[PredictedRow]) -> list[Column]:
-    """Return the columns of hours, device-hours and cost, as far as they are known."""
+def _hours(p: PredictionRecord, rows: Sequence[PredictedRow]) -> list[Column]:
+    """Return the columns of hours, device-hours and cost, and whether a step was timed."""
     unit = duration_for(row.hours for row in rows)
+    if not timed(p):
+        return []
     found: list[tuple[str, Callable[[PredictedRow], Bounded]]] = [
         (unit.name, lambda row: unit.convert(row.hours)),
         (f"device-{unit.name}", lambda row: unit.convert(row.device_hours)),
         ("cost", lambda row: row.cost),
         ("cost with waiting", lambda row: row.cost_with_waiting),
     ]
-    return [(heading, of) for heading, of in found if any(of(row).known for row in rows)]
+    known: list[Column] = [(name, of) for name, of in found if any(of(row).known for row in rows)]
+    return [*known, ("step time", lambda row: row.basis or "")]
 
 
 def _speed_up(p: PredictionRecord) -> Column:
@@ -104,5 +174,6 @@ def _speed_up(p: PredictionRecord) -> Column:
 
 def _marks(p: PredictionRecord, row: PredictedRow) -> list[str]:
     own = row.batch_size == p.own_batch_size and row.devices == p.own_devices
-    found = [(own, "this run"), (same(row, p.recommended), "recommended")]
+    best = same(row, p.recommended) and (priced(p) or fastest_timed(p) is not None)
+    found = [(own, "this run"), (best, "recommended")]
     return [mark for marked, mark in found if marked]

@@ -35,11 +35,7 @@ def warnings_about(
     if second is not None:
         found += second.doubts
     elif not math.isfinite(critical.value):
-        found.append(
-            "The noise scale was not resolved in this run: the critical batch size is at"
-            f" least {critical.low:.3g} {unit}, and steps and hours are bounds. Train longer, or at"
-            " a larger batch size."
-        )
+        found.append(_why_not_resolved(history, run, critical.low, unit))
     else:
         unresolved = float(1 - (run.steps * run.resolved).sum() / run.steps.sum())
         if unresolved > MANY_UNRESOLVED:
@@ -81,10 +77,10 @@ def warnings_about(
             " run's own: batch sizes around it are not shown. So far off, a learning rate at which"
             " the law holds may not exist. Measure a run at a nearer batch size."
         )
-    if "step time" in recommended.extrapolated:
+    if recommended.cost.known and recommended.basis != "timed":
         found.append(
             f"The hours of the recommended batch size on {_devices(recommended.devices)} are"
-            " extrapolated: no such configuration was timed. Time it with `noisescale profile`."
+            " assumed: no such configuration was timed. Time it with `noisescale profile`."
         )
     return tuple(found)
 
@@ -135,6 +131,19 @@ def assumptions_of(
     if math.isinf(hardware.devices_per_node):
         found.append("All devices are assumed to be in one node.")
     return (*found, *hardware.step_time.assumptions)
+
+
+def _why_not_resolved(history: Mapping[str, Array], run: Segments, least: float, unit: str) -> str:
+    """Return why the critical batch size has a lower bound alone, and what helps."""
+    batch = float((run.steps * run.batch_size).sum() / run.steps.sum())
+    steps = float(history["measured_steps"][-1]) if "measured_steps" in history else math.nan
+    measured = f"{steps:,.0f} measured steps" if math.isfinite(steps) else "the measured steps"
+    return (
+        f"The critical batch size of the whole run is not resolved: it is at least {least:.3g}"
+        f" {unit}. At batch size {batch:,.4g}, {measured} do not tell the mean gradient from its"
+        " noise. A longer run may not help: the mean gradient shrinks while a model trains. Measure"
+        " more of the steps (`every_n_steps=1`), or train at a larger batch size."
+    )
 
 
 def _list_sizes(sizes: Sequence[float]) -> str:

@@ -14,8 +14,10 @@ from rich.text import Text
 from noisescale.bounded import Bounded
 from noisescale.history.following import FollowedRun
 from noisescale.history.history import History
+from noisescale.prediction.headline import headline_of
+from noisescale.prediction.position import position_of
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.statements import advice_of, certainty_of
+from noisescale.prediction.statements import NOW, critical_batch_size
 from noisescale.printable import printable
 from noisescale.report.document import Statement
 from noisescale.report.numbers import bounds, count, number, plural
@@ -49,8 +51,9 @@ def state_of(
         return Group(_title(run), Text(_waiting(run)).append(note and f" {note}", style="dim"))
     said = [*_state(history)]
     if isinstance(found, PredictionRecord):
-        certain = replace(certainty_of(found), parts=())
-        said += [Statement("", ""), certain, *advice_of(found)]
+        position = position_of(found)
+        so_far = headline_of(replace(found, under_way=False), position)
+        said += [Statement("", ""), Statement("So far", so_far), critical_batch_size(found)]
     elif found is not None:
         said += [Statement("", ""), Statement("Prediction", f"not possible yet: {found}")]
     age = _age(run, history, now)
@@ -90,7 +93,7 @@ def _state(history: History) -> Iterator[Statement]:
     yield Statement("Batch size", size)
     course = _course(history)
     parts = [] if course is None else [Statement("so far", course)]
-    yield Statement("Noise scale", _noise_scale(last, unit, history.confidence), parts=parts)
+    yield Statement(NOW, _noise_scale(last, unit, history.confidence), parts=parts)
     if math.isfinite(seconds := last["seconds_per_step"]):
         said = f"{number(seconds)} s" if seconds >= 1 else f"{number(1e3 * seconds)} ms"
         yield Statement("Step time", said)

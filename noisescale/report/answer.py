@@ -28,8 +28,13 @@ class Answer(ABC):
         """Return everything in builtins; None is unknown or unbounded."""
 
     def to_json(self) -> str:
-        """Return `to_dict` as JSON by RFC 8259, without NaN and infinity."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False, ensure_ascii=False)
+        """Return `to_dict` as JSON by RFC 8259, without NaN and infinity.
+
+        Under the key `answer` it also has what the document says: headline, status, and statements
+        with their bounds, verdict and basis.
+        """
+        found = {"answer": self.document().to_dict(), **self.to_dict()}
+        return json.dumps(found, indent=2, allow_nan=False, ensure_ascii=False)
 
     def to_text(self, width: int = 100, *, details: bool = False) -> str:
         """Return the answer as a terminal shows it, without colours.

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from noisescale.bounded import Bounded
 from noisescale.report.numbers import number, rough, value_from_bounds
+from noisescale.report.records import fields_of, finite
 
 Status = Literal["under way", "done"]
 Verdict = Literal["yes", "probably", "unknown"]
@@ -86,6 +87,8 @@ class Document:
     headline: str
     """The answer in one or two sentences."""
     answers: Sequence[Statement]
+    summary: Table | None = None
+    """Three to five rows that stand below the headline, each in a line of its own."""
     tables: Sequence[Table] = ()
     figures: Callable[[], Sequence[Figure]] = field(default=tuple)
     """Draw the figures. Only a page needs them, and plotly with them."""
@@ -98,6 +101,18 @@ class Document:
     """Files that were written, each with what it is: "Report: a.html"."""
     next: Sequence[str] = ()
     """What to do next: sentences that end with a command."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return headline, status, statements, doubts and next steps in builtins."""
+        said = {"answers": [*map(_as_dict, self.answers)]}
+        kept = fields_of(self, "headline", "status", "doubts", "next")
+        found: dict[str, Any] = finite({**kept, **said})
+        return found
+
+
+def _as_dict(one: Statement) -> dict[str, Any]:
+    parts = {"parts": [*map(_as_dict, one.parts)]} if one.parts else {}
+    return fields_of(one, "label", "sentence", "bounds", "verdict", "basis") | parts
 
 
 def cell_of(found: Bounded | str) -> Cell:

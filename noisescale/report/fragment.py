@@ -15,16 +15,20 @@ _LEFT = 'style="text-align: left; white-space: normal"'
 def fragment_of(document: Document) -> str:
     """Return HTML without styles of its own, so that it suits light and dark notebooks.
 
-    It has the headline, the answers, the doubts and the tables that are no details; the first
-    table in any case.
+    It has the headline, the summary, the answers, the doubts and the tables that are no details;
+    without a summary the first table in any case.
     """
     answers = "".join(_statements(document.answers))
-    shown = [table for k, table in enumerate(document.tables) if not (k and table.detail)]
+    summary = document.summary
+    first = _table(summary) if summary else ""
+    least = 0 if summary else 1
+    shown = [table for k, table in enumerate(document.tables) if k < least or not table.detail]
     doubts = "".join(f"<p><b>Warning:</b> {escape(doubt)}</p>" for doubt in document.doubts)
     after = "".join(f"<p>{escape(said)}</p>" for said in (*document.next, *document.written))
     return (
         f"<p><b>{escape(document.headline)}</b></p>"
-        f"<table><tbody>{answers}</tbody></table>{doubts}{''.join(map(_table, shown))}{after}"
+        f"{first}<table><tbody>{answers}</tbody></table>{doubts}"
+        f"{''.join(map(_table, shown))}{after}"
     )
 
 
@@ -42,7 +46,7 @@ def _table(table: Table) -> str:
     rows = "".join(map(_row, table.lines))
     notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in table.notes)
     return (
-        f"<table><caption>{escape(table.title)}</caption>"
+        f"<table>{f'<caption>{escape(table.title)}</caption>' if table.title else ''}"
         f"<thead><tr>{headings}</tr></thead><tbody>{rows}</tbody></table>{notes}"
     )
 

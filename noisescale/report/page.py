@@ -32,6 +32,7 @@ def page_html(document: Document) -> str:
         title=escape(document.title),
         heading=escape(document.headline),
         status="" if document.status == "done" else '<p class="notes">Still under way.</p>',
+        summary="" if document.summary is None else _table(document.summary),
         answers="\n".join(["<dl>", *_statements(document.answers), "</dl>"]),
         figures="\n".join(map(_figure, figures)),
         tables="\n".join(map(_table, document.tables)),
@@ -112,7 +113,7 @@ def _table(table: Table) -> str:
     if len(table.lines) > MOST_OPEN:
         summary = f"<summary>Show {len(table.lines):,} lines</summary>"
         grid = f"<details>{summary}\n{grid}</details>\n"
-    return f"<h2>{escape(table.title)}</h2>\n{grid}"
+    return f"<h2>{escape(table.title)}</h2>\n{grid}" if table.title else grid
 
 
 def _line(line: Line) -> str:

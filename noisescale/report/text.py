@@ -27,6 +27,8 @@ def text_of(document: Document, *, details: bool = False, more: str = "") -> Gro
         more: How to get these if they are left out: "add --details".
     """
     found: list[RenderableType] = [Text(printable(document.headline), "bold")]
+    if document.summary is not None:
+        found += [Text(""), Compact(document.summary)]
     if document.answers:
         found += [Text(""), statements_of(document.answers)]
     left_out = [table for table in document.tables if table.detail and not details]
@@ -36,7 +38,8 @@ def text_of(document: Document, *, details: bool = False, more: str = "") -> Gro
     if details and document.assumptions:
         found += bullets("Assumptions", document.assumptions, "- ")
     if document.next:
-        found += [Text(""), *map(_whole, document.next)]
+        lines = [line for step in document.next for line in step.split("\n")]
+        found += [Text(""), *map(_whole, lines)]
     if document.written:
         found += [Text(""), *map(_whole, document.written)]
     if more and not details and (left_out or document.assumptions):
@@ -90,6 +93,44 @@ def pairs(lines: Iterable[tuple[str, str]]) -> Grid:
     return grid
 
 
+class Compact:
+    """A small table without a title: a line for each row, its bounds in parentheses.
+
+    In a terminal that is too narrow, bounds and marks are in lines of their own.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the compact layout if it fits."""
+        lines = [[*map(printable, self.table.headings)]]
+        for line in self.table.lines:
+            lines.append([*map(_in_a_line, line.cells)])
+            if line.marks:
+                lines[-1][1] += f", {', '.join(map(printable, line.marks))}"
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        gap = min(3, (options.max_width - sum(widths)) // (len(widths) - 1))
+        if gap < 1:
+            yield Section(self.table)
+            return
+        grid = Grid.grid(padding=(0, gap, 0, 0), pad_edge=False)
+        for place in range(len(widths)):
+            grid.add_column(justify="left" if place else "right", no_wrap=True)
+        for k, cells in enumerate(lines):
+            bold = k and self.table.lines[k - 1].marks
+            grid.add_row(
+                *(Text(cell, "dim" if not k else "bold" if bold else "") for cell in cells)
+            )
+        yield grid
+        yield from (Text(printable(note), style="dim") for note in self.table.notes)
+
+
+def _in_a_line(cell: Cell) -> str:
+    around = f" ({cell.bounds.replace('–', ' to ')})" if cell.bounds else ""
+    return printable(f"{cell.text}{around}")
+
+
 class Section:
     """A table under its title. Bounds and marks are in a second, dim line of each row.
 
@@ -101,8 +142,9 @@ class Section:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the widest layout that fits."""
-        yield Text("")
-        yield Text(printable(self.table.title), style="bold")
+        if self.table.title:
+            yield Text("")
+            yield Text(printable(self.table.title), style="bold")
         for gap, dash in ((2, "–"), (1, "–"), (2, "–\n"), (1, "–\n")):
             columns = self._columns(dash)
             if sum(map(_width, columns)) + gap * (len(columns) - 1) <= options.max_width:

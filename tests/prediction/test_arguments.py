@@ -11,6 +11,7 @@ from reported_runs import history
 
 from noisescale import History, Prediction, predict
 from noisescale.refusal import TypeRefusal
+from noisescale.step_time import StepTiming, fit_step_time
 
 STEP = np.arange(20.0, 1001, 20)
 
@@ -83,22 +84,28 @@ def test_the_ladder_stays_near_the_run_however_large_a_noise_scale_is_read(
     assert said in " ".join(prediction.warnings)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("batch_size", [4, 64, 1024])
 @pytest.mark.parametrize("noise_scale", [3, 100, 3000, 30000])
-def test_no_recommendation_is_dominated(
-    noise_scale: float, batch_size: float, devices: int
-) -> None:
-    p = predicted(batch_size, noise_scale=noise_scale, devices=[devices, 2 * devices, 8 * devices])
+def test_more_devices_are_never_dominated(noise_scale: float, batch_size: float) -> None:
+    p = predicted(batch_size, noise_scale=noise_scale, devices=[2, 4, 16])
 
-    for best in filter(None, (p.recommended, p.on_more_devices)):
+    if (best := p.on_more_devices) is not None:
         assert not any(
             row.hours.value < 0.999 * best.hours.value
             and row.device_hours.value < 0.999 * best.device_hours.value
             for row in p.rows
         )
-    fewest = min(row.hours.value for row in p.rows if row.devices <= 2)
-    assert p.recommended.hours.value == fewest
+
+
+@pytest.mark.parametrize("noise_scale", [3, 100, 3000])
+def test_the_fastest_of_the_timed_batch_sizes_is_recommended(noise_scale: float) -> None:
+    timings = [StepTiming(size, 1, 2, 1, 0.01 + size / 1000) for size in (8, 32, 128)]
+    p = predicted(noise_scale=noise_scale, devices=[2], step_times=fit_step_time(timings))
+
+    timed = [row for row in p.rows if row.basis == "timed"]
+
+    assert len(timed) > 1
+    assert p.recommended.hours.value == min(row.hours.value for row in timed)
 
 
 def test_endless_batch_sizes_are_refused() -> None:

@@ -108,13 +108,13 @@ def test_without_seconds_the_front_is_examples_against_steps_and_their_least() -
 
 
 def test_run_recommendation_and_critical_batch_size_are_marked() -> None:
-    p = predict(history(seconds=UNTIMED), [64, 128])
+    p = predict(history(seconds=UNTIMED, noise_scale=400.0), [64, 128])
 
     figure = front_figure(p)
 
     assert "this run: 64 on 2 devices" in names(figure)
     assert "recommended: 128 on 2 devices" in names(figure)
-    critical = trace(figure, "critical: 100 (80.0 to 125)")
+    critical = trace(figure, "critical: 400 (320 to 500)")
     assert critical.y[0] == pytest.approx(2 * p.law.middle.min_steps)
 
 

@@ -118,16 +118,22 @@ def test_no_row_is_faster_and_cheaper_than_what_is_recommended() -> None:
         ]
 
 
-def test_without_seconds_the_balanced_batch_goes_to_as_many_devices_as_it_fills() -> None:
-    """B_crit = 192: 128 and 256 cost (1 + 1.5)(1 + 2/3) and (1 + .75)(1 + 4/3) alike, nearly."""
-    untimed = history()
-    untimed["seconds_per_step"] = np.full_like(untimed["step"], math.nan)
+def test_untimed_the_largest_batch_whose_examples_are_few_is_recommended() -> None:
+    """B_crit = 192: at 128 the examples are 320/256 = 1.25 times those at 64, at 64 1.2 at 115."""
+    untimed = history(seconds_per_step=math.nan)
 
-    prediction = predict(untimed)
+    found = [
+        predict(untimed, [32, 64, most, 256], [2]).recommended_batch_size for most in (115, 116)
+    ]
 
-    assert prediction.recommended_batch_size in (128, 256)
-    assert prediction.recommended.devices == 2
-    more = prediction.on_more_devices
+    assert found == [115, 64]
+
+
+def test_more_devices_take_the_balanced_batch_as_far_as_it_fills_them() -> None:
+    untimed = history(seconds_per_step=math.nan)
+
+    more = predict(untimed).on_more_devices
+
     assert more is not None
     assert more.devices * 32 == more.batch_size
     few = predict(untimed, devices=[2, 4, 8], max_device_batch_size=1000)
@@ -188,9 +194,9 @@ def test_what_is_not_resolved_stays_a_bound() -> None:
     assert math.isnan(row.steps.value)
     assert row.steps.low == pytest.approx(250)  # perfect scaling
     assert row.steps.high == pytest.approx(500)
-    assert prediction.warnings[0] == (
-        "The noise scale was not resolved in this run: the critical batch size is at least 128"
-        " examples, and steps and hours are bounds. Train longer, or at a larger batch size."
+    assert prediction.warnings[0].startswith(
+        "The critical batch size of the whole run is not resolved: it is at least 128 examples."
+        " At batch size 64, the measured steps do not tell the mean gradient from its noise."
     )
 
 
@@ -227,13 +233,13 @@ def test_devices_are_in_one_node_unless_a_node_has_fewer() -> None:
     assert assumed not in predict(history(), devices_per_node=2).assumptions
 
 
-def test_hours_of_a_recommendation_that_was_not_timed_are_told() -> None:
-    prediction = predict(history(), batch_sizes=[4], devices=[2])
+def test_prices_of_a_recommendation_that_was_not_timed_have_a_warning() -> None:
+    prediction = predict(history(), batch_sizes=[4], devices=[2], price_per_device_hour=1.0)
 
-    assert prediction.recommended.extrapolated == ("batch size", "step time")
+    assert prediction.recommended.basis == "assumed"
     assert prediction.warnings[-1] == (
-        "The hours of the recommended batch size on 2 devices are extrapolated: no such"
-        " configuration was timed. Time it with `noisescale profile`."
+        "The hours of the recommended batch size on 2 devices are assumed: no such configuration"
+        " was timed. Time it with `noisescale profile`."
     )
 
 

@@ -26,7 +26,12 @@ def strictly(text: str) -> Any:
 def test_json_says_what_the_record_says(unresolved: int, seconds: float) -> None:
     p = predict(history(unresolved=unresolved, seconds=seconds))
 
-    assert strictly(p.to_json()) == p.to_dict()
+    record = strictly(p.to_json())
+    said = record.pop("answer")
+    assert record == p.to_dict()
+    assert said == p.document().to_dict()
+    assert said["headline"] == p.document().headline
+    assert {one["label"]: one["verdict"] for one in said["answers"]}["Time"] == "unknown"
 
 
 def test_keys_are_those_that_are_documented() -> None:
@@ -34,13 +39,14 @@ def test_keys_are_those_that_are_documented() -> None:
 
     assert list(record) == [
         *("version", "unit", "confidence", "resolved", "critical_batch_size"),
-        *("critical_batch_size_by_noise_scale", "recommended", "on_more_devices"),
+        *("critical_batch_size_by_noise_scale", "noise_scale_now", "position"),
+        *("recommended", "on_more_devices"),
         *("twice_the_devices", "rows", "tradeoff", "calibration", "second_run", "run"),
         *("step_time", "warnings", "assumptions"),
     ]
     assert list(record["rows"][0]) == [
         *("batch_size", "devices", "device_batch_size", "accumulation", "steps", "examples"),
-        *("hours", "device_hours", "cost", "cost_with_waiting", "extrapolated"),
+        *("hours", "device_hours", "cost", "cost_with_waiting", "basis", "extrapolated"),
     ]
     assert record["version"] == noisescale.__version__
     assert record["critical_batch_size"] == pytest.approx({"value": 100, "low": 80, "high": 125})
@@ -65,9 +71,9 @@ def test_what_measuring_took_is_told() -> None:
 
     of_run = prediction.to_dict()["run"]
     assert (of_run["measured_steps"], of_run["measuring_share"]) == (rows, 50 / 2050)
-    line = f"about 2.4 % of the run's time ({rows} of 2,000 steps)"
-    assert f"Measuring took {line}" in " ".join(prediction.to_text().split())
-    assert "Measuring took" not in predict(history()).to_text()
+    line = f", from {rows} of 2,000 steps (about 2.4 % of the time)"
+    assert line in " ".join(prediction.to_text().split())
+    assert "% of the time" not in predict(history()).to_text()
 
 
 def test_unknown_and_unbounded_are_null() -> None:

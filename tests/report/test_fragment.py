@@ -40,9 +40,9 @@ def test_a_notebook_shows_the_answers_the_warnings_and_the_batch_sizes() -> None
         assert all(f"{part.label} {part.sentence}" in text for part in one.parts)
     assert p.warnings
     assert all(warning in text for warning in p.warnings)
-    assert "On the run's own 2 devices batch size steps" in text
-    assert re.search(r" 64 this run, recommended 2,000 128,000 16\.7 16\.0–17\.6 ", text)
-    assert "* extrapolated: the batch size is far from the run's" in text
+    assert "batch size steps examples time" in text
+    assert re.search(r" 64 this run 2,000 128k 16\.7 minutes, timed ", text)
+    assert "On the run's own 2 devices" not in text
 
 
 def test_the_fragment_loads_nothing_and_escapes_names() -> None:

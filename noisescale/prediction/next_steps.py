@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to do after a prediction: commands that can be pasted."""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+from noisescale.prediction.position import Position
+from noisescale.prediction.prediction import PredictionRecord
+from noisescale.prediction.questions import fastest_timed, own_batch_size
+from noisescale.prediction.second_run import telling_batch_size
+from noisescale.report.numbers import count
+
+TARGET = "train.py:make"
+"""Stands for a user's own script and function."""
+
+
+def next_steps_of(p: PredictionRecord, position: Position) -> list[str]:
+    """Return the next steps: what is most uncertain first."""
+    source = getattr(p.history, "source", None)
+    run = "RUN" if source is None else shlex.quote(str(source))
+    found = []
+    if (position.rough or not position.resolved) and p.second_run is None:
+        own = own_batch_size(p)
+        middle = position.critical.value
+        known = 0 < middle < math.inf
+        other = telling_batch_size(own, middle) if known else 16 * own
+        found.append(
+            f"Next: train at batch size {count(other)} to the same result, and then run\n"
+            f"  noisescale predict {run} --second-run RUN2"
+        )
+    if fastest_timed(p) is None and position.place not in ("above", "unknown"):
+        what = "Next" if not found else "And"
+        found.append(
+            f"{what}: time other batch sizes. Put your script and its function for {TARGET}:\n"
+            f"  noisescale profile {TARGET} --run {run}"
+        )
+    return found

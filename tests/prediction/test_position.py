@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a batch size stands against the critical one, by the law written out."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from reported_runs import history
+
+from noisescale import History, predict
+from noisescale.bounded import UNKNOWN, Bounded
+from noisescale.history.optimizers import OptimizerKind
+from noisescale.prediction.position import Place, Position, noise_scale_now, position_of
+
+OPEN = Bounded(math.nan, 102.0, math.inf)
+
+
+def position(batch_size: float, *critical: float) -> Position:
+    return Position(batch_size, Bounded(*critical), at_end=False, rough=False)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "critical", "place"),
+    [
+        (20, (229, 94, 778), "below"),
+        (20, (60, 12, 300), "probably below"),
+        (300, (340, 190, 590), "near"),
+        (300, (340, 140, 700), "near"),  # bounds on both sides, the value close by
+        (600, (340, 140, 700), "probably above"),
+        (2048, (340, 190, 700), "above"),
+        (20, (math.nan, 102, math.inf), "below"),
+        (128, (math.nan, 102, math.inf), "unknown"),
+        (64, (math.nan, 0, math.inf), "unknown"),
+        (64, (math.inf, 80, math.inf), "below"),
+        (64, (0, 0, 20), "above"),
+        (64, (math.nan, 30, 300), "unknown"),
+    ],
+)
+def test_a_place_is_only_probable_where_the_bounds_deny_it(
+    batch_size: float, critical: tuple[float, float, float], place: Place
+) -> None:
+    assert position(batch_size, *critical).place == place
+
+
+@pytest.mark.parametrize("batch_size", [20.0, 300.0, 2048.0])
+@pytest.mark.parametrize("other", [5.0, 64.0, 4096.0])
+def test_ratios_are_those_of_the_law_at_each_end(batch_size: float, other: float) -> None:
+    """S(B) = S_min·(1 + c/B) with any S_min."""
+    critical = Bounded(340.0, 190.0, 700.0)
+
+    found = position(batch_size, 340.0, 190.0, 700.0).steps(other)
+
+    each = [(1 + c / other) / (1 + c / batch_size) for c in (critical.low, critical.high)]
+    middle = (1 + critical.value / other) / (1 + critical.value / batch_size)
+    assert (found.value, found.low, found.high) == pytest.approx((middle, min(each), max(each)))
+    examples = position(batch_size, 340.0, 190.0, 700.0).examples(other)
+    assert examples.value == pytest.approx(middle * other / batch_size)
+
+
+def test_without_an_upper_bound_scaling_may_be_perfect() -> None:
+    found = Position(64.0, OPEN, at_end=False, rough=False).steps(128.0)
+
+    assert math.isnan(found.value)
+    assert found.low == 0.5
+    assert found.high == pytest.approx((1 + 102 / 128) / (1 + 102 / 64))
+
+
+def test_up_to_the_cheap_batch_size_the_examples_are_at_most_a_fifth_more() -> None:
+    found = position(20, 229, 94, 778)
+
+    up_to = found.cheap_up_to
+
+    assert (up_to.value, up_to.low, up_to.high) == pytest.approx((69.8, 42.8, 179.6))
+    for critical, size in [(229, up_to.value), (94, up_to.low), (778, up_to.high)]:
+        assert (critical + size) / (critical + 20) == pytest.approx(1.2)
+
+
+def test_the_end_of_a_run_stands_in_where_the_whole_is_not_resolved() -> None:
+    p = predict(History.from_columns(history(unresolved=40), optimizer=OptimizerKind.SGD))
+    high = np.append(np.full(39, math.inf), 130.0)
+
+    found = position_of(replace(p, history={**p.history, "high": high}))
+
+    assert not p.resolved
+    assert found.at_end
+    # The interval, widened by the theory's error for SGD: 0.6 to 2.
+    assert found.critical == Bounded(100.0, 48.0, 260.0)
+
+
+def test_bounds_thirty_times_apart_are_a_rough_range() -> None:
+    rate = np.linspace(1.0, 0.01, 40)
+    falling = History.from_columns(
+        {**history(), "learning_rate": rate}, optimizer=OptimizerKind.ADAM
+    )
+    constant = History.from_columns(history(), optimizer=OptimizerKind.SGD)
+
+    assert position_of(predict(falling)).rough
+    assert not position_of(predict(constant)).rough
+    assert not position_of(predict(falling, calibration=1.0)).rough
+
+
+def test_the_noise_scale_now_is_the_last_that_was_shown() -> None:
+    columns = history()
+    columns["noise_scale"][-1] = 130.0
+
+    assert noise_scale_now(columns) == Bounded(130.0, 80.0, 125.0)
+    open_ended = noise_scale_now(history(unresolved=40))
+    assert (open_ended.low, open_ended.high) == (80.0, math.inf)
+    assert math.isnan(open_ended.value)
+    assert noise_scale_now({}) is UNKNOWN
