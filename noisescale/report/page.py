@@ -107,7 +107,8 @@ def _table(table: Table) -> str:
     headings = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in table.headings)
     rows = "\n".join(map(_line, table.lines))
     notes = "".join(f'<p class="notes">{escape(note)}</p>\n' for note in table.notes)
-    scroll = f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
+    label = escape(table.title or "Summary")
+    scroll = f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
     head = f"<thead><tr>{headings}</tr></thead>"
     grid = f"{scroll}<table>\n{head}\n<tbody>\n{rows}\n</tbody>\n</table></div>\n{notes}"
     if len(table.lines) > MOST_OPEN:

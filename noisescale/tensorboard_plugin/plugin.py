@@ -103,10 +103,12 @@ class NoiseScalePlugin(Tab):
         return _drawing_of(said.figures()) | {
             "name": measured.name,
             "headline": said.headline,
+            "summary": None if said.summary is None else asdict(said.summary),
             "answers": [asdict(one) for one in said.answers],
             "tables": [asdict(table) for table in said.tables],
             "warnings": [*said.doubts, *([] if runs.files_of(measured.run) else [SAMPLED])],
             "assumptions": said.assumptions,
+            "next": said.next,
             "last_step": float(p.history["step"][-1]),
         }
 

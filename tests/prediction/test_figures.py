@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import plotly.graph_objects as go
@@ -10,7 +9,13 @@ from drawn import colours_in, trace
 from reported_runs import history
 
 from noisescale.prediction.figures import FIGURES, front_figure, noise_scale_figure, speed_up_figure
-from noisescale.prediction.figures.noise_of_runs import noise_of_runs_figure
+from noisescale.prediction.figures import (
+    FIGURES,
+    front_figure,
+    noise_scale_figure,
+    savings_figure,
+    speed_up_figure,
+)
 from noisescale.prediction.predict import Prediction, predict
 from noisescale.report.colours import DARK, SERIES
 from noisescale.report.drawing import place_figure
@@ -147,7 +152,7 @@ def test_noise_scale_batch_size_and_critical_one_are_drawn_as_they_are() -> None
     assert list(band.x) == [0, 50, 100, 150, 150, 100, 50, 0, None]
     assert list(band.y) == pytest.approx([80] * 4 + [125] * 4 + [None])
     assert figure.layout.title.text == (
-        "<b>Noise scale 100 examples (median), 1.56 times the batch size</b>"
+        "<b>Noise scale now: 100 (80.0 to 125) examples, 1.56 times the batch size</b>"
     )
 
 
@@ -169,7 +174,7 @@ def test_without_any_resolved_row_there_is_no_line() -> None:
 
     assert not [t for t in figure.data if t.name == "noise scale"]
     assert "critical batch size at least 80.0" in names(figure)
-    assert "not resolved: at least 80.0 examples" in figure.layout.title.text
+    assert "Noise scale now: at least 80.0 examples" in figure.layout.title.text
 
 
 def test_a_long_history_is_drawn_by_its_extremes() -> None:
@@ -245,18 +250,6 @@ def test_a_run_that_changed_its_batch_size_is_drawn_with_its_steps() -> None:
     assert "times the batch size" not in noise_scale_figure(p).layout.title.text
 
 
-def test_a_run_that_is_mostly_not_resolved_has_no_median() -> None:
-    """It is resolved as a whole."""
-    prediction = predict(history(rows=40))
-    unknown = np.where(np.arange(len(prediction.run.noise_scale)) < 25, math.nan, 100.0)
-    mostly = replace(prediction, run=replace(prediction.run, noise_scale=unknown))
-
-    titles = [noise_scale_figure(p).layout.title.text for p in (prediction, mostly)]
-
-    assert "Noise scale 100 examples (median)" in titles[0]
-    assert "Noise scale mostly not resolved, batch size 64" in titles[1]
-
-
 def test_every_colour_has_one_for_dark_pages() -> None:
     runs = [history(), history(unresolved=40), history(seconds=math.nan)]
     predicted = [predict(run) for run in runs]
@@ -267,6 +260,29 @@ def test_every_colour_has_one_for_dark_pages() -> None:
 
     assert used <= set(DARK)
     assert len(used) > 10
+
+
+def test_savings_are_those_of_the_law_with_marks_at_what_decides() -> None:
+    p = predict(history(noise_scale=400.0))
+
+    figure = savings_figure(p)
+
+    steps, examples = trace(figure, "steps"), trace(figure, "examples")
+    nearest = int(np.argmin(np.abs(np.array(steps.x) - 128)))
+    size = steps.x[nearest]
+    expected = (1 + 400 / size) / (1 + 400 / 64)
+    assert steps.y[nearest] == pytest.approx(expected)
+    assert examples.y[nearest] == pytest.approx(expected * size / 64)
+    assert "cheap up to: 160" in names(figure)  # 1.2 x 64 + 0.2 x 400
+    assert "costly from: 400" in names(figure)
+
+
+def test_savings_that_are_not_resolved_are_areas_alone() -> None:
+    figure = savings_figure(predict(history(unresolved=40)))
+
+    assert "steps: between the bounds" in names(figure)
+    assert "cheap at least up to: 93" in names(figure)
+    assert not [line for line in figure.data if line.name in ("steps", "examples")]
 
 
 def test_a_page_writes_the_title_itself() -> None:

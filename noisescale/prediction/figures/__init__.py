@@ -9,16 +9,18 @@ from types import MappingProxyType
 import plotly.graph_objects as go
 
 from noisescale.prediction.figures.noise_along_run import noise_scale_figure
+from noisescale.prediction.figures.savings import savings_figure
 from noisescale.prediction.figures.speed_up import speed_up_figure
 from noisescale.prediction.figures.time_compute_front import front_figure
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.document import Figure
 from noisescale.report.drawing import place_figure
 
-__all__ = ["FIGURES", "front_figure", "noise_scale_figure", "speed_up_figure"]
+__all__ = ["FIGURES", "front_figure", "noise_scale_figure", "savings_figure", "speed_up_figure"]
 
 FIGURES: Mapping[str, tuple[str, Callable[[PredictionRecord], go.Figure]]] = MappingProxyType(
     {
+        "savings": ("What other batch sizes take", savings_figure),
         "noise-scale": ("The noise scale along the run", noise_scale_figure),
         "front": ("Time against compute", front_figure),
         "speed-up": ("What more devices buy", speed_up_figure),

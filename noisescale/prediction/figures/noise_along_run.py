@@ -10,6 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from noisescale.prediction.figures.noise_curve import NoiseCurve
+from noisescale.prediction.position import noise_scale_now
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.questions import critical_or_least
 from noisescale.report.colours import BLACK, BLUE, GREY, NOTHING, VERMILLION
@@ -99,15 +100,11 @@ def _draw_critical(drawn: go.Figure, curve: NoiseCurve) -> None:
 
 
 def _finding(p: PredictionRecord) -> str:
-    own, unit = p.own_batch_size, escape(p.unit)
+    own, unit, now = p.own_batch_size, escape(p.unit), noise_scale_now(p.history)
     beside = f", batch size {count(own)}" if own else ""
-    if not math.isfinite(p.critical_batch_size_by_noise_scale.value):
-        least = p.critical_batch_size_by_noise_scale.low
-        known = f": at least {number(least)} {unit}" if least else ""
-        return f"Noise scale not resolved{known}{beside}"
-    # What is not resolved is above its bound: without it the median would be one of low values.
-    typical = float(np.median(np.where(np.isnan(p.run.noise_scale), math.inf, p.run.noise_scale)))
-    if math.isinf(typical):
-        return f"Noise scale mostly not resolved{beside}"
-    beside = f", {number(typical / own)} times the batch size" if own else ""
-    return f"Noise scale {number(typical)} {unit} (median){beside}"
+    if not now.known:
+        return f"Noise scale not measured{beside}"
+    if math.isnan(now.value):
+        return f"Noise scale now: at least {number(now.low)} {unit}{beside}"
+    beside = f", {number(now.value / own)} times the batch size" if own else ""
+    return f"Noise scale now: {with_bounds(now)} {unit}{beside}"

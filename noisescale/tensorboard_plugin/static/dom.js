@@ -60,10 +60,10 @@ export function table({title, headings, lines, notes}, nameOf = (name) => name) 
   const rows = element("table", {}, element("thead", {}, head), element("tbody", {}, ...body));
   const scroll = element("div", {className: "scroll", tabIndex: 0}, rows);
   scroll.setAttribute("role", "region");
-  scroll.setAttribute("aria-label", title);
+  scroll.setAttribute("aria-label", title || "Summary");
   scroll.dataset.key = title;
   return [
-    element("h2", {}, title),
+    ...(title ? [element("h2", {}, title)] : []),
     scroll,
     ...notes.map((note) => element("p", {className: "notes"}, note)),
   ];

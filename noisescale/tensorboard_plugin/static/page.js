@@ -187,7 +187,9 @@ export class Page {
     if (one.error) {
       parts.push(element("p", {className: "error"}, one.error));
     } else {
-      parts.push(element("p", {className: "headline"}, one.headline), answers(one.answers));
+      parts.push(element("p", {className: "headline"}, one.headline));
+      if (one.summary) parts.push(...table(one.summary));
+      parts.push(answers(one.answers), ...listed("Next", one.next, "next"));
       parts.push(...listed("Warnings", one.warnings, "warnings"));
       parts.push(...one.figures.map((figure) => this.place(figure, one, [{id: this.detail.value}])));
       parts.push(...one.tables.flatMap((each) => table(each)));
