@@ -8,7 +8,6 @@ import pytest
 from drawn import colours_in, trace
 from reported_runs import history
 
-from noisescale.prediction.figures import FIGURES, front_figure, noise_scale_figure, speed_up_figure
 from noisescale.prediction.figures import (
     FIGURES,
     front_figure,
@@ -16,6 +15,7 @@ from noisescale.prediction.figures import (
     savings_figure,
     speed_up_figure,
 )
+from noisescale.prediction.figures.noise_of_runs import noise_of_runs_figure
 from noisescale.prediction.predict import Prediction, predict
 from noisescale.report.colours import DARK, SERIES
 from noisescale.report.drawing import place_figure
@@ -267,7 +267,7 @@ def test_savings_are_those_of_the_law_with_marks_at_what_decides() -> None:
 
     figure = savings_figure(p)
 
-    steps, examples = trace(figure, "steps"), trace(figure, "examples")
+    steps, examples = (next(t for t in figure.data if t.name == x) for x in ("steps", "examples"))
     nearest = int(np.argmin(np.abs(np.array(steps.x) - 128)))
     size = steps.x[nearest]
     expected = (1 + 400 / size) / (1 + 400 / 64)
