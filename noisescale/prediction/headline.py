@@ -20,7 +20,7 @@ SETTLES = "A second run settles it."
 def headline_of(p: PredictionRecord, position: Position) -> str:
     """Return the answer in one to three sentences, each as sure as its bounds are."""
     so_far = f"After {count(p.run.steps.sum())} steps, so far: " if p.under_way else ""
-    said = f"{so_far}{_trained_at(p, position)}{_standing(position)}"
+    said = f"{so_far}{_first_clause(p, position)}{_standing(position)}"
     if (best := fastest_timed(p)) is not None and best.batch_size != p.own_batch_size:
         ratio = time_ratio(p, best)
         if ratio.high < 1:
@@ -34,7 +34,7 @@ def short_headline_of(position: Position) -> str:
     return f"Batch size {count(position.batch_size)}: what other batch sizes would save"
 
 
-def about(band: Bounded) -> str:
+def band_text(band: Bounded) -> str:
     """Write a batch size with its bounds: '230 (94 to 780)'."""
     return with_bounds(band, two_digits)
 
@@ -45,7 +45,7 @@ def percent(band: Bounded) -> str:
     return f"{value} %" if low == high else f"{value} % ({low} to {high} %)"
 
 
-def _trained_at(p: PredictionRecord, position: Position) -> str:
+def _first_clause(p: PredictionRecord, position: Position) -> str:
     on = "" if p.own_devices == 1 else f" on {plural(p.own_devices, 'device')}"
     if p.own_batch_size is None:
         sizes = np.asarray(p.history["batch_size"], dtype=np.float64)
@@ -66,24 +66,24 @@ def _standing(position: Position) -> str:
         return f". A rough range: {where} {between}, a larger batch stops paying. {SETTLES}"
     if not position.resolved:
         return _open_ended(position)
-    what = f"the critical batch size, {about(critical)}"
+    what = f"the critical batch size, {band_text(critical)}"
     if place == "below":
         start = f"{when}, up to" if when else "Up to"
         return (
-            f". {start} about {about(up_to)}, {LARGER}. Beyond about {about(critical)}, each"
-            " doubling saves less than a quarter of the steps."
+            f". {start} about {band_text(up_to)}, {LARGER}. Beyond about {band_text(critical)},"
+            " each doubling saves less than a quarter of the steps."
         )
     at_end = " at the end of this run" if when else ""
     if place == "probably below":
         return (
-            f", probably below {what}{at_end}. Up to about {about(up_to)}, a larger batch probably"
-            " saves steps at little cost."
+            f", probably below {what}{at_end}. Up to about {band_text(up_to)}, a larger batch"
+            " probably saves steps at little cost."
         )
     if place == "near":
         halved, doubled = position.examples(own / 2), position.steps(own * 2)
         return (
-            f", near {what}{at_end}: halving it saves {percent(_saved(halved))} of the examples,"
-            f" doubling it saves {percent(_saved(doubled))} of the steps."
+            f", near {what}{at_end}: halving it saves {percent(_savings(halved))} of the examples,"
+            f" doubling it saves {percent(_savings(doubled))} of the steps."
         )
     if not critical.value:
         return ". A larger batch saved no steps: a smaller one needs fewer examples."
@@ -95,7 +95,7 @@ def _standing(position: Position) -> str:
         how = f"about {two_digits(own / critical.value)} times"
     return (
         f", {how} {what}{at_end}. A batch of {count(smaller)} would reach the result with"
-        f" {about(examples)} x the examples in {about(steps)} x the steps."
+        f" {band_text(examples)} x the examples in {band_text(steps)} x the steps."
     )
 
 
@@ -115,7 +115,7 @@ def _open_ended(position: Position) -> str:
     return f". This run cannot say whether a larger batch would save steps: {least}."
 
 
-def _saved(ratio: Bounded) -> Bounded:
+def _savings(ratio: Bounded) -> Bounded:
     return Bounded(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
 
 

@@ -24,7 +24,7 @@ NEAR = 2.0
 """A batch size is near the critical one if no bound of that is farther off than this factor."""
 
 CLEARLY = 1.5
-"""Off by less than this factor, a value is near if its bounds are on both sides."""
+"""A value that is off by less than this factor is near, if its bounds are on both sides."""
 
 ROUGH = 30.0
 """Bounds that are this far apart are a rough range, which a second run has to settle."""
@@ -43,7 +43,7 @@ class Position:
 
     batch_size: float
     critical: Bounded
-    """Its value is NaN or infinite if it is not resolved."""
+    """The value is NaN or infinite if the critical batch size is not resolved."""
     at_end: bool
     """Whether `critical` is of the run's end, as that of the whole run is not resolved."""
     rough: bool

@@ -35,7 +35,7 @@ def warnings_about(
     if second is not None:
         found += second.doubts
     elif not math.isfinite(critical.value):
-        found.append(_why_not_resolved(history, run, critical.low, unit))
+        found.append(_reason_without_value(history, run, critical.low, unit))
     else:
         unresolved = float(1 - (run.steps * run.resolved).sum() / run.steps.sum())
         if unresolved > MANY_UNRESOLVED:
@@ -133,7 +133,9 @@ def assumptions_of(
     return (*found, *hardware.step_time.assumptions)
 
 
-def _why_not_resolved(history: Mapping[str, Array], run: Segments, least: float, unit: str) -> str:
+def _reason_without_value(
+    history: Mapping[str, Array], run: Segments, least: float, unit: str
+) -> str:
     """Return why the critical batch size has a lower bound alone, and what helps."""
     batch = float((run.steps * run.batch_size).sum() / run.steps.sum())
     steps = float(history["measured_steps"][-1]) if "measured_steps" in history else math.nan

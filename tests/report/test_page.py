@@ -33,7 +33,7 @@ def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
     assert "http" not in page.replace(get_plotlyjs(), "").replace("http-equiv", "")
     assert ("html", {"lang": "en"}) in outline.tags
     figures = [a for tag, a in outline.tags if a.get("role") == "img"]
-    assert [a["id"] for a in figures] == ["noise-scale", "front", "speed-up"]
+    assert [a["id"] for a in figures] == ["savings", "noise-scale", "front", "speed-up"]
     assert all(len(a["aria-label"] or "") > 40 for a in figures)
 
 
@@ -52,7 +52,7 @@ def test_tables_of_the_page_have_the_rows_and_their_marks(tmp_path: Path) -> Non
     page = page_of(predict(history(), [64, 128], [2, 4]), tmp_path)
 
     mark = '<span class="mark">this run</span>'
-    assert page.count(f'<th scope="row">64{mark}</th><td>2,000</td>') == 2
+    assert page.count(f'<th scope="row">64{mark}</th><td>2,000</td>') == 2  # and in the summary
     assert len(re.findall("<table>", page)) == 3  # the summary, batch sizes, devices
     assert len(re.findall('<th scope="row">', page)) == 3 + 4
 
@@ -141,7 +141,7 @@ def test_a_browser_draws_the_page_in_silence_and_in_its_width(
     page, noise = opened(browser, p.to_html(tmp_path / "report.html"), width)
 
     assert noise == []
-    assert page.locator("figure .xtitle").count() == 3
+    assert page.locator("figure .xtitle").count() == 4
     # Plotly would offer to send the figure to a server.
     buttons = page.locator(".modebar-btn").evaluate_all("all => all.map(b => b.dataset.title)")
     assert "Reset axes" in buttons

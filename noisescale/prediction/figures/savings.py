@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from noisescale.bounded import Bounded
-from noisescale.prediction.headline import about
+from noisescale.prediction.headline import band_text
 from noisescale.prediction.position import Position, position_of
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.colours import BANDS, BLACK, BLUE, GREY, VERMILLION
@@ -57,7 +57,7 @@ def savings_figure(p: PredictionRecord) -> go.Figure:
                 legendgroup=name,
                 mode="lines",
                 line={"color": colour, "width": 2.5},
-                hovertext=[f"{about(band)} x the {name}" for band in bands],
+                hovertext=[f"{band_text(band)} x the {name}" for band in bands],
                 hovertemplate="batch size %{x:,.3g}: %{hovertext}<extra></extra>",
             )
     drawn.add_vline(x=own, line={"color": BLACK, "width": 1.5})
@@ -98,8 +98,8 @@ def _finding(p: PredictionRecord, position: Position) -> str:
     twice = 2 * position.batch_size
     steps, examples = position.steps(twice), position.examples(twice)
     return (
-        f"Batch size {count(twice)}: {about(steps)} times the steps, {about(examples)} times the"
-        f" {escape(p.unit)}"
+        f"Batch size {count(twice)}: {band_text(steps)} times the steps,"
+        f" {band_text(examples)} times the {escape(p.unit)}"
     )
 
 
