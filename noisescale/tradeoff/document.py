@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,8 +33,8 @@ def document_of(found: SweepFits) -> Document:
     named = len(found.curves) > 1 or "" not in found.curves
     answers: list[Statement] = []
     for name in found.curves:
-        lines = list(_statements(found, name))
-        answers += [Statement(name, lines[0].sentence, parts=lines[1:])] if named else lines
+        critical, *others = _statements(found, name)
+        answers += [Statement(name, critical.sentence, parts=others)] if named else others
     doubts = [
         f"{name}: {text}" if name else text
         for name, fit in found.curves.items()
@@ -41,15 +42,27 @@ def document_of(found: SweepFits) -> Document:
     ]
     headline = f"Critical batch sizes of {plural(len(found.curves), 'curve')}"
     if len(found.curves) == 1:
-        headline = f"Critical batch size: {_critical(found, *found.curves)}"
+        headline = (
+            f"Critical batch size: {_critical(found, *found.curves)}. Beyond it each doubling saves"
+            " less than a quarter of the steps."
+        )
     return Document(
-        title=f"{headline} - noisescale",
+        title=f"Critical batch size of {plural(len(found.curves), 'sweep')}",
         headline=headline,
         answers=answers,
         tables=[_table(fit, name, found.unit) for name, fit in found.curves.items()],
         doubts=doubts,
         how_to_read=_HOW_TO_READ,
+        next=_next(found),
     )
+
+
+def _next(found: SweepFits) -> list[str]:
+    """Return the command that predicts from a run with the law of the sweep."""
+    if found.source is None or len(found.curves) > 1:
+        return []
+    sweep = shlex.quote(str(found.source))
+    return [f"Next: use it for a run of the same model\n  noisescale predict RUN --sweep {sweep}"]
 
 
 def _critical(found: SweepFits, name: str) -> str:
@@ -96,7 +109,7 @@ def _table(fit: TradeoffFit, name: str, unit: str) -> Table:
 
 
 def as_dict(found: SweepFits) -> dict[str, Any]:
-    """Return the fits in builtin types, by the names of the curves; a single one by itself.
+    """Return the fits in builtin types. Several are under the key `curves`, by their names.
 
     | key | meaning |
     |---|---|
@@ -111,7 +124,7 @@ def as_dict(found: SweepFits) -> dict[str, Any]:
     A quantity with bounds is `{"value", "low", "high"}`. None is unknown or unbounded.
     """
     curves = {name: _curve(found, name) for name in found.curves}
-    return curves[""] if [*curves] == [""] else curves
+    return curves[""] if [*curves] == [""] else {"curves": curves}
 
 
 def _curve(found: SweepFits, name: str) -> dict[str, Any]:

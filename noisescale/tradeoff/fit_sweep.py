@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from os import PathLike
+from pathlib import Path
 
 from noisescale.refusal import rename_arguments
 from noisescale.report.answer import Answer
@@ -63,4 +64,4 @@ def fit(
         if optimal_batch_size is not None:
             one.overhead_batch_size(OVERHEAD, optimal_batch_size)
     regimes = {name: one.regimes(confidence) for name, one in fits.items()}
-    return FittedSweep(fits, regimes, unit, optimal_batch_size, confidence)
+    return FittedSweep(fits, regimes, unit, optimal_batch_size, confidence, Path(sweep))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from noisescale.tradeoff.fit import TradeoffFit
 from noisescale.tradeoff.regimes import Regimes
@@ -22,3 +23,5 @@ class SweepFits:
     optimal_batch_size: float | None = None
     """B_opt of Zhang et al. 2024: up to this batch size scaling counts as perfect."""
     confidence: float = 0.95
+    source: Path | None = None
+    """The file of the sweep."""

@@ -20,7 +20,7 @@ def csv(path: Path, rows: list[tuple[object, ...]], names: str = "batch_size,ste
 def test_a_sweep_is_fitted_with_its_errors(tmp_path: Path) -> None:
     output = run("fit", csv(tmp_path / "s.csv", ROWS), "--optimal-batch-size", 16)
 
-    assert re.search(r"Critical batch size +\d+\.?\d* examples \(95 % interval ", output)
+    assert re.search(r"^Critical batch size: \d+\.?\d* examples \(95 % interval ", output)
     assert "20 %" in output
     assert re.search(r"2,048 +105", output)
 
@@ -57,7 +57,7 @@ def test_json_of_several_curves_is_keyed_by_their_names(tmp_path: Path) -> None:
     options = ("--unit", "sequences", "--optimal-batch-size", 16)
     output = run("fit", path, "--by", "model", "--json", *options)
 
-    fits = json.loads(output)
+    fits = json.loads(output)["curves"]
     assert fits["large"]["unit"] == "sequences"
     assert fits["large"]["overhead_batch_size"] == pytest.approx(1.2 * 16 + 0.2 * 100, rel=0.1)
     assert fits.keys() == {"small", "large"}

@@ -4,6 +4,7 @@
 import dataclasses
 import json
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,14 @@ def test_the_answers_have_their_intervals_and_the_table_its_residuals(
     said = fit(sweep, optimal_batch_size=16).document()
 
     found = {one.label: one for one in said.answers}
+    critical = by_hand.regimes().critical_batch_size
+    interval = f"(95 % interval {bounds(critical)})"
+    assert f"Critical batch size: {number(critical.value)} examples {interval}" in said.headline
+    assert said.next == [
+        "Next: use it for a run of the same model\n"
+        f"  noisescale predict RUN --sweep {shlex.quote(str(sweep))}"
+    ]
     for name, label, unit in (
-        ("critical_batch_size", "Critical batch size", " examples"),
         ("min_steps", "Fewest steps", " steps"),
         ("min_examples", "Fewest examples", " examples"),
         ("sharpness", "Exponent of the law", ""),

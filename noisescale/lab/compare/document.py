@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from noisescale.lab.compare.comparison import ComparisonRecord
 from noisescale.lab.compare.names import name_of, short_list
-from noisescale.lab.compare.statements import statements_of, statements_of_sweep
+from noisescale.lab.compare.outcomes import Standing
+from noisescale.lab.compare.statements import lead_over, statements_of, statements_of_sweep
 from noisescale.lab.compare.tables import sweep_table, tables_of
 from noisescale.report.document import Document, Figure
 from noisescale.report.numbers import plural
@@ -65,8 +66,18 @@ def headline_of(c: ComparisonRecord) -> str:
     if not standings:
         return f"{goal} was reached by some runs only"
     best = standings[0].best.at(c.clock)
-    first = short_list([name_of(each) for each in standings if each.best.at(c.clock) == best])
-    return f"{first} reached {goal}{' first' if len(c.standings) > 1 else ''}"
+    tied = [each for each in standings if each.best.at(c.clock) == best]
+    first = short_list([name_of(each) for each in tied])
+    said = f"{first} reached {goal}{' first' if len(c.standings) > 1 else ''}"
+    return f"{said}, which may be chance" if _may_be_chance(c, standings, len(tied)) else said
+
+
+def _may_be_chance(c: ComparisonRecord, standings: Sequence[Standing], tied: int) -> bool:
+    """Return whether the bounds of the lead over the next submission include 1."""
+    if tied == len(standings):
+        return False  # one submission, or all of them at once
+    lead = lead_over(c, standings[tied], standings[0])
+    return lead is not None and lead.low <= 1 <= lead.high
 
 
 def _headline_of_workloads(c: ComparisonRecord) -> str:

@@ -53,14 +53,20 @@ def _follower(c: ComparisonRecord, slower: Standing, first: Standing) -> Stateme
     The speed-up is that of the first over this one, or of this one over the first, as one of both
     is the reference.
     """
-    said, ratio = _time_of(c, slower.best), None
-    if c.reference == slower.submission and first.speed_up.known:
-        ratio = first.speed_up
-        said += f". {name_of(first)} is {_ratio(ratio)}"
-    elif c.reference == first.submission and slower.speed_up.known:
-        ratio = slower.speed_up
-        said += f". It is {_ratio(ratio)}"
+    said, ratio = _time_of(c, slower.best), lead_over(c, slower, first)
+    if ratio is not None:
+        who = name_of(first) if c.reference == slower.submission else "It"
+        said += f". {who} is {_ratio(ratio)}"
     return Statement(name_of(slower), said, ratio, basis="measured")
+
+
+def lead_over(c: ComparisonRecord, slower: Standing, first: Standing) -> Bounded | None:
+    """Return the speed-up of the first over another, or of that over the first; None if unknown."""
+    if c.reference == slower.submission and first.speed_up.known:
+        return first.speed_up
+    if c.reference == first.submission and slower.speed_up.known:
+        return slower.speed_up
+    return None
 
 
 def _failure_of(outcomes: Sequence[Outcome]) -> str:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,9 +11,6 @@ from noisescale.lab.jobs.worker_options import interruptible
 from noisescale.made.targets import shorten_errors
 from noisescale.refusal import rename_arguments
 from noisescale.report.answer import Answer
-
-LINE_EVERY = 300.0
-"""Seconds between two lines of progress, where they go to a file."""
 
 
 @contextmanager
@@ -34,7 +30,7 @@ def live() -> Iterator[Callable[[Answer], None]]:
     """Yield a function that shows an answer on the error stream while it is under way.
 
     At first it prints how further workers join, and what makes the job doubtful. Then a terminal
-    has the latest headline and tables, and a file has a headline now and then.
+    has the latest headline and tables. A file has a line after each training.
     """
     from rich.console import Console
 
@@ -42,7 +38,7 @@ def live() -> Iterator[Callable[[Answer], None]]:
     from noisescale.report.text import text_of
 
     console = Console(stderr=True, highlight=False)
-    shown = 0.0
+    shown: str | None = None
     with console.status("Starting...") as status:
 
         def show(answer: Answer) -> None:
@@ -50,14 +46,15 @@ def live() -> Iterator[Callable[[Answer], None]]:
             document = answer.document()
             if document.status == "done":
                 return
-            if not shown:
+            first = shown is None
+            if first:
                 for text in (*document.next, *document.doubts):
                     console.print(printable(text), markup=False, soft_wrap=True)
-                shown = time.monotonic()
+            done = document.headline.partition(",")[0]
             if console.is_terminal:
                 status.update(text_of(replace(document, answers=(), doubts=(), next=())))
-            elif time.monotonic() - shown > LINE_EVERY:
+            elif not first and done != shown:
                 console.print(printable(document.headline), markup=False, soft_wrap=True)
-                shown = time.monotonic()
+            shown = done
 
         yield show

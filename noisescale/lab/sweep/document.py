@@ -52,8 +52,9 @@ def document_of(found: SweepRecord) -> Document:
     statements = statements_of(found)
     headline = f"No training reached {found.job.goal}"
     if found.reached:
-        critical = statements[0].sentence if statements else "unknown"
-        headline = f"Critical batch size for {found.job.goal}: {critical}"
+        critical = statements.pop(0) if statements else Statement("", "unknown")
+        unit = " examples" if critical.bounds is not None else ""
+        headline = f"Critical batch size for {found.job.goal}: {critical.sentence}{unit}"
     return Document(
         title=headline,
         headline=headline,
