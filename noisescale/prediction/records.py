@@ -15,7 +15,7 @@ from noisescale.report.records import fields_of, finite
 
 ROW = (
     *("batch_size", "devices", "device_batch_size", "accumulation", "steps", "examples", "hours"),
-    *("device_hours", "cost", "cost_with_waiting", "extrapolated"),
+    *("device_hours", "cost", "cost_with_waiting", "basis", "extrapolated"),
 )
 HARDWARE = ("max_device_batch_size", "devices_per_node", "price_per_device_hour", "hour_worth")
 SECOND_RUN = ("batch_sizes", "steps", "result", "scatter")

@@ -44,7 +44,7 @@ def advice_of(p: PredictionRecord) -> Iterator[Statement]:
     if here is not None:
         what = f"{size(here)} is the {'fastest' if timed(p) else 'best'}: "
         what += "as in this run" if here.batch_size == p.own_batch_size else _against_run(p, here)
-        if timed(p) and time_ratio(p, here).high > 1 and p.hardware.step_time_assumed(here):
+        if time_ratio(p, here).high > 1 and here.basis == "assumed":
             what += ". Step times are assumed: `noisescale profile` measures them"
         yield statement(f"On {_device_words(p)}", what, here)
     costed = best.cost_with_waiting.known
@@ -117,9 +117,7 @@ def cost_of_measuring(p: PredictionRecord) -> Iterator[Statement]:
 
 
 def _basis(p: PredictionRecord, row: PredictedRow) -> Basis:
-    if not timed(p):
-        return "measured"
-    return "assumed" if "step time" in row.extrapolated else "timed"
+    return row.basis or "measured"
 
 
 def _best_here(p: PredictionRecord) -> PredictedRow | None:

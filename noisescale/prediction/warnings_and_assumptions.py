@@ -81,10 +81,10 @@ def warnings_about(
             " run's own: batch sizes around it are not shown. So far off, a learning rate at which"
             " the law holds may not exist. Measure a run at a nearer batch size."
         )
-    if "step time" in recommended.extrapolated:
+    if recommended.basis == "assumed":
         found.append(
             f"The hours of the recommended batch size on {_devices(recommended.devices)} are"
-            " extrapolated: no such configuration was timed. Time it with `noisescale profile`."
+            " assumed: no such configuration was timed. Time it with `noisescale profile`."
         )
     return tuple(found)
 
