@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -19,9 +18,14 @@ from noisescale.history.reading import read_metric, read_run
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
 from noisescale.prediction.costing import Hardware
-from noisescale.prediction.run_hardware import largest_device_batch, timings_of
+from noisescale.prediction.run_hardware import (
+    largest_device_batch,
+    own_steps_of,
+    timed_plans,
+)
+from noisescale.prediction.step_seconds import step_time_of
 from noisescale.refusal import Refusal, TypeRefusal, rename_arguments
-from noisescale.step_time import StepTimeModel, StepTiming, fit_step_time, read_timings
+from noisescale.step_time import StepTimeModel, fit_step_time, read_timings
 
 MOST = 1e12
 """The most examples in a batch, or money for an hour: far beyond any, and far from overflow."""
@@ -128,15 +132,6 @@ def checked_run(history: Mapping[str, Array]) -> Segments:
             "Give `batch_size_fn` to the monitor if its count is wrong.",
         )
     return run
-
-
-def own_batch_size(history: Mapping[str, Array], run: Segments) -> float | None:
-    """Return the batch size of more than half of the steps, if there is one."""
-    sizes, which = np.unique(history["batch_size"], return_inverse=True)
-    steps = np.bincount(which.ravel(), weights=run.steps)
-    most = int(np.argmax(steps))
-    known = 0 < sizes[most] < math.inf and steps[most] > run.steps.sum() / 2
-    return float(sizes[most]) if known else None
 
 
 def batch_sizes_from(
@@ -256,11 +251,12 @@ def hardware_from(
 ) -> Hardware:
     """Return what is known of the devices: from the arguments, else from the runs."""
     per_node = devices_per_node_from(devices_per_node)
-    timings = tuple(timing for history in histories for timing in timings_of(history, per_node))
-    if step_time is None and timings:
-        step_time = _step_time_of(timings)
-    check_money(price_per_device_hour, hour_worth, timed=step_time is not None)
+    plans = tuple(plan for each in histories for plan in timed_plans(each, per_node))
+    own = own_steps_of(histories[0], run, () if step_time else plans, per_node)
     most = largest_device_batch(histories[0], run)
+    if step_time is None:
+        step_time = step_time_of(plans)
+    check_money(price_per_device_hour, hour_worth, timed=step_time is not None)
     if step_time is not None:
         most = step_time.max_device_batch_size
     return Hardware(
@@ -269,6 +265,7 @@ def hardware_from(
         devices_per_node=per_node,
         price_per_device_hour=price_per_device_hour,
         hour_worth=hour_worth,
+        own=own,
     )
 
 
@@ -276,9 +273,3 @@ def read_step_times(file: str | PathLike[str]) -> StepTimeModel:
     """Return the model of a file of `noisescale profile`."""
     with rename_arguments({"step_time": "step_times"}):
         return fit_step_time(read_timings(file))
-
-
-@functools.lru_cache(maxsize=64)
-def _step_time_of(timings: tuple[StepTiming, ...]) -> StepTimeModel:
-    """Return the fitted step times, from a cache: pages and reports use one run many times."""
-    return fit_step_time(timings)

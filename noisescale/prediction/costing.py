@@ -11,7 +11,7 @@ from typing import Literal
 from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.history.run_law import RunLaw
 from noisescale.plan import Plan, mean_plan
-from noisescale.prediction.run_hardware import nodes_of
+from noisescale.prediction.run_hardware import OwnSteps, nodes_of
 from noisescale.step_time import StepTimeModel
 
 Basis = Literal["timed", "assumed"]
@@ -38,7 +38,7 @@ class PredictedRow:
     cost_with_waiting: Bounded
     """`cost` plus the hours times what an hour is worth."""
     extrapolated: tuple[str, ...]
-    """Which values of this row are extrapolated: "batch size", "step time"."""
+    """What of this row is extrapolated: "batch size", if it is far from the run's own."""
     basis: Basis | None = None
     """Whether the seconds of a step were timed or are assumed; None if they are not known."""
 
@@ -64,30 +64,33 @@ class Hardware:
 
     step_time: StepTimeModel | None
     max_device_batch_size: float
+    """The most examples that a device was seen to take, or is said to take."""
     devices_per_node: float = math.inf
     price_per_device_hour: float | None = None
     hour_worth: float | None = None
-
-    def step_time_assumed(self, row: PredictedRow) -> bool:
-        """Return whether the seconds of a row are known to no better than a factor of 1.5."""
-        return row.seconds_per_step.high > 1.5 * row.seconds_per_step.low
+    own: OwnSteps | None = None
+    """The run's own steps; None if there is no plan of more than half of them."""
+    doubts: tuple[str, ...] = ()
+    """Reasons not to trust the step times, in whole sentences."""
 
     def row(self, law: RunLaw, batch_size: float, devices: int, far: bool) -> PredictedRow:
-        """Return the row of a batch size: device batches as large as fit, then accumulation."""
-        plan = mean_plan(
-            batch_size,
-            devices=devices,
-            max_device_batch_size=self.max_device_batch_size,
-            nodes=nodes_of(devices, self.devices_per_node),
-        )
-        steps = law.steps(batch_size)
-        seconds, extrapolated = UNKNOWN, ["batch size"] if far else []
+        """Return the row of a batch size: device batches as large as fit, then accumulation.
+
+        At the run's own batch size on its own devices it is the run's own plan, and what its steps
+        took is known.
+        """
+        plan = self._plan(batch_size, devices)
+        own = self.own if self.own and plan is self.own.plan else None
+        steps, seconds = law.steps(batch_size), UNKNOWN
+        examples = steps * batch_size
+        if own and own.steps and own.examples:
+            steps, examples = _exactly(own.steps), _exactly(own.examples)
         basis: Basis | None = None
-        if self.step_time is not None:
-            seconds, basis = self.step_time.seconds(*astuple(plan)), "timed"
-            if self.step_time.extrapolates(*astuple(plan)):
-                extrapolated.append("step time")
-                basis = "assumed"
+        if own and own.seconds:
+            seconds, basis = _exactly(own.seconds), "timed"
+        elif self.step_time is not None:
+            seconds = self.step_time.seconds(*astuple(plan))
+            basis = "timed" if self.step_time.is_timed(*astuple(plan)) else "assumed"
         hours = steps * seconds * (1 / 3600)
         device_hours = hours * devices
         price, worth = self.price_per_device_hour, self.hour_worth
@@ -95,7 +98,7 @@ class Hardware:
             batch_size=batch_size,
             plan=plan,
             steps=steps,
-            examples=steps * batch_size,
+            examples=examples,
             seconds_per_step=seconds,
             hours=hours,
             device_hours=device_hours,
@@ -103,9 +106,24 @@ class Hardware:
             cost_with_waiting=UNKNOWN
             if price is None or worth is None
             else hours * (devices * price + worth),
-            extrapolated=tuple(extrapolated),
+            extrapolated=("batch size",) if far else (),
             basis=basis,
         )
+
+    def _plan(self, batch_size: float, devices: int) -> Plan:
+        own = self.own and self.own.plan
+        if own and own.devices == devices and math.isclose(own.batch_size, batch_size):
+            return own
+        return mean_plan(
+            batch_size,
+            devices=devices,
+            max_device_batch_size=self.max_device_batch_size,
+            nodes=nodes_of(devices, self.devices_per_node),
+        )
+
+
+def _exactly(value: float) -> Bounded:
+    return Bounded(value, value, value)
 
 
 def candidate_rows(

@@ -24,7 +24,7 @@ from noisescale.prediction.document import document_of
 from noisescale.prediction.position import position_of, worth_up_to
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.records import as_dict
-from noisescale.prediction.run_hardware import devices_of
+from noisescale.prediction.run_hardware import devices_of, own_batch_size
 from noisescale.prediction.second_run import SecondRun
 from noisescale.prediction.warnings_and_assumptions import assumptions_of, warnings_about
 from noisescale.refusal import Refusal, rename_arguments
@@ -192,7 +192,7 @@ def predict(
         price_per_device_hour=price_per_device_hour,
         hour_worth=hour_worth,
     )
-    own, own_devices = arguments.own_batch_size(history, segments), devices_of(history) or 1
+    own, own_devices = own_batch_size(history, segments), devices_of(history) or 1
     trained_at = [*segments.batch_size, *(second.batch_sizes if second else ())]
     far = min(trained_at) / FAR, max(trained_at) * FAR
     sizes = arguments.batch_sizes_from(batch_sizes, segments, law, own, far)
@@ -231,8 +231,9 @@ def predict(
         unit=unit,
         confidence=_confidence_of(history),
         under_way=getattr(history, "under_way", False),
-        warnings=warnings_about(
-            history, segments, law, rows, recommended, calibration, second, unit
+        warnings=(
+            *warnings_about(history, segments, law, rows, recommended, calibration, second, unit),
+            *hardware.doubts,
         ),
         assumptions=assumptions_of(history, segments, calibration, hardware, second, unit),
     )

@@ -46,7 +46,7 @@ Column = tuple[str, Callable[[PredictedRow], Bounded | str]]
 STEPS: Column = ("steps", lambda row: row.steps)
 BATCH_SIZE: Column = (
     "batch size",
-    lambda row: f"{count(row.batch_size)}{'*' if row.extrapolated else ''}",
+    lambda row: f"{count(row.batch_size)}{'*' if _is_doubtful(row) else ''}",
 )
 PLANS: tuple[Column, ...] = (
     ("devices", lambda row: count(row.devices)),
@@ -149,7 +149,7 @@ def _table(
     *notes: str,
 ) -> Table:
     lines = [Line([cell_of(of(row)) for _, of in columns], _marks(p, row)) for row in rows]
-    starred = [STARRED] if any(row.extrapolated for row in rows) else []
+    starred = [STARRED] if any(map(_is_doubtful, rows)) else []
     return Table(title, [heading for heading, _ in columns], lines, [*notes, *starred], detail=True)
 
 
@@ -170,6 +170,10 @@ def _hours(p: PredictionRecord, rows: Sequence[PredictedRow]) -> list[Column]:
 
 def _speed_up(p: PredictionRecord) -> Column:
     return "speed-up", lambda row: inverse(time_ratio(p, row))
+
+
+def _is_doubtful(row: PredictedRow) -> bool:
+    return bool(row.extrapolated) or row.basis == "assumed"
 
 
 def _marks(p: PredictionRecord, row: PredictedRow) -> list[str]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +12,9 @@ import numpy as np
 from noisescale.bounded import Bounded
 from noisescale.step_time.pollux import Array, Plans, relative_seconds
 from noisescale.step_time.timings import StepTiming
+
+SLACK = 1.01
+"""The ratio by which a device batch may miss a timed one: a mean is not a whole number."""
 
 
 class StepTimeModel(Protocol):
@@ -30,10 +33,10 @@ class StepTimeModel(Protocol):
     ) -> Bounded:
         """Return the seconds an optimizer step takes."""
 
-    def extrapolates(
+    def is_timed(
         self, device_batch_size: float, accumulation: int = 1, devices: int = 1, nodes: int = 1
     ) -> bool:
-        """Return whether the configuration lies outside of the timed configurations."""
+        """Return whether the configuration was timed, or lies between timed configurations."""
 
 
 @dataclass(frozen=True)
@@ -92,24 +95,42 @@ class FittedStepTime:
         low, high = np.quantile(drawn, (0.025, 0.975))
         return Bounded(value, min(float(low), value), max(float(high), value))
 
-    def extrapolates(
+    def is_timed(
         self, device_batch_size: float, accumulation: int = 1, devices: int = 1, nodes: int = 1
     ) -> bool:
-        """Return whether the configuration lies outside of the timed configurations.
+        """Return whether the configuration was timed, or lies between timed configurations.
 
-        Any number of micro-batches counts as timed, as micro-batches repeat one another. Devices in
-        one node are compared with timings in one node, devices on several nodes with timings across
-        nodes.
+        1. The number of devices was timed, or lies between numbers that were. Devices in one node
+           are compared with timings in one node, devices on several nodes with those across nodes.
+        2. A device batch within a factor of 2 was timed, and no extreme is exceeded.
+        3. The number of micro-batches was timed, or several were: micro-batches repeat one another.
         """
         alike = [timing for timing in self.timings if (timing.nodes > 1) == (nodes > 1)]
-        return not (
-            alike
-            and _is_within(device_batch_size, [timing.device_batch_size for timing in self.timings])
+        sizes = [timing.device_batch_size for timing in self.timings]
+        counts = {timing.accumulation for timing in self.timings}
+        return (
+            bool(alike)
             and _is_within(devices, [timing.devices for timing in alike])
             and _is_within(nodes, [timing.nodes for timing in alike])
+            and _is_within(device_batch_size, sizes)
+            and any(
+                2 * SLACK * min(device_batch_size / b, b / device_batch_size) >= 1 for b in sizes
+            )
+            and (accumulation in counts or len(counts) > 1)
+        )
+
+    def scaled(self, factor: float) -> FittedStepTime:
+        """Return the model of a device on which every step takes `factor` times as long."""
+        unit = (
+            np.eye(len(self.fit))[0] * (factor - 1) + 1
+        )  # of the parameters, unit alone is a time
+        return replace(
+            self,
+            timings=tuple(replace(t, seconds=factor * t.seconds) for t in self.timings),
+            fit=self.fit * unit,
+            refits=self.refits * unit[:, None],
         )
 
 
 def _is_within(value: float, timed: Sequence[float]) -> bool:
-    slack = 1.01  # a mean device batch size is not a whole number
-    return min(timed) / slack <= value <= max(timed) * slack
+    return min(timed) / SLACK <= value <= max(timed) * SLACK

@@ -59,8 +59,73 @@ def test_hours_and_costs_at_the_runs_own_plan_are_those_of_the_run() -> None:
     assert row.device_hours.value == pytest.approx(200 / 3600)
     assert row.cost.value == pytest.approx(600 / 3600)
     assert row.cost_with_waiting.value == pytest.approx((600 + 2000) / 3600)
-    assert row.extrapolated == ()
+    assert (row.extrapolated, row.basis) == ((), "timed")
     assert prediction.own_batch_size == 64
+
+
+def test_the_time_of_a_run_has_its_slow_steps() -> None:
+    """Every tenth log step writes a checkpoint: 100 of 1,000 steps take ten times as long."""
+    seconds = np.where(np.arange(50) % 10 == 0, 1.0, 0.1)
+
+    (row,) = predict(history(seconds_per_step=seconds), batch_sizes=[64], devices=[2]).rows
+
+    assert row.hours.value == pytest.approx((100 * 1.0 + 900 * 0.1) / 3600)
+    assert (row.hours.low, row.hours.high) == pytest.approx((row.hours.value,) * 2)
+
+
+def test_the_time_of_a_run_with_several_batch_sizes_is_that_of_its_steps() -> None:
+    """Every fifth log step is slow: the run takes 1.8 times what the medians say."""
+    size = np.where(STEP <= 500, 64.0, 256.0)
+    seconds = np.where(STEP <= 500, 0.1, 0.2) * np.where(np.arange(50) % 5 == 0, 5, 1)
+
+    rows = predict(
+        history(batch_size=size, examples=np.cumsum(20 * size), seconds_per_step=seconds),
+        batch_sizes=[64, 256],
+        devices=[2],
+    ).rows
+
+    took = [row.seconds_per_step.value for row in rows]
+    assert 500 * sum(took) == pytest.approx(20 * seconds.sum())
+    assert took == pytest.approx([0.18, 0.36], rel=0.01)
+    assert [row.basis for row in rows] == ["timed", "timed"]
+
+
+def test_the_short_last_batches_of_epochs_leave_the_runs_own_batch_as_it_is() -> None:
+    """`drop_last=False`: 22 batches of 64 and one of 29 in an epoch. The mean is 62.5."""
+    step = np.arange(10.0, 1001, 10)
+    examples = 64 * step - 35 * (step // 23)
+    size = np.where(step % 23 == 0, 29.0, 64.0)
+    same = np.ones(100)
+
+    prediction = predict(
+        {
+            **{"step": step, "examples": examples, "batch_size": size},
+            **{"noise_scale": 192 * same, "low": 128 * same, "high": 320 * same},
+            **{"seconds_per_step": 0.1 * same, "devices": same, "accumulation": 2 * same},
+        },
+        devices=[1],
+    )
+
+    own = next(row for row in prediction.rows if row.batch_size == 64)
+    assert (own.device_batch_size, own.accumulation) == (32, 2)
+    assert prediction.hardware.max_device_batch_size == 32
+    assert (own.extrapolated, own.basis) == ((), "timed")
+    assert own.hours.value * 3600 == pytest.approx(100, rel=0.03)
+
+
+def test_a_plan_that_the_run_was_not_timed_at_is_assumed() -> None:
+    rows = predict(history(), batch_sizes=[32, 64, 128], devices=[2, 4]).rows
+
+    assert [(r.devices, r.batch_size, r.basis) for r in rows] == [
+        (2, 32, "assumed"),
+        (2, 64, "timed"),
+        (2, 128, "assumed"),  # micro-batches of 32, as if no more did fit
+        (4, 32, "assumed"),
+        (4, 64, "assumed"),
+        (4, 128, "assumed"),
+    ]
+    untimed = predict(history(seconds_per_step=math.nan), batch_sizes=[64], devices=[2])
+    assert untimed.rows[0].basis is None
 
 
 def test_changes_of_the_batch_size_within_the_run_are_counted() -> None:
@@ -85,7 +150,7 @@ def test_a_larger_device_batch_is_planned_where_it_is_said_to_fit() -> None:
     (row,) = predict(history(), batch_sizes=[256], devices=[2], max_device_batch_size=128).rows
 
     assert (row.device_batch_size, row.accumulation) == (128, 1)
-    assert "step time" in row.extrapolated
+    assert (row.extrapolated, row.basis) == ((), "assumed")
 
 
 def test_without_prices_the_fastest_batch_on_the_runs_own_devices_is_recommended() -> None:
@@ -204,7 +269,7 @@ def test_rows_far_from_the_run_are_marked_and_told() -> None:
     prediction = predict(history(), batch_sizes=[4, 64, 1024], devices=[2])
 
     assert [row.extrapolated for row in prediction.rows] == [
-        ("batch size", "step time"),  # 2 of a device's 32 examples
+        ("batch size",),  # 2 of a device's 32 examples
         (),
         ("batch size",),
     ]
@@ -423,10 +488,10 @@ def test_devices_of_a_run_are_on_as_many_nodes_as_they_need() -> None:
     prediction = predict(history(devices=16), batch_sizes=[64], devices=[16], devices_per_node=8)
 
     (row,) = prediction.rows
-    assert row.extrapolated == ()
+    assert row.basis == "timed"
     assert row.seconds_per_step.value == pytest.approx(0.1)
     assert prediction.hardware.step_time is not None
-    assert prediction.hardware.step_time.extrapolates(4, 1, 16, 1)
+    assert not prediction.hardware.step_time.is_timed(4, 1, 16, 1)
 
 
 def test_the_monitors_history_predicts_as_it_is() -> None:

@@ -164,17 +164,40 @@ def test_an_assumption_that_the_timings_contradict_gives_way() -> None:
     assert model.seconds(32, 1, 1).value == pytest.approx(0.032, rel=0.07)
 
 
-def test_what_lies_outside_of_the_timed_plans_is_told() -> None:
+def test_a_plan_between_timed_plans_is_timed() -> None:
     model = fit_step_time(timings([(8, 1, 1, 1), (32, 1, 4, 1), (32, 1, 16, 2)]))
 
-    assert not model.extrapolates(8, 16, 2)  # micro-batches repeat one another
-    assert not model.extrapolates(20, 1, 1)
-    assert not model.extrapolates(20, 1, 16, 2)
-    assert model.extrapolates(33, 1, 1)
-    assert model.extrapolates(4, 1, 1)
-    assert model.extrapolates(8, 1, 8)
-    assert model.extrapolates(8, 1, 8, 2)
-    assert model.extrapolates(8, 1, 16, 4)
+    assert model.is_timed(8, 1, 2)
+    assert model.is_timed(20, 1, 1)
+    assert model.is_timed(20, 1, 16, 2)
+    assert not model.is_timed(8, 16, 2)
+    assert not model.is_timed(33, 1, 1)
+    assert not model.is_timed(4, 1, 1)
+    assert not model.is_timed(8, 1, 8)
+    assert not model.is_timed(8, 1, 8, 2)
+    assert not model.is_timed(8, 1, 16, 4)
+
+
+def test_a_device_batch_far_from_all_timed_ones_is_not_timed() -> None:
+    model = fit_step_time(timings([(8, 1, 1, 1), (64, 1, 1, 1)]))
+
+    assert [size for size in (8, 16, 17, 31, 32, 64) if model.is_timed(size)] == [8, 16, 32, 64]
+
+
+def test_micro_batches_repeat_one_another() -> None:
+    model = fit_step_time(timings([(8, 1, 1, 1), (8, 2, 1, 1)]))
+
+    assert model.is_timed(8, 16)
+
+
+def test_a_slower_device_takes_as_many_times_as_long() -> None:
+    model = fit_step_time(timings(ONE_DEVICE, scatter=0.1))
+
+    slower = model.scaled(3.0)
+
+    assert slower.seconds(100, 2, 4).low == pytest.approx(3 * model.seconds(100, 2, 4).low)
+    assert slower.seconds(100, 2, 4).value == pytest.approx(3 * model.seconds(100, 2, 4).value)
+    assert slower.log_residuals == pytest.approx(model.log_residuals)
 
 
 def test_bounds_do_not_change_from_call_to_call() -> None:

@@ -115,7 +115,7 @@ def test_several_curves_have_their_names(tmp_path: Path) -> None:
 
     assert [one.label for one in found.document().answers] == ["a", "b"]
     assert found.document().headline == "Critical batch sizes of 2 curves"
-    assert [*found.to_dict()] == ["a", "b"]
+    assert [*found.to_dict()["curves"]] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

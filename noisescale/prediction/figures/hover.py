@@ -24,6 +24,8 @@ def hover(p: PredictionRecord, row: PredictedRow, unit: Duration) -> str:
         lines.append(f"device-{unit.name}: {with_bounds(unit.convert(row.device_hours))}")
     if row.cost.known:
         lines.append(f"cost: {with_bounds(row.cost)}")
+    if row.basis is not None:
+        lines.append(f"step time: {row.basis}")
     if row.extrapolated:
         lines.append(f"extrapolated: {', '.join(row.extrapolated)}")
     return "<br>".join(lines)

@@ -118,7 +118,7 @@ def _draw_hours(drawn: go.Figure, p: PredictionRecord, low: float, high: float) 
         showlegend=not p.resolved,
     )
     if p.resolved:
-        symbols = ["diamond-open" if "step time" in row.extrapolated else "diamond" for row in rows]
+        symbols = ["diamond-open" if row.basis == "assumed" else "diamond" for row in rows]
         drawn.add_scatter(
             x=[row.batch_size for row in rows],
             y=[speed.value for speed in speeds],
@@ -177,4 +177,4 @@ def _caption(p: PredictionRecord) -> str:
         "Perfect scaling: examples within 20 % of their fewest (batch size up to B_crit/5)."
         " Maximal data parallelism: steps within 20 % of their fewest (5 B_crit and more)."
     )
-    return said + (" Open diamonds: the step time is extrapolated." if timed(p) else "")
+    return said + (" Open diamonds: the step time is assumed." if timed(p) else "")
