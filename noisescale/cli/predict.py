@@ -134,9 +134,12 @@ def predict_run(
         ),
     ] = None,
     unit: Annotated[
-        str,
-        typer.Option(help="Unit of batch sizes, for example sequences.", rich_help_panel=READING),
-    ] = "examples",
+        str | None,
+        typer.Option(
+            help="Unit of batch sizes, for example sequences. Default: the unit of the run.",
+            rich_help_panel=READING,
+        ),
+    ] = None,
     optimizer: Annotated[
         int,
         typer.Option(

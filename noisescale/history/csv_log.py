@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import codecs
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisescale.csv_lines import valid_lines
+from noisescale.history.growing_file import GrowingFile
 from noisescale.history.log import PREFIXES, Array, Log, Metric, is_recorded
 from noisescale.history.metric_names import ROOT, name_in
 from noisescale.printable import printable
@@ -45,13 +45,12 @@ class CsvLog(Log):
         """The names of the columns."""
         self._wanted = {*names, *CLOCKS, *TIMES}
         self._columns: dict[int, str] = {}
-        self._start, self._inode = b"", 0
-        self._end = self._size = self._lines = 0
+        self._file = GrowingFile()
 
     @property
     def unread(self) -> int:
         """The bytes after the last whole line."""
-        return self._size - self._end
+        return self._file.unread
 
     def replaced(self, files: list[Path]) -> bool:
         """Return whether the file was replaced, or written again from its beginning.
@@ -59,15 +58,7 @@ class CsvLog(Log):
         Raises:
             OSError: If the file does not exist any more.
         """
-        if not self._end:
-            return False
-        if self.path not in files:
-            return True
-        found = self.path.stat()
-        if found.st_ino != self._inode or found.st_size < self._end:
-            return True
-        with self.path.open("rb") as file:
-            return file.read(len(self._start)) != self._start
+        return self.path not in files or self._file.replaced(self.path)
 
     def read(self, files: list[Path]) -> bool:
         """Read what was added. Return whether there was anything new.
@@ -78,34 +69,20 @@ class CsvLog(Log):
         """
         (self.path,) = files
         before = len(self), len(self.names)
-        found = self.path.stat()
-        self._inode = found.st_ino
-        with self.path.open("rb") as file:
-            file.seek(self._end)
-            content = file.read()
-        self._size = self._end + len(content)
-        content = content[: content.rfind(b"\n") + 1]
-        self._end += len(content)
-        self._start = self._start or content[: content.find(b"\n") + 1]
-        lines = content.splitlines(keepends=True)
+        lines_before = self._file.lines
+        lines = self._file.read(self.path)
         # Spreadsheets may begin a file with the mark that "-sig" is for.
-        text = codecs.iterdecode(lines, "utf-8-sig" if not self._lines else "utf-8")
-        for number, cells in valid_lines(self.path, text, len(self.names), self._lines):
+        text = codecs.iterdecode(lines, "utf-8-sig" if not lines_before else "utf-8")
+        for number, cells in valid_lines(self.path, text, len(self.names), lines_before):
             if not self.names:
                 self._read_names(cells)
             elif self._add_line(number, cells):
-                self.last_row_at = found.st_mtime
-        self._lines += len(lines)
+                self.last_row_at = self._file.written
         return (len(self), len(self.names)) != before
 
     def check_endings(self, *, allow_truncated: bool = False) -> None:
         """Warn if the last line is not whole. It is left out, also with `allow_truncated`."""
-        if self.unread:
-            warnings.warn(
-                f"{printable(self.path)} ends within line {self._lines + 1}, as if the run was"
-                " killed while it wrote this line. The line is left out.",
-                stacklevel=3,
-            )
+        self._file.warn_of_rest(self.path)
 
     def other_names(self, prefix: str) -> list[str]:
         """Return the names of the other columns."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from noisescale.history.history import History
 from noisescale.history.log import Log
 from noisescale.history.metric_names import prefix_of
-from noisescale.history.reading import history_in, open_log
-from noisescale.history.run_files import files_of, runs_in
+from noisescale.history.reading import history_in, open_rows
+from noisescale.history.run_files import files_of_rows, runs_in
 from noisescale.refusal import FileRefusal, Refusal
 
 NOT_YET = ("unmeasured", "empty")
@@ -73,12 +73,12 @@ class FollowedRun:
                 "one that was moved or deleted",
                 "Start the command again with the new path of the run.",
             )
-        if not (files := files_of(run)):  # a CSVLogger deletes its file before it begins anew
+        if not (files := files_of_rows(run)):  # a CSVLogger deletes its file before it begins anew
             self._log = None
             return self._find() and self.read()
         try:
             if self._log is None or self._log.replaced(files):
-                self._log = open_log(run)
+                self._log = open_rows(run)
             added = self._log.read(files)
         except FileNotFoundError:  # it was replaced between the look and the reading
             self._log = None

@@ -25,9 +25,12 @@ COLUMN_OF = {
     "simple": "noise_scale",
     "simple_high": "high",
     "lower_bound": "low",
-    **{name: name for name in COLUMNS if name not in ("noise_scale", "low", "high")},
+    **{name: name for name in COLUMNS},
 }
 """The column of the history for each metric's name, without the name's prefix."""
+
+AFTER = "after"
+"""The column of a record with the step of the row before, see `noisescale.history.record`."""
 
 
 def is_recorded(name: str) -> bool:
@@ -64,6 +67,8 @@ class Log(ABC):
         """The number of each name, in the order in which the names were found."""
         self.last_row_at: float | None = None
         """The time at which a monitor's metric was last written, in seconds since the epoch."""
+        self.about: dict[str, tuple[str, float]] = {}
+        """The unit and the confidence of each monitor, by prefix, where the log has them."""
         self._of = array("l")
         self._parts = array("l")
         self._steps, self._values, self._seconds = array("d"), array("d"), array("d")

@@ -28,24 +28,24 @@ def prefix_of(optimizer: int, monitor: str | None = None) -> str:
     return f"{named}optimizer_{optimizer}/" if optimizer else named
 
 
-_STEP = re.compile(
+_BATCH_SIZE = re.compile(
     rf"(?:{'|'.join(map(re.escape, TRAINER_PREFIXES))}){ROOT}"
-    r"(?!group/)(?:(?!optimizer_\d+/)([^/]+)/)?(?:optimizer_(\d{1,9})/)?step"
+    r"(?!group/)(?:(?!optimizer_\d+/)([^/]+)/)?(?:optimizer_(\d{1,9})/)?batch_size"
 )
 
 
 def monitor_of(tag: str) -> tuple[str, int] | None:
-    """Return the monitor's name and the optimizer's number, if a tag is the `step` of a monitor.
+    """Return the monitor's name and the optimizer's number, if a tag is a monitor's batch size.
 
     A monitor without a name has the name "".
 
     Examples:
-        >>> [monitor_of(prefix_of(*who) + "step") for who in ((0,), (1,), (1, "wide"))]
+        >>> [monitor_of(prefix_of(*who) + "batch_size") for who in ((0,), (1,), (1, "wide"))]
         [('', 0), ('', 1), ('wide', 1)]
-        >>> monitor_of("noise_scale/group/step"), monitor_of("noise_scale/simple")
+        >>> monitor_of("noise_scale/group/batch_size"), monitor_of("noise_scale/simple")
         (None, None)
     """
-    found = _STEP.fullmatch(tag)
+    found = _BATCH_SIZE.fullmatch(tag)
     return (found[1] or "", int(found[2] or 0)) if found else None
 
 

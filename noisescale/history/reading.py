@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a run into a `History`, from TensorBoard's event files or a CSVLogger's file."""
+"""Read a run into a `History`, from its record, and its other metrics from its logger's files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from noisescale.history.csv_log import CsvLog
 from noisescale.history.event_log import EventLog
 from noisescale.history.history import History
 from noisescale.history.increments import MEASURED
-from noisescale.history.log import COLUMN_OF, Log
+from noisescale.history.log import AFTER, COLUMN_OF, Log
 from noisescale.history.metric_names import ABOUT_RUN, ROOT, monitor_of, name_in, prefix_of
 from noisescale.history.optimizers import OptimizerKind
-from noisescale.history.run_files import files_of, only_run_in
-from noisescale.history.trackers import refuse_chart
+from noisescale.history.record import RecordLog
+from noisescale.history.run_files import files_of, files_of_rows, only_run_in
+from noisescale.history.trackers import RECORD, refuse_chart
 from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
@@ -37,22 +38,24 @@ def read_run(
     monitor: str | None = None,
     allow_truncated: bool = False,
 ) -> History:
-    """Read the history that `NoiseScaleMonitor` logged in one run.
+    """Read the history that `NoiseScaleMonitor` recorded in one run.
+
+    It is in the file noise_scale.jsonl in the run's folder. Runs of earlier versions have it in
+    TensorBoard's event files or a CSVLogger's metrics.csv, which are read if there is no record.
 
     If a run was resumed from a checkpoint, some steps were trained twice. These steps count once,
     with their last values.
 
     Args:
-        path: A folder with TensorBoard's event files or with a CSVLogger's metrics.csv, one of
-            these files, or a parent folder that contains a single such run.
+        path: The folder of a run, one of its files, or a parent folder that contains a single run.
         optimizer: The number of the optimizer, if several were measured (manual optimization).
         monitor: The name of the monitor, if it has a name.
         allow_truncated: Accept an event file that ends within a record, and read its whole records.
             The event files of a run that still trains may end like this.
 
     Returns:
-        The same history as `monitor.history`, with the precision of the file (float32 in
-        TensorBoard). The unit is "examples", as files do not contain the unit.
+        The same history as `monitor.history`, with all rows. From a file of an earlier version it
+        has the precision of this file (float32 in TensorBoard), and the unit is "examples".
 
     Raises:
         ValueError: If nothing was logged, the file is damaged, or the folder has several runs.
@@ -60,12 +63,22 @@ def read_run(
         MissingExtraError: If there are event files, and TensorBoard is not installed.
     """
     path = only_run_in(Path(path))
-    log = read_log(path, allow_truncated=allow_truncated)
+    log = _read_whole(open_rows(path), files_of_rows(path), allow_truncated=allow_truncated)
     return history_in(log, path, monitor or "", optimizer)
 
 
+def open_rows(path: Path) -> Log:
+    """Return the log with a run's rows, of which nothing has been read yet.
+
+    Raises:
+        MissingExtraError: If there is no record but event files, and TensorBoard is not installed.
+    """
+    file = files_of_rows(path)[0]
+    return RecordLog(file) if file.name == RECORD else open_log(path)
+
+
 def open_log(path: Path, *names: str) -> Log:
-    """Return the log of a run, of which nothing has been read yet.
+    """Return the logger's log of a run, of which nothing has been read yet.
 
     Args:
         path: The run's folder or file.
@@ -74,8 +87,8 @@ def open_log(path: Path, *names: str) -> Log:
     Raises:
         MissingExtraError: If there are event files, and TensorBoard is not installed.
     """
-    kind = CsvLog if files_of(path)[0].suffix == ".csv" else EventLog
-    return kind(path, *names)
+    is_csv = any(file.suffix == ".csv" for file in files_of(path))
+    return (CsvLog if is_csv else EventLog)(path, *names)
 
 
 def read_log(path: Path, *names: str, allow_truncated: bool = False) -> Log:
@@ -85,8 +98,11 @@ def read_log(path: Path, *names: str, allow_truncated: bool = False) -> Log:
         ValueError: If a file is damaged, or ends within a record.
         OSError: If the run cannot be read.
     """
-    log = open_log(path, *names)
-    log.read(files_of(path))
+    return _read_whole(open_log(path, *names), files_of(path), allow_truncated=allow_truncated)
+
+
+def _read_whole(log: Log, files: list[Path], *, allow_truncated: bool) -> Log:
+    log.read(files)
     log.check_endings(allow_truncated=allow_truncated)
     return log
 
@@ -101,8 +117,34 @@ def history_in(log: Log, path: Path, monitor: str, optimizer: int) -> History:
     found = history_of(
         log.rows(prefix), printable(path), (monitor, optimizer), log.other_names(prefix)
     )
+    found.unit, found.confidence = log.about.get(prefix, (found.unit, found.confidence))
     found.source = path
     return found
+
+
+def measured_in(log: Log, path: Path, metric: str) -> tuple[Log, tuple[str, int], float] | None:
+    """Return what a monitor measured in a run of which another metric was read.
+
+    Args:
+        log: The logger's log.
+        path: The run.
+        metric: The other metric.
+
+    Returns:
+        The log with the monitor's rows, the names of the monitor and the optimizer, and how many
+        steps the logger's log is behind the optimizer. None if there is no monitor.
+    """
+    record = open_rows(path)
+    rows = record if isinstance(record, RecordLog) else log
+    if rows is record:
+        rows.read(files_of_rows(path))
+    who = min((who for name in rows.metrics if (who := monitor_of(name))), default=("", 0))
+    if isinstance(rows, RecordLog):
+        return rows, who, rows.behind
+    prefix = prefix_of(who[1], who[0])
+    clock = next((name for name in rows.metrics if name_in(name, prefix) == "step"), "")
+    at, steps, _ = rows.metric(clock, like=metric)
+    return (rows, who, steps_behind(at, steps)) if len(at) else None
 
 
 def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
@@ -124,19 +166,18 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
     path = only_run_in(Path(path))
     log = read_log(path, name, allow_truncated=True)
     steps, values, _ = log.metric(name)
-    ours = next((n for n in sorted(log.metrics) if monitor_of(n) is not None), "")
     known = np.isfinite(values)
     if not known.any():
         refuse_metric(path, name, metrics_of(path))
-    if not ours:
+    measured = measured_in(log, path, name)
+    if measured is None:
         raise Refusal(
             path,
             "be a run with NoiseScaleMonitor",
             "no metrics of the monitor",
             "Add `NoiseScaleMonitor()` to the callbacks of the Trainer.",
         )
-    clock = log.metric(ours, like=name)
-    at, found = steps[known] + steps_behind(clock.steps, clock.values), values[known]
+    at, found = steps[known] + measured[2], values[known]
     last = mark_last(at)
     order = np.argsort(at[last], kind="stable")
     return at[last][order], found[last][order]
@@ -205,6 +246,9 @@ def rows_that_count(columns: Mapping[str, Array]) -> NDArray[np.bool_]:
         columns: The rows in the order of logging, with the column `step`.
     """
     step = columns["step"]
+    if AFTER in columns:  # a record says what each row follows
+        goes_on_at = np.minimum.accumulate(columns[AFTER][::-1])[::-1][1:]
+        return np.append(step[:-1] <= goes_on_at, True)[: len(step)]
     kept = np.ones(len(step), dtype=bool)
     units = columns.get(MEASURED, np.full(len(step), math.nan))
     for row in np.flatnonzero(np.isnan(units)) if np.isfinite(units).any() else ():
@@ -220,47 +264,6 @@ def _is_metric(name: str) -> bool:
     """Return whether a tag or column is a metric for which a goal makes sense."""
     kinds = ("custom_scalars__config__", "text_summary", "step", "epoch")
     return not name_in(name, ROOT) and not name.endswith(kinds)
-
-
-def history_from_scalars(
-    scalars: Mapping[str, tuple[ArrayLike, ArrayLike]],
-    *,
-    optimizer: int = 0,
-    monitor: str | None = None,
-    source: str = "run",
-) -> History:
-    """Return the history from scalars that were read in another way.
-
-    Args:
-        scalars: From a tag to its steps, or the numbers of its rows, and its values. Values of one
-            step make a row; rows follow each other by rising step. Rows without one of the metrics
-            that are always logged are left out.
-        optimizer: See `read_run`.
-        monitor: See `read_run`.
-        source: The name of the run in error messages.
-
-    Raises:
-        ValueError: If the monitor logged nothing.
-
-    Examples:
-        >>> tags = {"step": 50, "examples": 1600, "batch_size": 32, "lower_bound": 12.5}
-        >>> logged = {f"noise_scale/{tag}": ([49], [value]) for tag, value in tags.items()}
-        >>> history_from_scalars(logged)["low"]
-        array([12.5])
-    """
-    prefix = prefix_of(optimizer, monitor)
-    ours = {
-        name: (np.asarray(steps, np.float64), np.asarray(values, np.float64))
-        for tag, (steps, values) in scalars.items()
-        if (name := name_in(tag, prefix)) is not None
-    }
-    rows = np.unique(ours["step"][0]) if "step" in ours else np.array([])
-    columns = {}
-    for tag, (steps, values) in ours.items():
-        columns[tag] = np.full(len(rows), math.nan)
-        known = np.isin(steps, rows)
-        columns[tag][np.searchsorted(rows, steps[known])] = values[known]
-    return history_of(columns, printable(source), (monitor or "", optimizer), list(scalars))
 
 
 def history_of(
@@ -289,7 +292,7 @@ def history_of(
     columns = {
         COLUMN_OF.get(name, name): values
         for name, values in logged.items()
-        if name in COLUMN_OF or name.startswith("group/")
+        if name in (*COLUMN_OF, AFTER) or name.startswith("group/")
     }
     if missing := [name for name in _ALWAYS if name not in columns]:
         refuse_chart(source, others)
@@ -301,6 +304,14 @@ def history_of(
                 "a log without metrics",
                 "Name the folder that the logger wrote to, or wait until it has written.",
                 word="empty",
+            )
+        if "step" in missing and logged:
+            raise Refusal(
+                source,
+                f"have the file {RECORD} beside the logger's files",
+                "the logger's files alone",
+                f"NoiseScaleMonitor writes {RECORD} into the run's folder: copy it, too.",
+                word="unrecorded",
             )
         has = f"other metrics are {printable(', '.join(others[:5]))}" if others else "nothing else"
         raise Refusal(
@@ -321,7 +332,7 @@ def history_of(
             word="empty",
         )
     kept = rows_that_count(columns)
-    columns = {name: values[kept] for name, values in columns.items()}
+    columns = {name: values[kept] for name, values in columns.items() if name != AFTER}
     unresolved = np.full(len(columns["step"]), math.inf)
     high = columns.get("high", unresolved)
     columns["high"] = np.where(np.isnan(high), math.inf, high)

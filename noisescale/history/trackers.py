@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs in the files of W&B and MLflow, and how to export their histories."""
+"""Runs in the files of W&B and MLflow, and how to get what they have of a run."""
 
 from __future__ import annotations
 
@@ -11,46 +11,70 @@ from noisescale.history.metric_names import ROOT
 from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
-NEXT = "and pass history.csv instead"
+RECORD = "noise_scale.jsonl"
+"""The name of the record of a run, see `noisescale.history.record`."""
 
-OF_WANDB = (
-    "python -c 'import pandas, wandb;"
+RECORD_OF = {
+    "W&B": "python -c 'import wandb;"
+    f' wandb.Api().run("ENTITY/PROJECT/{{run}}").file("{RECORD}").download()\'',
+    "MLflow": f"mlflow artifacts download -r {{run}} -a {RECORD} -d .",
+}
+"""Commands that fetch the record of a run."""
+
+HISTORY_OF = {
+    "W&B": "python -c 'import pandas, wandb;"
     ' pandas.DataFrame(wandb.Api().run("ENTITY/PROJECT/{run}").scan_history())'
-    '.to_csv("history.csv")\''
-)
-"""Exports every row of a run. `run.history()` would sample rows; charts average them."""
-
-OF_MLFLOW = (
-    "python -c 'import mlflow, pandas; c = mlflow.MlflowClient();"
+    '.to_csv("history.csv")\'',
+    "MLflow": "python -c 'import mlflow, pandas; c = mlflow.MlflowClient();"
     ' pandas.DataFrame({{k: {{m.step: m.value for m in c.get_metric_history("{run}", k)}}'
     ' for k in c.get_run("{run}").data.metrics}})'
-    '.to_csv("history.csv", index_label="step")\''
-)
+    '.to_csv("history.csv", index_label="step")\'',
+}
+"""Commands that export every row of a run. W&B's `run.history()` would sample rows; its charts
+average them."""
 
 
-def refuse_tracker(path: Path) -> None:
-    """Raise a ValueError if a folder or file belongs to W&B or MLflow."""
-    wandb = path if path.suffix == ".wandb" else next(path.rglob("run-*.wandb"), None)
-    if wandb is not None:
-        run = wandb.stem.removeprefix("run-")
-        folder = wandb.resolve().parent  # "latest-run" is a link to one
-        offline = f"`wandb sync {printable(wandb.parent)}`, then "
-        first = offline if folder.name.startswith("offline") else ""
+def refuse_tracker(path: Path, *, rows: bool = True) -> None:
+    """Raise a ValueError if a folder or file belongs to W&B or MLflow.
+
+    Args:
+        path: The folder or file, in which there is no record.
+        rows: Whether the rows of a monitor are wanted, not the other metrics of a run.
+    """
+    found = _run_of_wandb(path) or _run_of_mlflow(path)
+    if found is None:
+        return
+    tracker, run, first = found
+    if rows:
         raise Refusal(
             path,
-            "be a run of TensorBoard or a CSVLogger",
-            "a run of W&B",
-            f"Run {first}`{OF_WANDB.format(run=run)}` {NEXT}.",
+            f"have the file {RECORD}",
+            f"a run of {tracker} without it",
+            f"Run `{RECORD_OF[tracker].format(run=run)}` and pass {RECORD} instead.",
         )
-    mlflow = next(path.rglob("metrics/noise_scale/step"), None)
-    if mlflow is not None and (mlflow.parents[2] / "meta.yaml").exists():
-        run = printable(mlflow.parents[2].name)
-        raise Refusal(
-            path,
-            "be a run of TensorBoard or a CSVLogger",
-            "a run of MLflow",
-            f"Run `{OF_MLFLOW.format(run=run)}` {NEXT}.",
-        )
+    raise Refusal(
+        path,
+        "be a run of TensorBoard or a CSVLogger",
+        f"a run of {tracker}",
+        f"Run {first}`{HISTORY_OF[tracker].format(run=run)}` and pass history.csv instead.",
+    )
+
+
+def _run_of_wandb(path: Path) -> tuple[str, str, str] | None:
+    """Return the tracker, the run's name, and what to run first; None if there is no run."""
+    file = path if path.suffix == ".wandb" else next(path.rglob("run-*.wandb"), None)
+    if file is None:
+        return None
+    is_offline = file.resolve().parent.name.startswith("offline")  # "latest-run" is a link to one
+    first = f"`wandb sync {printable(file.parent)}`, then " if is_offline else ""
+    return "W&B", file.stem.removeprefix("run-"), first
+
+
+def _run_of_mlflow(path: Path) -> tuple[str, str, str] | None:
+    metric = next(path.rglob("metrics/noise_scale/batch_size"), None)
+    if metric is None or not (metric.parents[2] / "meta.yaml").exists():
+        return None
+    return "MLflow", printable(metric.parents[2].name), ""
 
 
 def refuse_chart(source: str, names: Iterable[str]) -> None:
@@ -58,7 +82,7 @@ def refuse_chart(source: str, names: Iterable[str]) -> None:
     if any(re.search(rf" - (?:train/)?{ROOT}", name) for name in names):
         raise Refusal(
             source,
-            "have all metrics of a run",
-            "the export of a W&B chart, which has few metrics",
-            f"Run `{OF_WANDB.format(run='RUN')}` {NEXT}.",
+            "have all columns of a history",
+            "the export of a W&B chart, which has few",
+            f"Run `{RECORD_OF['W&B'].format(run='RUN')}` and pass {RECORD} instead.",
         )

@@ -164,6 +164,9 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             self._called, self._on_forward = called, self._forward_hook(share_of)
             self._remove_hooks()  # the one that brought us here
             self._watch()
+            if state.is_world_process_zero:
+                with self._guard("The rows of the noise scale are not recorded in a file"):
+                    self._meters[0].record_in(trainer_access.folders_of_logs(self, args))
             with self._guard("The console shows all keys of the noise scale"):
                 for callbacks in trainer_access.lists_with(self):
                     print_less(callbacks, self._guard)
@@ -220,7 +223,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         # Not what evaluation logs; and at the end what is new since the last log step.
         at_end = "train_loss" in logs
         if "loss" in logs or (at_end and logged.unfinished):
-            known = logged.read(at_end=at_end).loggable
+            known = logged.read(state.global_step, at_end=at_end).loggable
             logs.update(known)
             if state.log_history:  # the Trainer has put a copy of the logs there just now
                 state.log_history[-1].update(known)

@@ -10,6 +10,7 @@ import gc
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
-from transformers import DefaultFlowCallback, TrainerCallback, TrainerState
+from transformers import DefaultFlowCallback, TrainerCallback, TrainerState, TrainingArguments
+from transformers.integrations.integration_utils import TensorBoardCallback
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.utils.logging import get_logger
 
@@ -149,6 +151,17 @@ def lists_with(callback: TrainerCallback) -> list[list[TrainerCallback]]:
         for holder in gc.get_referrers(callback)
         if isinstance(holder, list) and any(isinstance(c, DefaultFlowCallback) for c in holder)
     ]
+
+
+def folders_of_logs(callback: TrainerCallback, args: TrainingArguments) -> list[Path]:
+    """Return the folders for the record of a run: TensorBoard's, or else `output_dir`."""
+    writers = [
+        each.tb_writer
+        for callbacks in lists_with(callback)
+        for each in callbacks
+        if isinstance(each, TensorBoardCallback) and each.tb_writer is not None
+    ]
+    return [Path(folder) for folder in {w.log_dir for w in writers} or {args.output_dir}]
 
 
 def takes_token_ids(model: nn.Module) -> bool:

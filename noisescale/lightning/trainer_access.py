@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     HOOKS, DATA_MODULES = (DataHooks,), (LightningDataModule,)
     WANDB_LOGGERS = (WandbLogger,)
     MLFLOW_LOGGERS = (MLFlowLogger,)
+    DUMMY_LOGGERS = (DummyLogger,)
 else:
     _PACKAGES = [
         name
@@ -66,6 +67,7 @@ else:
     )
     WANDB_LOGGERS = _in_all_packages(".loggers", "WandbLogger")
     MLFLOW_LOGGERS = _in_all_packages(".loggers", "MLFlowLogger")
+    DUMMY_LOGGERS = _in_all_packages(".loggers.logger", "DummyLogger")
 
 if _logger is not None:
     rank_zero.log = _logger

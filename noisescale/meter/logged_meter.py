@@ -6,13 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, WarnOnce
 from noisescale.history.history import History
+from noisescale.history.increments import INCREMENTS
 from noisescale.history.metric_names import ABOUT_RUN, ROOT
 from noisescale.history.optimizers import OptimizerKind, learning_rate_of, parameters_of
+from noisescale.history.record import Recorder
 from noisescale.meter.meter import NoiseScaleMeter
 from noisescale.meter.step_timer import step_timer
 
@@ -28,7 +31,7 @@ class _Now(NamedTuple):
     seconds_per_step: float
 
 
-OF_EVERY_RUN: dict[str, Callable[[_Now], float]] = {
+LOGGED: dict[str, Callable[[_Now], float]] = {
     "simple": lambda now: now.estimate.value,
     "simple_low": lambda now: now.estimate.low,
     "simple_high": lambda now: now.estimate.high,
@@ -37,19 +40,26 @@ OF_EVERY_RUN: dict[str, Callable[[_Now], float]] = {
     "noise_trace": lambda now: now.estimate.noise_trace,
     "batch_size": lambda now: now.meter.batch_size,
     "efficiency": lambda now: now.estimate.efficiency(now.meter.batch_size),
+    "seconds_per_step": lambda now: now.seconds_per_step,
+    "skipped_steps": lambda now: float(now.meter.skipped_steps),
+}
+"""Names, without their prefix, of the metrics of every run that loggers get."""
+
+RECORDED: dict[str, Callable[[_Now], float]] = {
     "step": lambda now: float(now.meter.last_measured_step),
     "examples": lambda now: now.meter.examples,
     "devices": lambda now: float(now.meter.devices),
     "accumulation": lambda now: float(now.meter.accumulation),
-    "seconds_per_step": lambda now: now.seconds_per_step,
-    "skipped_steps": lambda now: float(now.meter.skipped_steps),
     "measured_steps": lambda now: float(now.meter.measured_steps),
     "measuring_cost": lambda now: now.meter.measuring_cost,
 }
-"""Names, without their prefix, of the metrics that every run has at every step."""
+"""Names of the metrics of every run that only its record needs."""
 
-NAMES = (*OF_EVERY_RUN, *ABOUT_RUN, "learning_rate")
+NAMES = (*LOGGED, *RECORDED, *ABOUT_RUN, "learning_rate")
 """The names of every run, and those about the optimizer."""
+
+_FOR_THE_RECORD = {*RECORDED, *ABOUT_RUN, "learning_rate", "coverage", *INCREMENTS}
+"""Names of metrics that loggers do not get."""
 
 _NEED_UPPER_END = {"simple", "simple_low", "simple_high", "efficiency"}
 """Names logged only if the whole gradient's noise scale is resolved: TensorBoard draws a band only
@@ -67,19 +77,23 @@ class Metrics(NamedTuple):
     """Names of values that depend on a noise scale that is not resolved."""
     estimate: NoiseScale
     """The noise scale of the whole gradient."""
+    prefix: str = ""
+    """The beginning of the names."""
 
     def with_prefix(self, prefix: str) -> Metrics:
         """Return the metrics under names with the prefix."""
         unresolved = {prefix + name for name in self.unresolved}
-        return Metrics({prefix + n: v for n, v in self.all.items()}, unresolved, self.estimate)
+        metrics = {prefix + name: value for name, value in self.all.items()}
+        return Metrics(metrics, unresolved, self.estimate, prefix)
 
     @property
     def loggable(self) -> dict[str, float]:
-        """The metrics for loggers: finite values, and noise scales only if they are resolved."""
+        """The metrics for loggers: what a person looks at, where it is finite and resolved."""
         return {
             name: value
             for name, value in self.all.items()
             if math.isfinite(value) and name not in self.unresolved
+            if name.removeprefix(self.prefix) not in _FOR_THE_RECORD
         }
 
 
@@ -124,6 +138,7 @@ class LoggedMeter:
         """
         self._names: tuple[str, ...] = NAMES
         self._last_read_step = -1
+        self._recorders: list[Recorder] = []
 
     @property
     def has_news(self) -> bool:
@@ -140,6 +155,18 @@ class LoggedMeter:
         """Whether steps were taken, measured or not, since the last row of the history."""
         return self.meter.steps > self.history.last_step
 
+    def record_in(self, folders: Iterable[Path]) -> None:
+        """Write each further row of the history to the record in some folders, too.
+
+        Only one rank may do so.
+        """
+        self._recorders = [Recorder(folder, self._prefix) for folder in folders]
+
+    @property
+    def records(self) -> list[Path]:
+        """The files in which rows of the history are recorded."""
+        return [recorder.path for recorder in self._recorders]
+
     def step(self, *, loss_divisor: float | None = None) -> None:
         """Close the current step, see `NoiseScaleMeter.step`."""
         self.meter.step(loss_divisor=loss_divisor)
@@ -155,7 +182,7 @@ class LoggedMeter:
         with self.guard("The last steps are missing from the averages"):
             self.meter.close(interrupted=interrupted)
 
-    def read(self, *, at_end: bool = False) -> Metrics:
+    def read(self, log_step: float = math.nan, *, at_end: bool = False) -> Metrics:
         """Return the metrics, and add a row to the history if a step was to be measured.
 
         Rows are added at measured steps, and one at the last step of the run. The last row counts
@@ -166,6 +193,10 @@ class LoggedMeter:
         was due since the last row (`every_n_steps` above 1), the last values are returned.
 
         If reading fails, all metrics are NaN, and the meter warns once.
+
+        Args:
+            log_step: The step under which the trainer logs now.
+            at_end: Whether this is the end of the run.
         """
         with self.guard("The noise scale was not logged"):
             self._warn_of_lone_steps()
@@ -179,22 +210,26 @@ class LoggedMeter:
                 if at_end:
                     examples = now.all["examples"] + self.meter.unmeasured_examples
                     now.all.update(step=float(self.meter.steps), examples=examples)
-                self._append_row(now)
+                self._append_row(now, log_step)
             return now.with_prefix(self._prefix)
         return self._unknown()
 
-    def _append_row(self, now: Metrics) -> None:
-        self.history.append(
-            noise_scale=now.estimate.value,
-            low=now.estimate.low,
-            high=now.estimate.high,
+    def _append_row(self, now: Metrics, log_step: float) -> None:
+        row = {
+            "noise_scale": now.estimate.value,
+            "low": now.estimate.low,
+            "high": now.estimate.high,
             **self.meter.sums._asdict(),
             **{
                 column: now.all[column]
                 for column in self.history
                 if column in now.all and column not in now.unresolved
             },
-        )
+        }
+        for recorder in self._recorders:
+            with self.guard(f"A row of the noise scale is missing in {recorder.path}"):
+                recorder.add(self.history, row, behind=row["step"] - log_step)
+        self.history.append(**row)
         self._measured_by_last_row = self.meter.measured_steps
 
     def look(self) -> Metrics:
@@ -215,7 +250,7 @@ class LoggedMeter:
         self._last_read_step = meter.last_measured_step
         estimate = _current(meter.noise_scale, in_force)
         now = _Now(estimate, meter, self.timer.mean)
-        metrics = {name: value_of(now) for name, value_of in OF_EVERY_RUN.items()}
+        metrics = {name: value_of(now) for name, value_of in (LOGGED | RECORDED).items()}
         kind = math.nan if self._kind is None else float(self._kind)
         metrics |= zip(ABOUT_RUN, (kind, float(self._parameters)), strict=True)
         metrics["learning_rate"] = self._learning_rate(in_step=in_step)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runs with a monitor and their histories, from TensorBoard's data provider."""
+"""The runs with a monitor, from TensorBoard's data provider, and their records."""
 
 from __future__ import annotations
 
@@ -9,30 +9,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-import numpy as np
 from tensorboard import errors
 from tensorboard.context import RequestContext
 from tensorboard.data.provider import RunTagFilter
 
-from noisescale.history.history import COLUMNS, History
-from noisescale.history.metric_names import (
-    ABOUT_RUN,
-    TRAINER_PREFIXES,
-    monitor_of,
-    name_in,
-    prefix_of,
-)
-from noisescale.history.reading import history_from_scalars, read_run
-from noisescale.history.run_files import files_of
+from noisescale.history.history import History
+from noisescale.history.metric_names import TRAINER_PREFIXES, monitor_of, prefix_of
+from noisescale.history.reading import read_run
+from noisescale.history.run_files import files_of_rows
+from noisescale.history.trackers import RECORD
 from noisescale.refusal import Refusal
 from noisescale.tensorboard_plugin.query import index
-from noisescale.tensorboard_plugin.sampled import in_rows, on_common_steps
-
-MOST_POINTS = 1000
-"""The number of points of each tag. TensorBoard also keeps this many, at random, with the last."""
-
-TAGS = ("simple", "simple_high", "lower_bound", *COLUMNS, *ABOUT_RUN)
-"""The tags to read. Columns that have another name in logs are not found, which does no harm."""
 
 
 class Measured(NamedTuple):
@@ -80,7 +67,7 @@ class LoggedRuns(NamedTuple):
 
     def has_runs(self) -> bool:
         """Return whether there is a run with a monitor."""
-        without_a_name = [f"{before}{prefix_of(0)}step" for before in TRAINER_PREFIXES]
+        without_a_name = [f"{before}{prefix_of(0)}batch_size" for before in TRAINER_PREFIXES]
         return bool(self._tags(without_a_name)) or bool(self.list_measured())
 
     def list_measured(self) -> list[Measured]:
@@ -104,49 +91,28 @@ class LoggedRuns(NamedTuple):
         )
         return {run: tags for run, tags in found.items() if tags}
 
-    def files_of(self, run: str) -> list[Path]:
-        """Return the event files of a run; none if they are on another machine."""
-        folder = Path(self.logdir, run)
-        return files_of(folder) if self.logdir and folder.is_dir() else []
-
     def history(self, measured: Measured) -> History:
-        """Return what was logged of one optimizer by one monitor, from the files of the run.
-
-        TensorBoard keeps a sample of the points of each metric. If the run's files are on another
-        machine, the history is made of these points.
+        """Return what was recorded of one optimizer by one monitor, in the folder of the run.
 
         Raises:
             NotFoundError: If there is no such run, monitor or optimizer.
-            ValueError: If the history has no whole row, or a file is damaged.
+            ValueError: If the history has no whole row, a file is damaged, or the run's folder is
+                on another machine.
         """
-        if files := self.files_of(measured.run):
+        folder = Path(self.logdir, measured.run)
+        files = files_of_rows(folder) if self.logdir and folder.is_dir() else []
+        if files:
             sizes = tuple(file.stat().st_size for file in files)
-            return _history_in_files(Path(self.logdir, measured.run), *measured[1:], sizes)
-        return self._history_in_points(measured)
-
-    def _history_in_points(self, measured: Measured) -> History:
-        run, monitor, optimizer = measured
-        prefix = prefix_of(optimizer, monitor)
-        tags = [before + prefix + tag for before in TRAINER_PREFIXES for tag in TAGS]
-        found = self.provider.read_scalars(
-            self.ctx,
-            experiment_id=self.experiment,
-            plugin_name="scalars",
-            downsample=MOST_POINTS,
-            run_tag_filter=RunTagFilter(runs=[run], tags=tags),
-        )
-        logged = {
-            prefix + str(name_in(tag, prefix)): (
-                np.array([point.step for point in points], dtype=np.float64),
-                np.array([point.wall_time for point in points], dtype=np.float64),
-                np.array([point.value for point in points], dtype=np.float64),
-            )
-            for tag, points in found.get(run, {}).items()
-        }
-        if (base := f"{prefix}step") not in logged:
+            return _history_in_files(folder, *measured[1:], sizes)
+        if measured not in self.list_measured():
             raise _missing_run(measured)
-        scalars = on_common_steps(in_rows(logged, base), base)
-        return history_from_scalars(scalars, optimizer=optimizer, monitor=monitor, source=run)
+        raise Refusal(
+            "logdir",
+            f"be a folder of this machine, with the file {RECORD} of each run",
+            self.logdir or "none",
+            "TensorBoard reads what loggers wrote, which is not all of it. Run `noisescale predict`"
+            " where the folder of the run is, or start TensorBoard there with `--logdir`.",
+        )
 
 
 @lru_cache(maxsize=64)

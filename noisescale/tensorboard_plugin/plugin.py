@@ -29,7 +29,7 @@ from noisescale.report.drawing import SETTINGS, place_figure
 from noisescale.report.numbers import plural
 from noisescale.report.page import drawing_script
 from noisescale.report.records import finite
-from noisescale.tensorboard_plugin.logged_runs import MOST_POINTS, LoggedRuns, Measured
+from noisescale.tensorboard_plugin.logged_runs import LoggedRuns, Measured
 from noisescale.tensorboard_plugin.query import number, numbers
 from noisescale.tensorboard_plugin.tab import Tab
 
@@ -37,13 +37,6 @@ Application = Callable[..., Any]
 
 MOST_RUNS = 30
 """The most runs that are compared: each is predicted anew whenever the page looks for news."""
-
-
-SAMPLED = (
-    f"The files of this run are not on TensorBoard's machine. All numbers here are made of at most"
-    f" {MOST_POINTS:,} points of each metric, which TensorBoard chose at random. `noisescale"
-    " predict` reads all points."
-)
 
 
 class NoiseScalePlugin(Tab):
@@ -106,7 +99,7 @@ class NoiseScalePlugin(Tab):
             "summary": None if said.summary is None else asdict(said.summary),
             "answers": [asdict(one) for one in said.answers],
             "tables": [asdict(table) for table in said.tables],
-            "warnings": [*said.doubts, *([] if runs.files_of(measured.run) else [SAMPLED])],
+            "warnings": said.doubts,
             "assumptions": said.assumptions,
             "next": said.next,
             "last_step": float(p.history["step"][-1]),

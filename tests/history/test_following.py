@@ -176,7 +176,7 @@ def test_a_csv_file_that_is_deleted_during_a_reading_is_waited_for(
         return [file]
 
     with monkeypatch.context() as patch:
-        patch.setattr(following, "files_of", deleted)
+        patch.setattr(following, "files_of_rows", deleted)
         assert run.read() is False
     file.write_text(HEADER + csv_rows(range(1, 6)))
     run.read()

@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fits import both_loggers, fit, loader
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from noisescale import History, NoiseScaleMonitor, predict
+from noisescale import predict
 from noisescale.history.event_log import EventLog
-from noisescale.history.optimizers import OptimizerKind
-from noisescale.history.reading import history_from_scalars, read_run
+from noisescale.history.reading import read_run
 from noisescale.history.run_files import files_of
 from noisescale.refusal import Refusal
 
@@ -39,60 +37,6 @@ def write(folder: Path, steps: range, *, suffix: str = "", **changed: Any) -> Pa
                     writer.add_scalar(f"noise_scale/{name}", value, step - 1)
             writer.add_scalar("loss", 1 / step, step - 1)
     return max(folder.glob("events*"), key=lambda file: file.stat().st_mtime_ns)
-
-
-def assert_same(read: History, own: dict[str, list[float]], rel: float) -> None:
-    for column, values in own.items():
-        expected = np.array(values, dtype=float)
-        if column == "noise_scale":  # the value of what is not resolved is not logged
-            expected = np.where(np.isinf(own["high"]), math.nan, expected)
-        if column.startswith("sum_"):
-            assert np.isnan(read[column]).all()  # float32 would spoil it: not logged
-        elif column in read or np.isfinite(expected).any():
-            assert read[column] == pytest.approx(expected, rel=rel, nan_ok=True), column
-
-
-@pytest.mark.parametrize("where", ["board", "csv", "file"])
-def test_a_run_is_read_back_as_it_was_measured(tmp_path: Path, where: str) -> None:
-    loggers = both_loggers(tmp_path)
-    (result, _) = fit(
-        NoiseScaleMonitor(groups=lambda name: name.split(".")[-1]),
-        train_loader=loader(10, 400),
-        accumulate_grad_batches=2,
-        logger=loggers,
-        log_every_n_steps=3,
-    )
-    own = result["history"]
-    file = next((tmp_path / "board").glob("events*"))
-
-    read = read_run({"board": tmp_path / "board", "csv": tmp_path / "csv", "file": file}[where])
-
-    assert len(read["step"]) == len(own["step"]) > 2
-    assert_same(read, own, rel=1e-12 if where == "csv" else 1e-6)
-    assert read["accumulation"][0] == 2
-    assert np.isfinite(read["increment_grad_sq_norm_squares"]).all()
-
-
-def test_all_sources_of_a_run_predict_the_same(tmp_path: Path) -> None:
-    """Of running totals in float32 TensorBoard's read 9.95 where the CSV file's read 519."""
-    loggers = both_loggers(tmp_path)
-    (result, _) = fit(
-        NoiseScaleMonitor(), train_loader=loader(30, 6000), logger=loggers, log_every_n_steps=7
-    )
-    columns = {name: np.array(values) for name, values in result["history"].items()}
-    columns = History.from_columns(columns, optimizer=OptimizerKind.SGD)
-
-    own, board, csv = (
-        predict(run, [8, 64], [1]) for run in (columns, tmp_path / "board", tmp_path / "csv")
-    )
-
-    assert own.resolved
-    assert csv.critical_batch_size == own.critical_batch_size
-    for ours, theirs in zip(board.rows, own.rows, strict=True):
-        assert (ours.steps.value, ours.steps.low, ours.steps.high) == pytest.approx(
-            (theirs.steps.value, theirs.steps.low, theirs.steps.high), rel=1e-5
-        )
-    assert not own.run.as_logged
 
 
 @pytest.mark.parametrize("before", ["", "train/"])
@@ -130,14 +74,16 @@ def test_of_steps_trained_again_after_a_restart_the_last_count(tmp_path: Path) -
     assert read["batch_size"].tolist() == [32] * 60 + [64] * 60
 
 
-def test_a_row_without_a_newly_measured_step_does_not_hide_what_the_one_before_it_added() -> None:
+def test_a_row_without_a_newly_measured_step_does_not_hide_what_the_one_before_it_added(
+    tmp_path: Path,
+) -> None:
     """Steps are measured ever more rarely: what was measured at 11 is logged again at 20."""
-    always = {"step": [1, 11, 11, 21], "batch_size": [32] * 4, "lower_bound": [5, 6, 6, 7]}
-    always["examples"] = [32 * step for step in always["step"]]
-    logged = {name: ([0, 10, 20, 30], values) for name, values in always.items()}
-    logged["increment_measured_steps"] = ([0, 10, 30], [1, 2, 1])
+    rows = ["1,32,32,5,1", "11,352,32,6,2", "11,352,32,6,", "21,672,32,7,1"]
+    names = ("step", "examples", "batch_size", "lower_bound", "increment_measured_steps")
+    header = ",".join(f"noise_scale/{name}" for name in names)
+    (tmp_path / "metrics.csv").write_text("\n".join([header, *rows, ""]))
 
-    read = history_from_scalars({f"noise_scale/{name}": of for name, of in logged.items()})
+    read = read_run(tmp_path)
 
     assert read["step"].tolist() == [1, 11, 21]
     assert read["increment_measured_steps"].tolist() == [1, 2, 1]
@@ -318,9 +264,9 @@ def test_runs_that_hold_nothing_are_refused_with_the_remedy(tmp_path: Path) -> N
         ),
         (
             tmp_path / "nothing",
-            f"`{tmp_path}/nothing` must contain a run, got no event file of TensorBoard and no"
-            " metrics.csv. Name the folder that the logger wrote to, for example"
-            " lightning_logs/version_0.",
+            f"`{tmp_path}/nothing` must contain a run, got no noise_scale.jsonl, no event"
+            " file of TensorBoard and no metrics.csv. Name the folder that the logger wrote to, for"
+            " example lightning_logs/version_0.",
         ),
     ):
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
@@ -406,42 +352,3 @@ def test_a_run_is_predicted_from_by_the_name_of_its_folder(tmp_path: Path) -> No
     )
 
     assert by_path == by_name == read
-
-
-def test_rows_that_lack_what_is_always_logged_are_left_out() -> None:
-    """As of a run that was cut off, or of which TensorBoard kept other steps."""
-    scalars = {
-        f"noise_scale/{tag}": ([0, 10, 20], [1.0, 11.0, 21.0])
-        for tag in ("step", "examples", "lower_bound")
-    }
-    scalars["noise_scale/batch_size"] = ([0, 10], [32.0, 32.0])
-    scalars["noise_scale/simple"] = ([0, 5], [9.0, 99.0])
-
-    history = history_from_scalars(scalars)
-
-    assert history["step"].tolist() == [1, 11]
-    assert history["noise_scale"] == pytest.approx([9, math.nan], nan_ok=True)
-    del scalars["noise_scale/batch_size"]
-    scalars["noise_scale/batch_size"] = ([5], [32.0])
-    with pytest.raises(ValueError, match=r"^`run` must have a whole row of NoiseScaleMonitor's me"):
-        history_from_scalars(scalars)
-
-
-def test_scalars_read_elsewhere_are_joined_by_their_step() -> None:
-    scalars = {
-        "noise_scale/step": ([0, 10, 20], [1.0, 11.0, 21.0]),
-        "noise_scale/examples": ([0, 10, 20], [32.0, 352.0, 672.0]),
-        "noise_scale/batch_size": ([0, 10, 20], [32.0, 32.0, 32.0]),
-        "noise_scale/lower_bound": ([0, 10, 20], [5.0, 6.0, 7.0]),
-        "noise_scale/simple": ([10, 20], [9.0, 10.0]),
-        "noise_scale/simple_high": ([10, 20], [15.0, 16.0]),
-        "loss": ([0, 5], [1.0, 0.5]),
-    }
-
-    history = history_from_scalars(scalars)
-
-    assert history["step"].tolist() == [1, 11, 21]
-    assert history["noise_scale"] == pytest.approx([math.nan, 9, 10], nan_ok=True)
-    assert history["high"].tolist() == [math.inf, 15, 16]
-    with pytest.raises(ValueError, match=r"^`this` must be a run with NoiseScaleMonitor"):
-        history_from_scalars({"loss": ([0], [1.0])}, source="this")

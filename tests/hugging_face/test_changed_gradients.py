@@ -61,7 +61,7 @@ def test_gradients_changed_before_the_step_are_measured_as_the_pass_made_them(
     found, told = trained(ScalingTrainer, gradient_accumulation_steps=accumulation)
 
     assert found.noise_scale == untouched.noise_scale
-    assert found.log_history[-2]["noise_scale/measured_steps"] == 7
+    assert found.noise_scale.steps == 7
     assert told == []
 
 

@@ -29,7 +29,7 @@ from noisescale.prediction.figures import FIGURES
 from noisescale.report.records import finite
 from noisescale.tensorboard_plugin.loader import NoiseScaleLoader
 from noisescale.tensorboard_plugin.logged_runs import LoggedRuns, Measured
-from noisescale.tensorboard_plugin.plugin import SAMPLED, NoiseScalePlugin
+from noisescale.tensorboard_plugin.plugin import NoiseScalePlugin
 
 
 def plugin_of(logs: Path, *, files: bool = True) -> NoiseScalePlugin:
@@ -269,30 +269,28 @@ def test_bad_values_are_answered_with_one_line(
     assert json.loads(response.data) == {"error": message}
 
 
-@pytest.mark.parametrize("files", [True, False])
-def test_a_long_run_is_resolved_although_tensorboard_keeps_other_points_of_each_tag(
-    tmp_path: Path, files: bool
+def test_a_long_run_is_read_from_its_files_and_not_from_the_points_that_tensorboard_keeps(
+    tmp_path: Path,
 ) -> None:
     rows = 3000
-    with SummaryWriter(str(tmp_path / "long")) as writer:
-        for step in range(1, rows + 1):
-            row = {"step": step, "examples": 64 * step, "batch_size": 64, "lower_bound": 150}
-            if step > rows / 10:
-                row |= {"simple": 192, "simple_high": 250}
-            for tag, value in row.items():
-                writer.add_scalar(f"noise_scale/{tag}", value, step)
+    log_run(tmp_path / "long", rows=rows)
 
-    plugin = plugin_of(tmp_path, files=files)
-    answer = json.loads(get(plugin, "/prediction", run="long").data)
+    plugin = plugin_of(tmp_path)
     logged = LoggedRuns(plugin._provider, RequestContext(), "", plugin._logdir)
 
-    (line,) = (t for t in answer["figures"][1]["drawing"]["data"] if t["name"] == "noise scale")
-    first_resolved = next(x for x, y in zip(line["x"], line["y"], strict=True) if y is not None)
-    assert first_resolved == pytest.approx(rows / 10, abs=30)
-    lacking = sum(y is None for x, y in zip(line["x"], line["y"], strict=True) if x > 400)
-    assert lacking == 0
-    assert (SAMPLED in answer["warnings"]) is not files
-    assert (len(logged.history(Measured("long"))) == rows) is files
+    assert len(logged.history(Measured("long"))["step"]) == rows
+
+
+def test_runs_whose_files_are_elsewhere_say_where_to_predict(logs: Path) -> None:
+    response = get(plugin_of(logs, files=False), "/prediction", run="one")
+
+    assert response.status_code == 400
+    assert json.loads(response.data)["error"] == (
+        "`logdir` must be a folder of this machine, with the file noise_scale.jsonl of each run,"
+        " got gs://a/b. TensorBoard reads what loggers wrote, which is not all of it. Run"
+        " `noisescale predict` where the folder of the run is, or start TensorBoard there with"
+        " `--logdir`."
+    )
 
 
 def test_the_page_stays_away_where_nothing_was_measured(tmp_path: Path) -> None:
@@ -363,9 +361,8 @@ def row(step: int, weight: float | None) -> dict[str, float]:
     return logged
 
 
-@pytest.mark.parametrize("files", [True, False])
 def test_a_resumed_run_reads_in_the_tab_as_in_predict_and_as_one_that_was_not(
-    tmp_path: Path, files: bool
+    tmp_path: Path,
 ) -> None:
     """It ended at step 300 (the last row measured nothing), and once more at 400, and went on."""
     first = [(k, k - 7, 64.0 * 50) for k in range(50, 301, 50)]
@@ -380,7 +377,7 @@ def test_a_resumed_run_reads_in_the_tab_as_in_predict_and_as_one_that_was_not(
                     for tag, value in row(step, weight).items():
                         writer.add_scalar(f"noise_scale/{tag}", value, logged_at - 1)
 
-    runs = plugin_of(tmp_path, files=files)
+    runs = plugin_of(tmp_path)
     provided = [read_run(tmp_path / x) for x in ("resumed", "whole")]
     answers = [json.loads(get(runs, "/prediction", run=x).data) for x in ("resumed", "whole")]
 

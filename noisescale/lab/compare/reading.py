@@ -74,7 +74,7 @@ def read_trials(
     found = [*_read_path(path, metric, submission)]
     trials = [trial for each in found for trial in each.trials]
     if not found:
-        refuse_tracker(path)
+        refuse_tracker(path, rows=False)
         raise Refusal(
             path,
             "contain trials",

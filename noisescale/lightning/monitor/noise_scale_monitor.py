@@ -30,7 +30,12 @@ from noisescale.history.history import History
 from noisescale.history.metric_names import check_monitor_name, prefix_of
 from noisescale.lightning import trainer_access
 from noisescale.lightning.monitor.meters import ids_of_trained, meters_for, with_assigned_groups
-from noisescale.lightning.monitor.reporting import report_run, warn_if_text_alone
+from noisescale.lightning.monitor.reporting import (
+    folders_of_loggers,
+    hand_over_records,
+    report_run,
+    warn_if_text_alone,
+)
 from noisescale.lightning.supported import (
     check_supported,
     refuse_namesakes,
@@ -87,7 +92,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
     Every logger gets these keys at Lightning's own log steps. Values are finite. Noise-scale values
     appear once their interval has an upper end; the lower bound is always logged.
-    `trainer.callback_metrics` has all keys, also where epochs and validations end, for
+    `trainer.callback_metrics` has these keys, also where epochs and validations end, for
     `ModelCheckpoint(monitor=...)`. A value that is not known is NaN there, at which `EarlyStopping`
     stops: pass it `check_finite=False`, or let it use the lower bound.
 
@@ -101,19 +106,13 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     | `noise_scale/batch_size` | the global batch size of that step |
     | `noise_scale/seconds_per_step` | measured, without validation and checkpoints |
     | `noise_scale/skipped_steps` | steps left out so far: not finite, or nothing to compare |
-    | `noise_scale/measured_steps` | measured steps that count |
-    | `noise_scale/measuring_cost` | what measuring took, in steps without it; estimated |
-    | `noise_scale/optimizer_kind` | 1: SGD, 2: with momentum, 3: Adam and variants, 4: another |
-    | `noise_scale/parameters` | how many numbers the optimizer trains |
-    | `noise_scale/learning_rate` | the largest of its parameter groups |
-    | `noise_scale/step`, `noise_scale/examples` | steps and examples (of all ranks) so far |
-    | `noise_scale/increment_<name>` | eight sums over the steps since the last log step, for \
-    `predict`; see `History` |
-    | `noise_scale/devices`, `noise_scale/accumulation` | ranks; micro-batches of each in a step |
-    | `noise_scale/coverage` | the measured share of ‖g‖², where single examples are compared |
     | `noise_scale/group/<name>` | B_simple of a group of parameters, with `groups` |
     | `noise_scale/<name>`, `noise_scale/<name>_low`, `noise_scale/<name>_high` | what is measured \
     beside, with `extra` |
+
+    All columns of `monitor.history` are recorded at the same steps in the file `noise_scale.jsonl`,
+    in the folder of each logger that has one. `noisescale predict`, `watch`, `compare` and
+    TensorBoard's tab read it there. W&B and MLflow store it with the run.
 
     Several optimizers (manual optimization) are measured each on its own parameters. The keys of
     the first are those above; the keys of the second begin with `noise_scale/optimizer_1/`.
@@ -359,6 +358,11 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 with self._guard("There are no charts of the noise scale in TensorBoard"):
                     if writer := trainer_access.summary_writer_of(logger):
                         self._add_charts(writer)
+            if trainer_access.has_log_steps(trainer):
+                with self._guard("The rows of the noise scale are not recorded in a file"):
+                    folders = folders_of_loggers(trainer)
+                    for logged in self._meters:
+                        logged.record_in(folders)
             if self._report:
                 warn_if_text_alone()
 
@@ -456,6 +460,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             if logged.measuring and logged.unfinished:
                 step = max(trainer_access.log_step(trainer) - 1, 0)
                 self._log(trainer, logged, step, at_end=True)
+        records = dict.fromkeys(path for logged in self._meters for path in logged.records)
+        hand_over_records(trainer, records, self._guard)
 
     @beside_training
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -486,7 +492,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     def _log(
         self, trainer: pl.Trainer, logged: LoggedMeter, step: int, *, at_end: bool = False
     ) -> None:
-        reading = logged.read(at_end=at_end)
+        reading = logged.read(step, at_end=at_end)
         if trainer_access.has_log_steps(trainer):
             for logger in trainer.loggers:
                 with self._guard(f"{type(logger).__name__} did not log the noise scale"):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,33 @@ def report_run(
                     hand_to(logger, page, f"{prefix}report")
 
 
+def folders_of_loggers(trainer: pl.Trainer) -> list[Path]:
+    """Return the folders for the record of this run, as rank zero sees them.
+
+    They are the own folders of all loggers that have one. If none has one, it is `run_folder`.
+    Without a logger there is none.
+
+    Raises:
+        ValueError: If one of them is not a folder of this machine.
+    """
+    loggers = [x for x in trainer.loggers if not isinstance(x, trainer_access.DUMMY_LOGGERS)]
+    own = [folder for logger in loggers if (folder := _own_folder(logger)) is not None]
+    if loggers and not own:
+        own = [str(run_folder(trainer))]
+    if elsewhere := [folder for folder in own if "://" in folder]:
+        raise ValueError(f"{elsewhere[0]} is not a folder of this machine")
+    return [Path(folder) for folder in dict.fromkeys(own)]
+
+
+def _own_folder(logger: Any) -> str | None:
+    """Return the folder of a logger for this run. W&B uploads what is in it."""
+    if isinstance(logger, trainer_access.WANDB_LOGGERS):
+        run = logger.experiment
+        return None if run.disabled else str(run.dir)
+    folder = getattr(logger, "log_dir", None)
+    return None if folder is None else str(folder)
+
+
 def run_folder(trainer: pl.Trainer) -> Path:
     """Return the folder for files of this run, as rank zero sees it.
 
@@ -88,6 +115,15 @@ def hand_to(logger: Any, page: Path, key: str) -> None:
         logger.log_metrics({key: wandb.Html(str(page), inject=False)})
     elif isinstance(logger, trainer_access.MLFLOW_LOGGERS):
         logger.experiment.log_artifact(logger.run_id, str(page))
+
+
+def hand_over_records(trainer: pl.Trainer, records: Iterable[Path], guard: Guard) -> None:
+    """Give the record of a run to MLflow, which keeps files with its runs on a server."""
+    for logger in trainer.loggers:
+        if isinstance(logger, trainer_access.MLFLOW_LOGGERS):
+            for record in records:
+                with guard(f"{type(logger).__name__} did not get {record.name}"):
+                    logger.experiment.log_artifact(logger.run_id, str(record))
 
 
 def _page(folder: Path, prefix: str, *, keep_others: bool) -> Path:

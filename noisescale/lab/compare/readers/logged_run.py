@@ -19,9 +19,9 @@ from noisescale.history.metric_names import monitor_of
 from noisescale.history.reading import (
     history_in,
     mark_last,
+    measured_in,
     metrics_of,
     read_log,
-    steps_behind,
 )
 from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.readers.found import Found, is_event_file, measurements_of, name_of_run
@@ -144,17 +144,17 @@ def read_logged_run(run: Path, below: Path, metric: str, submission: str | None)
 
 def _monitor_history(log: Log, run: Path, metric: str) -> tuple[History | None, float | None]:
     """Return the monitor's history, if there is one, and how far the log is behind."""
-    ours = next((name for name in sorted(log.metrics) if monitor_of(name) is not None), "")
-    clock = log.metric(ours, like=metric)
-    if not len(clock.steps):
+    measured = measured_in(log, run, metric)
+    if measured is None:
         return None, None
+    rows, who, behind = measured
     try:
-        history = history_in(log, run, *(monitor_of(ours) or ("", 0)))
+        history = history_in(rows, run, *who)
     except Refusal as refused:
         if refused.word != "empty":  # there is no whole row
             raise
         return None, None
-    return history, steps_behind(clock.steps, clock.values)
+    return history, behind
 
 
 def _trial_columns(names: Sequence[str]) -> list[str]:

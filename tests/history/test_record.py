@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a run: what is written is read back, whatever happened while it was written."""
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fits import both_loggers, fit, loader
+from torch.utils.tensorboard import SummaryWriter
+
+from noisescale import History, NoiseScaleMonitor, predict
+from noisescale.history.following import FollowedRun
+from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.reading import read_metric, read_run
+from noisescale.history.record import Recorder
+from noisescale.history.run_files import only_run_in
+from noisescale.refusal import Refusal
+
+PREFIX = "noise_scale/"
+
+
+class Written:
+    """A run that records rows of 32 examples a step."""
+
+    def __init__(self, folder: Path, prefix: str = PREFIX, **about: Any) -> None:
+        self.history = History(**about)
+        self.recorder = Recorder(folder, prefix)
+
+    def train(self, *steps: int, **changed: float) -> "Written":
+        for step in steps:
+            row = {"step": step, "examples": 32 * step, "batch_size": 32, "noise_scale": step / 3}
+            row |= {"low": 1.0, "high": math.inf} | changed
+            self.recorder.add(self.history, row, behind=1.0)
+            self.history.append(**row)
+        return self
+
+    def resumed_in(self, folder: Path, prefix: str = PREFIX) -> "Written":
+        other = Written(folder, prefix)
+        other.history.load_state_dict(self.history.state_dict())
+        return other
+
+
+def assert_same(read: History, own: History) -> None:
+    for name in own:
+        expected = own[name].copy()
+        if name == "high":
+            expected[np.isnan(expected)] = math.inf
+        found = read.get(name, np.full(len(read), math.nan))  # a group that was never resolved
+        np.testing.assert_array_equal(found, expected, err_msg=name)
+
+
+def test_what_is_read_is_what_was_recorded_with_all_digits(tmp_path: Path) -> None:
+    about = {"unit": "sequences", "confidence": 0.9, "parameters": 7.0}
+    run = Written(tmp_path, optimizer=OptimizerKind.ADAM, **about).train(10, 20, 30)
+
+    read = read_run(tmp_path)
+
+    assert_same(read, run.history)
+    assert (read.unit, read.confidence, read.parameters) == ("sequences", 0.9, 7.0)
+    assert read.optimizer is OptimizerKind.ADAM
+
+
+def test_a_fit_is_read_back_from_the_folder_of_each_logger(tmp_path: Path) -> None:
+    (result, _) = fit(
+        NoiseScaleMonitor(groups=lambda name: name.split(".")[-1], unit="rows"),
+        train_loader=loader(10, 400),
+        accumulate_grad_batches=2,
+        logger=both_loggers(tmp_path),
+        log_every_n_steps=3,
+    )
+    columns = {name: np.array(values) for name, values in result["history"].items()}
+    own = History.from_columns(columns, optimizer=OptimizerKind.SGD, parameters=195.0)
+    event_file = next((tmp_path / "board").glob("events*"))
+
+    runs = [read_run(path) for path in (tmp_path / "board", tmp_path / "csv", event_file)]
+
+    assert len(own) > 2
+    for run in runs:
+        assert_same(run, own)
+        assert run.unit == "rows"
+    assert predict(runs[0], unit="examples").to_json() == predict(own).to_json()
+    steps, _ = read_metric(tmp_path / "csv", "noise_scale/batch_size")
+    assert steps.tolist() == own["step"].tolist()
+
+
+def test_what_was_trained_again_counts_once_and_so_does_what_was_abandoned(tmp_path: Path) -> None:
+    """An attempt up to step 50 ends; it goes on from step 20, with rows at other steps."""
+    first = Written(tmp_path).train(10, 20)
+    second = first.resumed_in(tmp_path)
+    first.train(30, 40, 50, low=9.0)
+
+    second.train(35, 45)
+
+    assert read_run(tmp_path)["step"].tolist() == [10, 20, 35, 45]
+    assert read_run(tmp_path)["low"].tolist() == [1.0] * 4
+
+
+def test_a_run_that_goes_on_in_a_new_folder_has_all_its_rows_there(tmp_path: Path) -> None:
+    first = Written(tmp_path / "a").train(10, 20)
+    other = Written(tmp_path / "a", "noise_scale/wide/").train(10)
+    second = first.resumed_in(tmp_path / "b")
+    another = other.resumed_in(tmp_path / "b", "noise_scale/wide/")
+
+    second.train(30)
+    another.train(30)
+
+    assert_same(read_run(tmp_path / "b"), second.history)
+    assert_same(read_run(tmp_path / "b", monitor="wide"), another.history)
+    assert read_run(tmp_path / "a")["step"].tolist() == [10, 20]
+
+
+def test_a_new_run_in_an_old_folder_takes_its_place(tmp_path: Path) -> None:
+    Written(tmp_path).train(10, 20, 30)
+
+    Written(tmp_path).train(10)
+
+    assert read_run(tmp_path)["step"].tolist() == [10]
+
+
+def test_half_a_line_of_a_killed_run_is_left_out_and_cut_off_by_the_next(tmp_path: Path) -> None:
+    run = Written(tmp_path).train(10, 20)
+    with (tmp_path / "noise_scale.jsonl").open("a") as file:
+        file.write('{"of": "noise_scale/", "unit": "exa')
+
+    with pytest.warns(UserWarning, match=r"noise_scale.jsonl ends within line 3, as if the run"):
+        assert read_run(tmp_path)["step"].tolist() == [10, 20]
+    run.resumed_in(tmp_path).train(30)
+
+    assert read_run(tmp_path)["step"].tolist() == [10, 20, 30]
+
+
+def test_a_row_that_cannot_be_written_leaves_no_damage_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full in the middle of a line."""
+    run = Written(tmp_path).train(10)
+    append = Path.open
+
+    @contextmanager
+    def full(path: Path, *mode: str, **options: str) -> Iterator[Any]:
+        def write_half(text: str) -> None:
+            file.write(text[:40])
+            raise OSError("no space left")
+
+        with append(path, *mode, **options) as file:
+            yield SimpleNamespace(write=write_half)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        with pytest.raises(OSError, match="no space"):
+            run.train(20)
+
+    run.train(30)
+
+    assert read_run(tmp_path)["step"].tolist() == [10, 30]
+
+
+def test_several_monitors_and_optimizers_share_a_record(tmp_path: Path) -> None:
+    for prefix, steps in ((PREFIX, (10, 20)), ("noise_scale/wide/optimizer_1/", (10, 20, 30))):
+        Written(tmp_path, prefix).train(*steps)
+
+    assert read_run(tmp_path)["step"].tolist() == [10, 20]
+    assert read_run(tmp_path, monitor="wide", optimizer=1)["step"].tolist() == [10, 20, 30]
+    with pytest.raises(Refusal, match=r"name of a monitor .* got 'deep'.*one without a name"):
+        read_run(tmp_path, monitor="deep")
+
+
+@pytest.mark.parametrize("line", ["", "[]", "5", '{"of": "noise_scale/"}', "{]", "\x00\xff"])
+def test_damage_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+    Written(tmp_path).train(10)
+    with (tmp_path / "noise_scale.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+
+    with pytest.raises(Refusal, match="must have a row of a history in each line") as refused:
+        read_run(tmp_path)
+
+    assert refused.value.at == (str(tmp_path / "noise_scale.jsonl"), 2)
+
+
+def test_the_logger_s_files_alone_are_refused_with_the_name_of_the_file(tmp_path: Path) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        writer.add_scalar("noise_scale/batch_size", 32.0, 9)
+
+    with pytest.raises(Refusal, match=re.escape("copy it, too.")) as refused:
+        read_run(tmp_path)
+
+    assert refused.value.requirement == "have the file noise_scale.jsonl beside the logger's files"
+
+
+def test_a_record_is_followed_as_it_grows_also_where_a_logger_wrote_before(tmp_path: Path) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        writer.add_scalar("loss", 1.0, 0)
+    followed = FollowedRun(tmp_path)
+    followed.read()
+    before = followed.history, followed.others
+
+    run = Written(tmp_path).train(10, 20)
+    first = followed.read(), followed.history
+    again = followed.read()
+    run.train(30)
+    followed.read()
+
+    assert before == (None, ["loss"])
+    assert first[0]
+    assert first[1] is not None
+    assert first[1]["step"].tolist() == [10, 20]
+    assert again is False
+    assert followed.history is not None
+    assert_same(followed.history, run.history)
+
+
+def test_a_folder_with_a_record_alone_is_a_run(tmp_path: Path) -> None:
+    """As W&B's are: runs without files of TensorBoard or of a CSVLogger."""
+    Written(tmp_path / "wandb/run-1/files").train(10)
+    (tmp_path / "wandb/run-1/run-1.wandb").touch()
+
+    assert only_run_in(tmp_path) == tmp_path / "wandb/run-1/files"
+    assert only_run_in(tmp_path / "wandb/run-1/files/noise_scale.jsonl") == only_run_in(tmp_path)
+    assert read_run(tmp_path)["step"].tolist() == [10]
