@@ -37,14 +37,10 @@ def show(
         return
     from rich.console import Console
 
-    from noisescale.report.text import plain, print_document, text_of
+    from noisescale.report.text import print_document, text_of
 
     document = answer.document()
     if html is not None:
         document = replace(document, written=[*document.written, f"Report: {html}"])
     said = text_of(document, details=details, more="add --details")
-    console = Console(highlight=False)
-    if console.is_terminal:
-        print_document(console, said)
-    else:
-        print(plain(said, max(console.width, 40)), end="")  # without spaces at line ends
+    print_document(Console(highlight=False), said)

@@ -112,6 +112,8 @@ class History(Mapping[str, NDArray[np.float64]]):
         """The number of trained numbers in the model; NaN if it was not recorded."""
         self.source: Path | None = None
         """The folder or file that the history was read from."""
+        self.under_way = False
+        """Whether the run still trained when the history was read."""
         self._most_rows = most_rows
         self._stride = 1
         self._seen = 0

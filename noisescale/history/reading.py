@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -119,7 +120,29 @@ def history_in(log: Log, path: Path, monitor: str, optimizer: int) -> History:
     )
     found.unit, found.confidence = log.about.get(prefix, (found.unit, found.confidence))
     found.source = path
+    found.under_way = isinstance(log, RecordLog) and is_written(log, found)
     return found
+
+
+PATIENCE = 60.0
+"""Seconds without a new row before it is late, however fast rows have come."""
+
+GAPS = 4.0
+"""Usual gaps between two rows that may pass before the next one is late."""
+
+
+def usual_gap(history: Mapping[str, Array]) -> float:
+    """Return the seconds after which a new row of a run that trains is late."""
+    gaps = np.diff(history["step"], prepend=0)[-10:] * history["seconds_per_step"][-10:]
+    known = gaps[np.isfinite(gaps)]
+    return max(PATIENCE, GAPS * float(np.median(known))) if len(known) else PATIENCE
+
+
+def is_written(record: RecordLog, history: Mapping[str, Array]) -> bool:
+    """Return whether a run still trains: it has not ended, and no row is late."""
+    if record.ended or record.last_row_at is None:
+        return False
+    return time.time() - record.last_row_at <= usual_gap(history)
 
 
 def measured_in(log: Log, path: Path, metric: str) -> tuple[Log, tuple[str, int], float] | None:

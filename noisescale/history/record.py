@@ -11,7 +11,8 @@ with a JSON object in each line, which is a row of one history:
 are left out. `behind` is the row's step minus the step of the trainer's logs. `after` is the step
 of the row before. A run that goes on from a checkpoint writes on in the same file: what an earlier
 attempt wrote behind `after` does not count. So every row tells by itself what it follows, and a new
-run in an old folder (`after` is 0) replaces the old run.
+run in an old folder (`after` is 0) replaces the old run. A training that comes to its end adds
+`{"of": "noise_scale/", "ended": true}`.
 """
 
 from __future__ import annotations
@@ -76,6 +77,16 @@ class Recorder:
             file.write("".join(lines))
         self._begun = True
 
+    def end(self) -> None:
+        """Note that the training has come to its end.
+
+        Raises:
+            OSError: If the file cannot be written.
+        """
+        if self._begun:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"of": self._prefix, "ended": True}) + "\n")
+
     def _begin(self) -> bool:
         """Make the file ready for more lines. Return whether it has rows of this history."""
         if not self.path.exists():
@@ -108,6 +119,8 @@ class RecordLog(Log):
         super().__init__()
         self.path = path
         self._file = GrowingFile()
+        self.ended = False
+        """Whether the training came to its end after the last row."""
 
     @property
     def unread(self) -> int:
@@ -144,6 +157,9 @@ class RecordLog(Log):
     def _add_row(self, line: bytes, number: int) -> None:
         try:
             row = json.loads(line)
+            self.ended = row.pop("ended", False) is True
+            if self.ended:
+                return
             prefix, unit = (row.pop(name) for name in _TEXTS)
             self.about[prefix] = str(unit), float(row.pop("confidence"))
             numbers = {str(name): float(value) for name, value in row.items()}

@@ -236,6 +236,8 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
 
     @beside_training
     def on_train_end(self, *_: Any, **__: Any) -> None:
+        for logged in self._meters:
+            logged.end()
         self._stop(interrupted=False)
         for callbacks in trainer_access.lists_with(self):
             print_all(callbacks)

@@ -160,7 +160,15 @@ class LoggedMeter:
 
         Only one rank may do so.
         """
+        folders = list(folders)
         self._recorders = [Recorder(folder, self._prefix) for folder in folders]
+        self.history.source = folders[0] if folders else None
+
+    def end(self) -> None:
+        """Note in the records that the training has come to its end."""
+        for recorder in self._recorders:
+            with self.guard(f"The end of the run is missing in {recorder.path}"):
+                recorder.end()
 
     @property
     def records(self) -> list[Path]:

@@ -14,6 +14,7 @@ from rich.text import Text
 from noisescale.bounded import Bounded
 from noisescale.history.following import FollowedRun
 from noisescale.history.history import History
+from noisescale.history.reading import usual_gap
 from noisescale.prediction.headline import headline_of
 from noisescale.prediction.position import position_of
 from noisescale.prediction.prediction import PredictionRecord
@@ -26,12 +27,6 @@ from noisescale.report.text import statements_of
 
 WIDTH = 32
 """The width of the noise scale's course, in characters."""
-
-PATIENCE = 60.0
-"""Seconds without a new row before there is a remark, however fast rows have come."""
-
-GAPS = 4.0
-"""Usual gaps between two rows that may pass before there is a remark."""
 
 
 def state_of(
@@ -129,19 +124,12 @@ def _age(run: FollowedRun, history: History, now: float) -> Text:
     if run.last_row_at is None:
         return Text()
     age = max(now - run.last_row_at, 0.0)
-    if age <= _usual_gap(history):
+    if age <= usual_gap(history):
         return Text(f"The last row came {_duration(age)} ago.", style="dim")
     text = Text(f"No new row for {_duration(age)}.", style="yellow")
     if run.unread:
         text.append(f" The last {plural(run.unread, 'byte')} of its files cannot be read yet.")
     return text
-
-
-def _usual_gap(history: History) -> float:
-    """Return the seconds after which a new row is late."""
-    gaps = np.diff(history["step"], prepend=0)[-10:] * history["seconds_per_step"][-10:]
-    known = gaps[np.isfinite(gaps)]
-    return max(PATIENCE, GAPS * float(np.median(known))) if len(known) else PATIENCE
 
 
 def _duration(seconds: float) -> str:

@@ -18,6 +18,10 @@ from noisescale.report.document import Cell, Document, Statement, Table
 from noisescale.report.numbers import plural
 
 
+LEAST_WIDTH = 40
+"""Characters of the narrowest terminal that a document is written for."""
+
+
 def text_of(document: Document, *, details: bool = False, more: str = "") -> Group:
     """Return all parts of a document in reading order.
 
@@ -50,20 +54,26 @@ def text_of(document: Document, *, details: bool = False, more: str = "") -> Gro
 
 
 def print_document(console: Console, content: RenderableType) -> None:
-    """Print to a terminal. A path or a command that is longer than a line stays whole."""
-    console.print(content, crop=False)
+    """Print a document. A path or a command that is longer than a line stays whole.
+
+    To a file or a pipe no spaces are printed at the ends of lines.
+    """
+    if console.is_terminal or console.is_jupyter:
+        console.print(content, crop=False)
+    else:
+        console.file.write(plain(content, max(console.width, LEAST_WIDTH)))
 
 
 def plain(content: RenderableType, width: int) -> str:
     """Render as plain text, without colours and without spaces at the ends of lines."""
-    if width < 40:
-        raise Refusal("width", "be at least 40", repr(width), "Pass 80.")
+    if width < LEAST_WIDTH:
+        raise Refusal("width", f"be at least {LEAST_WIDTH}", repr(width), "Pass 80.")
     file = StringIO()
     # In a notebook rich would show the content there and write nothing to the file.
     console = Console(
         file=file, width=width, color_system=None, legacy_windows=False, force_jupyter=False
     )
-    print_document(console, content)
+    console.print(content, crop=False)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
 

@@ -2,7 +2,9 @@
 """The record of a run: what is written is read back, whatever happened while it was written."""
 
 import math
+import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,6 +68,24 @@ def test_what_is_read_is_what_was_recorded_with_all_digits(tmp_path: Path) -> No
     assert read.optimizer is OptimizerKind.ADAM
 
 
+def test_a_run_is_under_way_until_it_ends_or_its_next_row_is_late(tmp_path: Path) -> None:
+    run = Written(tmp_path).train(10, 20)
+    assert read_run(tmp_path).under_way
+
+    late = time.time() - 61
+    os.utime(run.recorder.path, (late, late))
+    assert not read_run(tmp_path).under_way
+
+    run.train(30)
+    assert predict(read_run(tmp_path)).document().headline.startswith("After 30 steps, so far: ")
+    run.recorder.end()
+    assert not read_run(tmp_path).under_way
+    assert len(read_run(tmp_path)) == 3
+
+    run.resumed_in(tmp_path).train(40)  # it goes on from a checkpoint
+    assert read_run(tmp_path).under_way
+
+
 def test_a_fit_is_read_back_from_the_folder_of_each_logger(tmp_path: Path) -> None:
     (result, _) = fit(
         NoiseScaleMonitor(groups=lambda name: name.split(".")[-1], unit="rows"),
@@ -84,7 +104,7 @@ def test_a_fit_is_read_back_from_the_folder_of_each_logger(tmp_path: Path) -> No
     for run in runs:
         assert_same(run, own)
         assert run.unit == "rows"
-    assert predict(runs[0], unit="examples").to_json() == predict(own).to_json()
+    assert predict(runs[0], unit="examples").to_dict() == predict(own).to_dict()
     steps, _ = read_metric(tmp_path / "csv", "noise_scale/batch_size")
     assert steps.tolist() == own["step"].tolist()
 

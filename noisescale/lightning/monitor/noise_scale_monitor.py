@@ -34,6 +34,7 @@ from noisescale.lightning.monitor.reporting import (
     folders_of_loggers,
     hand_over_records,
     report_run,
+    say_what_is_next,
     warn_if_text_alone,
 )
 from noisescale.lightning.supported import (
@@ -460,8 +461,11 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             if logged.measuring and logged.unfinished:
                 step = max(trainer_access.log_step(trainer) - 1, 0)
                 self._log(trainer, logged, step, at_end=True)
+            logged.end()
         records = dict.fromkeys(path for logged in self._meters for path in logged.records)
         hand_over_records(trainer, records, self._guard)
+        if records and not self._report:
+            say_what_is_next(self.noise_scale, next(iter(records)).parent)
 
     @beside_training
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

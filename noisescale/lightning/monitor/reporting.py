@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from noisescale.prediction.predict import predict
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
+    from noisescale.estimation.noise_scale import NoiseScale
     from noisescale.history.history import History
 
 
@@ -42,7 +44,7 @@ def report_run(
         return
     from rich.console import Console
 
-    from noisescale.report.text import text_of
+    from noisescale.report.text import print_document, text_of
 
     folder = run_folder(trainer)
     for number, history in enumerate(histories):
@@ -51,7 +53,7 @@ def report_run(
         except ValueError as reason:
             trainer_access.rank_zero_warn(f"NoiseScaleMonitor has nothing to report: {reason}")
             continue
-        Console().print(text_of(prediction.document()))
+        print_document(Console(highlight=False), text_of(prediction.document()))
         if not is_installed("plotly"):
             continue
         prefix = prefix_of(number, monitor)
@@ -62,6 +64,13 @@ def report_run(
             for logger in trainer.loggers:
                 with guard(f"{type(logger).__name__} did not get the page of the noise scale"):
                     hand_to(logger, page, f"{prefix}report")
+
+
+def say_what_is_next(noise_scale: NoiseScale, folder: Path) -> None:
+    """Log a line at the end of a fit: the noise scale now, and the command for the whole answer."""
+    now = f"NoiseScaleMonitor: noise scale now {noise_scale}."
+    command = f"noisescale predict {shlex.quote(str(folder))}"
+    trainer_access.rank_zero_info(f"{now} Next: {command}")
 
 
 def folders_of_loggers(trainer: pl.Trainer) -> list[Path]:

@@ -45,7 +45,7 @@ def test_a_fit_ends_with_the_answers_and_a_page_beside_the_logs(
     )
 
     printed = capfd.readouterr().out
-    assert printed.count("On these 2 devices") == 1
+    assert printed.count("You train at batch size 20 on 2 devices") == 1
     assert "rows" in printed
     assert f"Figures, tables and assumptions: {tmp_path}/noise_scale.html" in printed.replace(
         "\n", ""
