@@ -17,7 +17,6 @@ from noisescale.refusal import Refusal
 from noisescale.report.document import Cell, Document, Statement, Table
 from noisescale.report.numbers import plural
 
-
 LEAST_WIDTH = 40
 """Characters of the narrowest terminal that a document is written for."""
 
