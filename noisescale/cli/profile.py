@@ -13,7 +13,7 @@ from noisescale.cli.training import Accelerator, Data, Devices, Nodes, Precision
 from noisescale.cli.values import flags_of, numbers
 from noisescale.refusal import rename_arguments
 
-EXAMPLE = "noisescale profile train.py:make --devices 2"
+EXAMPLE = "noisescale profile train.py:make --run lightning_logs/version_0"
 
 
 def profile_steps(
@@ -23,11 +23,15 @@ def profile_steps(
         str | None,
         typer.Option(
             help="Examples on a device at once, for example 8,16. Default: 1,2,4... while they"
-            " fit in memory."
+            " fit in memory; with --run sizes around the run's own."
         ),
     ] = None,
     accumulation: Annotated[
-        str | None, typer.Option(help="Micro-batches in a step, for example 1,4. Default: 1,2.")
+        str | None,
+        typer.Option(
+            help="Micro-batches in a step, for example 1,4. Default: 1,2; with --run 1, and the"
+            " run's own number at its own size."
+        ),
     ] = None,
     devices: Devices = 1,
     nodes: Nodes = 1,
@@ -35,14 +39,26 @@ def profile_steps(
     strategy: Strategy = "auto",
     precision: Precision = None,
     steps: Annotated[
-        int, typer.Option(help="Optimizer steps to time, after 5 steps that are not timed.")
-    ] = 20,
-    output: Annotated[
-        Path,
+        int | None,
         typer.Option(
-            help="CSV file to which the times are added. Use one file for 1, 2, 4... devices."
+            help="Optimizer steps to time, after 5 steps that are not timed. Default: 20; with"
+            " --run 5 to 20, for about a minute in all."
         ),
-    ] = Path("step_times.csv"),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a run with a monitor. The times are written into it, where `noisescale"
+            " predict` finds them."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to which the times are added, CSV or JSON. Use one file for 1, 2, 4..."
+            " devices. Default: step_times.csv; with --run step_times.json in its folder."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Measure the step times of a LightningModule at several batch sizes on a device."""
@@ -70,7 +86,8 @@ def profile_steps(
             strategy=strategy,
             precision=precision,
             steps=steps,
-            output=output,
+            run=run,
+            output=output or (Path("step_times.csv") if run is None else None),
             progress=lambda line: status.update(f"{line}. Timing more..."),
         )
     if is_first():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
@@ -89,6 +90,19 @@ class OnItsWay:
             self._copied.synchronize()
         numbers: list[float] = self._vector.tolist()
         return numbers
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a device, by which times of other devices are told from its own.
+
+    Examples:
+        >>> device_name(torch.device("cpu")).startswith("CPU")
+        True
+    """
+    if device.type == "cpu":
+        return f"CPU ({platform.machine()}, {torch.get_num_threads()} threads)"
+    of_kind = getattr(getattr(torch, device.type), "get_device_name", None)
+    return device.type if of_kind is None else str(of_kind(device))
 
 
 T = TypeVar("T")

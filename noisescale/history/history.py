@@ -180,13 +180,15 @@ class History(Mapping[str, NDArray[np.float64]]):
         share = (step - before[0]) / (steps[rows - 1] - before[0])
         columns["examples"][-1] = before[1] + share * (columns["examples"][-1] - before[1])
         columns["step"][-1] = step
-        return self.from_columns(
+        part = self.from_columns(
             columns,
             unit=self.unit,
             confidence=self.confidence,
             optimizer=self.optimizer,
             parameters=self.parameters,
         )
+        part.source = self.source
+        return part
 
     def between(self, start: float, end: float) -> History:
         """Return the part of the run after `start` and up to `end`. Its steps begin at 0.

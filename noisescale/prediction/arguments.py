@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from os import PathLike
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,9 +24,9 @@ from noisescale.prediction.run_hardware import (
     own_steps_of,
     timed_plans,
 )
-from noisescale.prediction.step_seconds import step_time_of
+from noisescale.prediction.step_seconds import find_profile, step_time_of
 from noisescale.refusal import Refusal, TypeRefusal, rename_arguments
-from noisescale.step_time import StepTimeModel, fit_step_time, read_timings
+from noisescale.step_time import DeviceTimes, StepTimeModel, fit_step_time, read_timings
 
 MOST = 1e12
 """The most examples in a batch, or money for an hour: far beyond any, and far from overflow."""
@@ -254,8 +255,10 @@ def hardware_from(
     plans = tuple(plan for each in histories for plan in timed_plans(each, per_node))
     own = own_steps_of(histories[0], run, () if step_time else plans, per_node)
     most = largest_device_batch(histories[0], run)
+    doubts: tuple[str, ...] = ()
     if step_time is None:
-        step_time = step_time_of(plans)
+        profiled, doubts = find_profile(histories[0], plans)
+        step_time = step_time_of(plans, profiled)
     check_money(price_per_device_hour, hour_worth, timed=step_time is not None)
     if step_time is not None:
         most = step_time.max_device_batch_size
@@ -266,10 +269,13 @@ def hardware_from(
         price_per_device_hour=price_per_device_hour,
         hour_worth=hour_worth,
         own=own,
+        doubts=doubts,
     )
 
 
 def read_step_times(file: str | PathLike[str]) -> StepTimeModel:
     """Return the model of a file of `noisescale profile`."""
     with rename_arguments({"step_time": "step_times"}):
+        if Path(file).suffix == ".json":
+            return fit_step_time(DeviceTimes.read(file).timings)
         return fit_step_time(read_timings(file))

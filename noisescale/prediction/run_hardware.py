@@ -29,7 +29,7 @@ class TimedPlan(NamedTuple):
     """A configuration that a run was timed at."""
 
     timing: StepTiming
-    """With the median of its seconds a step."""
+    """Its seconds are the median of its steps."""
     steps: float
     mean: float
     """Mean seconds a step. Slow steps count, such as those that write a log."""

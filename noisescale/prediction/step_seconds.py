@@ -4,11 +4,66 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
 
+from noisescale.history.segments import Array
 from noisescale.prediction.run_hardware import TimedPlan
-from noisescale.step_time import FittedStepTime, StepTiming, fit_step_time
+from noisescale.printable import printable
+from noisescale.step_time import FILE, DeviceTimes, FittedStepTime, StepTiming, fit_step_time
+
+ALIKE = 1.5
+"""Steps of a run and of a profile that differ by a larger factor are doubtful."""
+
+APART = 4.0
+"""Steps that differ by a larger factor are of different devices, or of different models."""
+
+
+def find_profile(
+    history: Mapping[str, Array], plans: Sequence[TimedPlan]
+) -> tuple[tuple[StepTiming, ...], tuple[str, ...]]:
+    """Return what `profile` left in a run's folder, and doubts about it in whole sentences.
+
+    Step times of another device than the run's are left out. They would be scaled to the run's, but
+    another device has another largest batch, and other batch sizes are efficient on it.
+
+    Args:
+        history: The run, with the folder that it was read from.
+        plans: The configurations that it was timed at.
+    """
+    source = getattr(history, "source", None)
+    file = source and (source if source.is_dir() else source.parent) / FILE
+    if not file or not file.is_file():
+        return (), ()
+    try:
+        timings = DeviceTimes.read(file).timings
+    except (ValueError, OSError) as error:
+        return (), (f"The step times in the run's folder are left out. {error}",)
+    factor = _factor(plans, timings)
+    if max(factor, 1 / factor) <= ALIKE:
+        return timings, ()
+    took = (
+        f"a step of this run took {factor:.2g} times as long as a step like it in {printable(file)}"
+    )
+    if max(factor, 1 / factor) <= APART:
+        return timings, (
+            f"Step times are doubtful: {took}. Another device may have been timed, or a busy one."
+            " Times at other batch sizes are scaled by this factor. Time them again on the run's"
+            " device, by `noisescale profile` with `--run`.",
+        )
+    return (), (
+        f"Step times of another device, or of another model, are left out: {took}. Time them on the"
+        " run's device, by `noisescale profile` with `--run`. To predict times on the other device,"
+        " give the file as `step_times`.",
+    )
+
+
+def _factor(plans: Sequence[TimedPlan], profiled: tuple[StepTiming, ...]) -> float:
+    """Return how many times as long the run's steps took as the same steps of a profile; else 1."""
+    known = {(timing.devices, timing.nodes > 1) for timing in profiled}
+    both = [x for x in plans if (x.timing.devices, x.timing.nodes > 1) in known]
+    model = step_time_of((), profiled)
+    return _seconds_of(both) / _seconds_of(both, model) if both and model else 1.0
 
 
 @functools.lru_cache(maxsize=64)  # pages and reports use one run many times
@@ -38,7 +93,7 @@ def step_time_of(
     model = fit_step_time(fitted)
     if not plans:
         return model
-    model = model.scaled(_seconds_of(plans) / _seconds_of(plans, model))
+    model = model.scale(_seconds_of(plans) / _seconds_of(plans, model))
     return replace(model, timings=(*model.timings, *(t for t in own if t not in fitted)))
 
 

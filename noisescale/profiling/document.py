@@ -6,11 +6,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from noisescale.profiling.step_times import NEARLY_ALL, StepTimesRecord
 from noisescale.report.document import Cell, Document, Line, Statement, Table
 from noisescale.report.numbers import count, number, plural
+from noisescale.step_time import FILE
 
 _HOW_TO_READ = (
     "A step is one update of the weights. Accumulation is its number of micro-batches on a device."
@@ -32,9 +34,11 @@ def document_of(found: StepTimesRecord) -> Document:
         )
     written, following = [], []
     if found.output is not None:
-        words = ["noisescale", "predict", "RUN", "--step-times", found.output]
+        words = ["noisescale", "predict", found.run or "RUN"]
+        if found.run is None or Path(found.output).name != FILE:
+            words += ["--step-times", found.output]
         written = [f"Step times: {found.output}"]
-        following = [f"Predict a run: {shlex.join(words)}"]
+        following = [f"Predict {'this' if found.run else 'a'} run: {shlex.join(words)}"]
     return Document(
         title="Step times - noisescale",
         headline=headline,

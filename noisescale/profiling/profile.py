@@ -9,15 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from noisescale.checks import require_folder_of
+from noisescale.history.reading import read_run
+from noisescale.history.run_files import only_run_in
+from noisescale.lightning.resized_loaders import examples_in
 from noisescale.made.data import train_and_val
 from noisescale.made.targets import is_first, module_and_data, refuse_out_of_memory
+from noisescale.profiling.around_run import MOST_STEPS, AroundRun
 from noisescale.profiling.document import as_dict, document_of
 from noisescale.profiling.step_times import StepTimesRecord
+from noisescale.profiling.time_fit import TimedFit
 from noisescale.profiling.time_steps import time_steps
+from noisescale.profiling.times_file import TimesFile
 from noisescale.refusal import Refusal
 from noisescale.report.answer import Answer
 from noisescale.report.numbers import number
-from noisescale.step_time import StepTiming, fit_step_time, read_timings, write_timings
+from noisescale.step_time import FILE, StepTiming, fit_step_time
+
+WARM_UP = 5
+"""Optimizer steps of a fit that are not timed."""
+
+_Part = tuple[Sequence[int] | None, Sequence[int] | None]
+"""Device batch sizes, and numbers of micro-batches."""
 
 
 class StepTimes(StepTimesRecord, Answer):
@@ -38,7 +50,8 @@ def profile(
     accelerator: str = "auto",
     strategy: Any = "auto",
     precision: Any = None,
-    steps: int = 20,
+    steps: int | None = None,
+    run: str | PathLike[str] | None = None,
     output: str | PathLike[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> StepTimes:
@@ -54,16 +67,21 @@ def profile(
             or a function or a text as for `target`. Default: what the target returns, else the
             loaders that the module makes.
         device_batch_sizes: Examples on a device at once. Default: 1, 2, 4... while they fit in
-            memory and bring more examples per second.
-        accumulation: Numbers of micro-batches in a step. Default: 1 and 2.
+            memory and bring more examples per second. With `run`: half of the run's own number, and
+            1, 2, 4 and 8 times as many while they fit.
+        accumulation: Numbers of micro-batches in a step. Default: 1 and 2. With `run`: 1, and at
+            the run's own device batch its own number, too.
         devices: Devices on each node.
         nodes: Number of nodes. The same program has to be started on each.
         accelerator: As in training.
         strategy: As in training.
         precision: As in training.
-        steps: Optimizer steps to time, after 5 steps that are not timed.
-        output: A CSV file to which the timings are added, each as soon as it is measured. Use one
-            file for 1, 2, 4... devices.
+        steps: Optimizer steps to time, after 5 steps that are not timed. Default: 20. With `run`: 5
+            to 20, so that all of it takes about a minute.
+        run: The folder of a run with a monitor. `predict` finds the times in it.
+        output: A file to which the timings are added, each as soon as it is measured: CSV, or JSON
+            with the name of the device. Use one file for 1, 2, 4... devices. Default: none. With
+            `run`: step_times.json in its folder.
         progress: Called with a sentence about each timing, for example `print`.
 
     Returns:
@@ -71,9 +89,9 @@ def profile(
         `output`. The seconds are those of rank 0.
 
     Raises:
-        ValueError: If an argument is out of range, the data end too early, or no size fits in
-            memory.
-        OSError: If `output` cannot be written.
+        ValueError: If an argument is out of range, the data end too early, no size fits in
+            memory, or the file has times of another device.
+        OSError: If `output` cannot be written, or the run cannot be read.
 
     Examples:
         >>> from pytorch_lightning.demos.boring_classes import BoringModel
@@ -81,18 +99,31 @@ def profile(
         >>> [(timing.device_batch_size, timing.accumulation) for timing in found.timings]
         [(4, 1), (4, 2), (8, 1), (8, 2)]
     """
-    file = None if output is None else Path(output)
-    earlier: list[StepTiming] = []
-    if file is not None:
-        require_folder_of("output", file)
-        if file.exists():
-            earlier = read_timings(file)  # fails now, not after the timing, if it has others
-    module, examples = module_and_data(target, data)
+    if run is not None:
+        folder = only_run_in(Path(run))
+        output = output or (folder if folder.is_dir() else folder.parent) / FILE
+    file = None
+    if output is not None:
+        require_folder_of("output", Path(output))
+        file = TimesFile(Path(output))  # fails now, not after the timing, if it has something else
+    module, found = module_and_data(target, data)
+    examples = train_and_val(found)[0]
+    parts: list[_Part] = [(device_batch_sizes, accumulation)]
+    if run is not None and device_batch_sizes is None and accumulation is None:
+        around = AroundRun.of(read_run(run, allow_truncated=True), examples_in(examples))
+        sizes = around.sizes(examples_in(examples))
+        steps = around.steps(sizes, WARM_UP) if steps is None else steps
+        parts = [(sizes, (1,))]
+        if module.automatic_optimization:
+            parts.append(((around.own,), (around.accumulation,)))
+        if progress is not None:
+            progress(_announcement(sizes, around.forecast(sizes, steps, WARM_UP)))
     stopped: list[str] = []
 
-    def keep(timing: StepTiming) -> None:
+    def keep(fit: TimedFit) -> None:
+        timing = fit.timing
         if file is not None and is_first():
-            write_timings(file, [timing])
+            file.add(fit)
         if progress is not None:
             progress(
                 f"{timing.device_batch_size} examples x {timing.accumulation}:"
@@ -101,23 +132,26 @@ def profile(
             )
 
     kept = "" if file is None else "Earlier timings are in the file. "
+    timings: list[StepTiming] = []
     with refuse_out_of_memory(
         "device_batch_sizes", f"{kept}Find the largest size that fits on one device first."
     ):
-        timings = time_steps(
-            module,
-            train_and_val(examples)[0],
-            device_batch_sizes,
-            accumulation=accumulation,
-            steps=steps,
-            on_timing=keep,
-            on_stop=stopped.append,
-            accelerator=accelerator,
-            devices=devices,
-            num_nodes=nodes,
-            strategy=strategy,
-            precision=precision,
-        )
+        for sizes_of_part, micro_batches in parts:
+            timings += time_steps(
+                module,
+                examples,
+                sizes_of_part,
+                accumulation=micro_batches,
+                steps=MOST_STEPS if steps is None else steps,
+                warm_up=WARM_UP,
+                on_fit=keep,
+                on_stop=stopped.append,
+                accelerator=accelerator,
+                devices=devices,
+                num_nodes=nodes,
+                strategy=strategy,
+                precision=precision,
+            )
     if not timings:
         raise Refusal(
             "device_batch_sizes",
@@ -125,5 +159,16 @@ def profile(
             "no such size",
             "Give smaller sizes.",
         )
-    model = fit_step_time([*earlier, *timings])
-    return StepTimes(tuple(timings), model, tuple(stopped), None if file is None else str(file))
+    return StepTimes(
+        timings=tuple(timings),
+        step_time=fit_step_time([*(file.earlier if file else ()), *timings]),
+        stopped=tuple(stopped),
+        output=None if file is None else str(file.path),
+        run=None if run is None else str(run),
+    )
+
+
+def _announcement(sizes: Sequence[int], seconds: float | None) -> str:
+    """Return what will be timed, and how long it takes at most."""
+    took = "" if seconds is None else f": at most about {number(seconds)} seconds"
+    return f"{sizes[0]} to {sizes[-1]} examples on a device{took}"

@@ -22,7 +22,9 @@ class StepTimesRecord:
     stopped: tuple[str, ...] = ()
     """Why no larger device batch sizes were timed, in whole sentences."""
     output: str | None = None
-    """The CSV file that has the timings, if they were written."""
+    """The file that has the timings, if they were written."""
+    run: str | None = None
+    """The run that was timed, if one was given."""
 
     @property
     def fastest(self) -> StepTiming:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from pytorch_lightning.utilities.memory import garbage_collection_cuda
 
+from noisescale.collectors.devices import device_name
 from noisescale.lightning.resized_loaders import batches_of
 from noisescale.lightning.trainer_access import Callback, publish
 from noisescale.lightning.training import copy_to_train, is_out_of_memory, plain_trainer
@@ -26,6 +28,15 @@ BLOCKS = 5
 _METRIC = "profiled_seconds"
 
 
+@dataclass(frozen=True)
+class TimedFit:
+    """A short fit that was timed."""
+
+    timing: StepTiming
+    device: str
+    """The name of the device, see `device_name`."""
+
+
 def time_fit(
     module: pl.LightningModule,
     data: Any,
@@ -35,7 +46,7 @@ def time_fit(
     steps: int,
     warm_up: int,
     trainer_options: dict[str, Any],
-) -> StepTiming | None:
+) -> TimedFit | None:
     """Return the seconds a step takes; None if memory runs out.
 
     Args:
@@ -65,8 +76,9 @@ def time_fit(
     if not enough:  # only now is the error gone, with all that its frames held
         garbage_collection_cuda()
         return None
-    seconds = _seconds(trainer)
-    return StepTiming(size, accumulation, trainer.world_size, trainer.num_nodes, seconds)
+    counts = trainer.world_size, trainer.num_nodes
+    timing = StepTiming(size, accumulation, *counts, _seconds(trainer))
+    return TimedFit(timing, device_name(trainer.strategy.root_device))
 
 
 class _Clock(Callback):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from noisescale.lightning.resized_loaders import examples_in
 from noisescale.lightning.trainer_access import isolate_rng, rank_zero_info
 from noisescale.lightning.training import quiet
-from noisescale.profiling.time_fit import BLOCKS, time_fit
+from noisescale.profiling.time_fit import BLOCKS, TimedFit, time_fit
 from noisescale.refusal import Refusal
 from noisescale.step_time import StepTiming
 
@@ -29,7 +29,7 @@ def time_steps(
     accumulation: Sequence[int] | None = None,
     steps: int = 20,
     warm_up: int = 5,
-    on_timing: Callable[[StepTiming], None] | None = None,
+    on_fit: Callable[[TimedFit], None] | None = None,
     on_stop: Callable[[str], None] = rank_zero_info,
     **trainer_options: Any,
 ) -> list[StepTiming]:
@@ -53,7 +53,7 @@ def time_steps(
             1 and 2, which show what a step costs once; 1 with manual optimization.
         steps: Optimizer steps to time.
         warm_up: Optimizer steps before the timed ones.
-        on_timing: Called with each timing as soon as it is measured.
+        on_fit: Called with each fit as soon as it is timed.
         on_stop: Called with a sentence that says why the ladder ended.
         trainer_options: Arguments of the Trainer: `accelerator`, `devices` (1 by default),
             `num_nodes`, `strategy`, `precision`, `gradient_clip_val` and so on.
@@ -86,7 +86,7 @@ def time_steps(
         ladder = sorted(set(device_batch_sizes))
     with quiet(), isolate_rng():
         for size, micro_batches in ((b, k) for b in ladder for k in sorted(set(accumulation))):
-            timing = time_fit(
+            fit = time_fit(
                 module,
                 data,
                 size,
@@ -95,12 +95,12 @@ def time_steps(
                 warm_up=warm_up,
                 trainer_options=trainer_options,
             )
-            if timing is None:
+            if fit is None:
                 why.append(f"A device batch size of {size} does not fit in memory.")
                 break
-            timings.append(timing)
-            if on_timing is not None:
-                on_timing(timing)
+            timings.append(fit.timing)
+            if on_fit is not None:
+                on_fit(fit)
     for sentence in why:
         on_stop(sentence)
     return timings

@@ -44,7 +44,9 @@ class FittedStepTime:
     """A step-time model fitted to timings; made by `fit_step_time`."""
 
     timings: tuple[StepTiming, ...]
-    max_device_batch_size: float
+    """All timings of the device, also those that agree with the fit and did not take part."""
+    reference: float
+    """The device batch size that the parameters refer to: the largest one of the fit."""
     fit: Array
     """The unit in seconds, and the parameters in the order of `NAMES`."""
     refits: Array
@@ -52,6 +54,11 @@ class FittedStepTime:
     scatter: Array
     """A factor for each refit: by how much a single time differs from the model."""
     assumptions: tuple[str, ...]
+
+    @property
+    def max_device_batch_size(self) -> float:
+        """The largest device batch that was timed, in examples."""
+        return max(timing.device_batch_size for timing in self.timings)
 
     @property
     def parameters(self) -> dict[str, float]:
@@ -63,7 +70,7 @@ class FittedStepTime:
         between = zip(("a", "a_across", "c", "c_across"), times, strict=True)
         return {
             "a_c": unit * fixed,
-            "b_c": unit * (1 - fixed) / self.max_device_batch_size,
+            "b_c": unit * (1 - fixed) / self.reference,
             **{name: unit * time for name, time in between},
             "p": overlap,
             "u": unit * update,
@@ -73,7 +80,7 @@ class FittedStepTime:
     def log_residuals(self) -> list[float]:
         """log(measured) - log(fitted) of each timing: 0.02 is 2 % longer than predicted."""
         unit, *parameters = self.fit
-        plans = Plans.of(self.timings, self.max_device_batch_size)
+        plans = Plans.of(self.timings, self.reference)
         fitted = unit * relative_seconds(parameters, plans)
         errors = np.log([timing.seconds for timing in self.timings]) - np.log(fitted)
         return [float(error) for error in errors]
@@ -86,7 +93,7 @@ class FittedStepTime:
         The bounds include the uncertainty of the fit, the scatter of the timings, and the ranges of
         the assumptions.
         """
-        size = device_batch_size / self.max_device_batch_size
+        size = device_batch_size / self.reference
         plan = Plans(size, accumulation, devices, nodes > 1)
         unit, *parameters = self.fit
         value = float(unit * relative_seconds(parameters, plan))
@@ -119,7 +126,7 @@ class FittedStepTime:
             and (accumulation in counts or len(counts) > 1)
         )
 
-    def scaled(self, factor: float) -> FittedStepTime:
+    def scale(self, factor: float) -> FittedStepTime:
         """Return the model of a device on which every step takes `factor` times as long."""
         unit = (
             np.eye(len(self.fit))[0] * (factor - 1) + 1

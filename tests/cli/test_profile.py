@@ -8,10 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from program import ended
 
 import noisescale
-from noisescale.step_time import StepTiming, read_timings, write_timings
+from noisescale.step_time import DeviceTimes, StepTiming, read_timings, write_timings
 
 MODEL = """
 import time
@@ -179,6 +180,50 @@ def test_runs_add_up_in_one_file() -> None:
     first, second = read_timings("all.csv")
     assert first == earlier
     assert (second.device_batch_size, second.devices) == (2, 1)
+
+
+def logged_run(folder: Path, size: int = 4) -> Path:
+    """1,000 steps of 10 ms on one device."""
+    names = "step examples batch_size simple lower_bound simple_high seconds_per_step devices"
+    lines = [",".join(f"noise_scale/{name}" for name in names.split())]
+    lines += [f"{k},{size * k},{size},50,40,60,0.01,1" for k in range(10, 1001, 10)]
+    folder.mkdir(parents=True)
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_times_for_a_run_are_found_by_predict(folder: Path) -> None:
+    run = logged_run(folder / "logs/version_0")
+
+    code, out, err = ended("profile", "own_model:both", "--run", run, "--accelerator", "cpu")
+
+    assert code == 0, err
+    times = json.loads((run / "step_times.json").read_text())
+    plans = [(t["device_batch_size"], t["accumulation"]) for t in times["timings"]]
+    assert plans == [(2, 1), (4, 1), (8, 1), (16, 1), (32, 1), (4, 2)]
+    assert times["device"].startswith("CPU")
+    assert times["torch"] == torch.__version__
+    assert f"Predict this run: noisescale predict {run}\n" in out
+    assert not list(folder.glob("*.csv"))
+    code, out, err = ended("predict", run, "--json", "--batch-sizes", "4,32", "--devices", "1")
+    assert code == 0, err
+    rows = json.loads(out)["rows"]
+    assert [(row["device_batch_size"], row["basis"]) for row in rows] == [
+        (4, "timed"),
+        (32, "timed"),
+    ]
+
+
+def test_times_of_another_device_are_not_mixed_with_these(folder: Path) -> None:
+    run = logged_run(folder / "version_0")
+    DeviceTimes((StepTiming(4, 1, 1, 1, 0.1),), "NVIDIA H100", "2.9").write(run / "step_times.json")
+
+    code, _, err = ended("profile", "own_model:both", "--run", run, "--accelerator", "cpu")
+
+    assert code == 2
+    assert "must have times of this device, CPU" in err
+    assert "got times of NVIDIA H100. Remove the file, or give another one as `--output`." in err
+    assert DeviceTimes.read(run / "step_times.json").device == "NVIDIA H100"
 
 
 def test_two_devices_are_timed_by_the_command_that_lightning_starts_again(folder: Path) -> None:

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step times of a run and of a profile of the same device, taken together."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
+from noisescale import History, predict
+from noisescale.prediction.predict import Prediction
 from noisescale.prediction.run_hardware import TimedPlan
 from noisescale.prediction.step_seconds import step_time_of
-from noisescale.step_time import StepTiming
+from noisescale.step_time import FILE, DeviceTimes, StepTiming
 
 
 def timing(size: float, accumulation: int = 1, devices: int = 1, sync: float = 0.0) -> StepTiming:
@@ -61,3 +66,91 @@ def test_a_plan_of_the_run_that_the_profile_leaves_out_was_timed() -> None:
 def test_nothing_is_known_of_a_run_that_was_not_timed() -> None:
     assert step_time_of(()) is None
     assert step_time_of((), PROFILED) is not None
+
+
+def run_in(folder: Path, seconds: float = 0.026) -> History:
+    """1,000 steps of 16 examples on one device, at a noise scale of 192."""
+    step = np.arange(10.0, 1001, 10)
+    same = np.ones(100)
+    history = History.from_columns(
+        {"step": step, "examples": 16 * step, "batch_size": 16 * same, "devices": same}
+        | {"accumulation": same, "seconds_per_step": seconds * same}
+        | {"noise_scale": 192 * same, "low": 150 * same, "high": 250 * same}
+    )
+    history.source = folder
+    return history
+
+
+def seconds_at(prediction: Prediction, size: float) -> tuple[float, str | None]:
+    row = next(x for x in prediction.rows if (x.batch_size, x.devices) == (size, 1))
+    return row.seconds_per_step.value, row.basis
+
+
+def test_times_in_the_folder_of_a_run_are_found(tmp_path: Path) -> None:
+    DeviceTimes(PROFILED, "CPU", "2.9").write(tmp_path / FILE)
+
+    found = predict(run_in(tmp_path), [16, 64])
+
+    assert seconds_at(found, 16) == (pytest.approx(0.026), "timed")
+    assert seconds_at(found, 64) == (pytest.approx(0.074, rel=0.01), "timed")
+    assert found.hardware.max_device_batch_size == 128
+    assert found.hardware.doubts == ()
+    (tmp_path / "metrics.csv").touch()
+    assert seconds_at(predict(run_in(tmp_path / "metrics.csv"), 64), 64)[1] == "timed"
+
+
+def test_times_that_are_given_win(tmp_path: Path) -> None:
+    DeviceTimes(PROFILED, "CPU", "2.9").write(tmp_path / FILE)
+    slower = [
+        StepTiming(t.device_batch_size, t.accumulation, 1, 1, 9 * t.seconds) for t in PROFILED
+    ]
+    DeviceTimes(tuple(slower), "another", "2.9").write(tmp_path / "other.json")
+
+    found = predict(run_in(tmp_path), [16, 64], step_times=tmp_path / "other.json")
+
+    assert seconds_at(found, 16) == (pytest.approx(9 * 0.026, rel=0.01), "timed")
+    assert seconds_at(found, 64) == (pytest.approx(9 * 0.074, rel=0.01), "timed")
+    assert found.hardware.doubts == ()
+
+
+DOUBT = "Step times are doubtful: a step of this run took 2 times as long as a step like it in "
+
+
+@pytest.mark.parametrize(("slower", "beginning"), [(1.4, None), (2, DOUBT)])
+def test_times_that_differ_are_doubtful_and_scaled(
+    slower: float, beginning: str | None, tmp_path: Path
+) -> None:
+    DeviceTimes(PROFILED, "CPU", "2.9").write(tmp_path / FILE)
+
+    found = predict(run_in(tmp_path, slower * 0.026), [16, 64])
+
+    assert seconds_at(found, 64) == (pytest.approx(slower * 0.074, rel=0.01), "timed")
+    assert len(found.hardware.doubts) == (beginning is not None)
+    assert found.hardware.doubts == () or found.warnings[-1].startswith(str(beginning))
+
+
+@pytest.mark.parametrize("slower", [5, 0.2])
+def test_times_of_another_device_are_left_out_with_the_remedy(
+    slower: float, tmp_path: Path
+) -> None:
+    DeviceTimes(PROFILED, "CPU", "2.9").write(tmp_path / FILE)
+
+    found = predict(run_in(tmp_path, slower * 0.026), [16, 64])
+
+    assert seconds_at(found, 16) == (pytest.approx(slower * 0.026), "timed")
+    assert seconds_at(found, 64)[1] == "assumed"
+    (doubt,) = found.hardware.doubts
+    assert doubt.startswith("Step times of another device, or of another model, are left out: ")
+    assert "`noisescale profile` with `--run`" in doubt
+
+
+def test_a_damaged_file_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"timings": [')
+
+    found = predict(run_in(tmp_path), [16, 64])
+
+    assert seconds_at(found, 16) == (pytest.approx(0.026), "timed")
+    assert seconds_at(found, 64)[1] == "assumed"
+    assert [x for x in found.warnings if "step times in the run's folder are left out" in x] == [
+        found.hardware.doubts[0]
+    ]

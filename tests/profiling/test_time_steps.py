@@ -129,7 +129,11 @@ def test_out_of_memory_ends_the_ladder_and_keeps_what_was_timed() -> None:
     seen: list[StepTiming] = []
 
     timings = time_steps(
-        slow(too_large=5), data(), on_stop=reasons.append, on_timing=seen.append, **QUICK
+        slow(too_large=5),
+        data(),
+        on_stop=reasons.append,
+        on_fit=lambda fit: seen.append(fit.timing),
+        **QUICK,
     )
 
     assert [(t.device_batch_size, t.accumulation) for t in timings] == [

@@ -193,7 +193,7 @@ def test_micro_batches_repeat_one_another() -> None:
 def test_a_slower_device_takes_as_many_times_as_long() -> None:
     model = fit_step_time(timings(ONE_DEVICE, scatter=0.1))
 
-    slower = model.scaled(3.0)
+    slower = model.scale(3.0)
 
     assert slower.seconds(100, 2, 4).low == pytest.approx(3 * model.seconds(100, 2, 4).low)
     assert slower.seconds(100, 2, 4).value == pytest.approx(3 * model.seconds(100, 2, 4).value)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step times of one device, and the file that `profile` leaves of them in a run's folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from noisescale.refusal import Refusal
+from noisescale.step_time.timings import COLUMNS, StepTiming
+
+FILE = "step_times.json"
+"""The name of the file in a run's folder."""
+
+
+@dataclass(frozen=True)
+class DeviceTimes:
+    """Timings of steps, and what they were taken on."""
+
+    timings: tuple[StepTiming, ...]
+    device: str
+    """The name of the device, for example "NVIDIA H100 80GB HBM3"."""
+    torch: str
+    """The version of torch."""
+
+    def write(self, path: Path) -> None:
+        """Write the file anew. Whoever reads it meanwhile reads the old one."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        found["timings"] = [asdict(timing) for timing in self.timings]
+        partial = path.with_name(path.name + ".new")
+        partial.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        partial.replace(path)
+
+    @classmethod
+    def read(cls, path: str | PathLike[str]) -> DeviceTimes:
+        """Read a file that `write` wrote.
+
+        Raises:
+            ValueError: If it is another file, or damaged.
+            OSError: If it cannot be read.
+        """
+        path = Path(path)
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            timings = tuple(_timing(each) for each in found["timings"])
+            names = {name: str(found[name]) for name in ("device", "torch")}
+        except (ValueError, TypeError, KeyError) as reason:
+            raise Refusal(
+                path,
+                "be a file of `noisescale profile`",
+                f"another one ({type(reason).__name__}: {reason})",
+                "Remove it, and run `noisescale profile` again with `--run`.",
+            ) from reason
+        if not timings:
+            raise Refusal(path, "have timings", "none", "Remove it.")
+        return cls(timings, **names)
+
+    def with_timing(self, timing: StepTiming, torch: str) -> DeviceTimes:
+        """Return the same with another timing, which replaces one of the same configuration."""
+        others = (other for other in self.timings if other.plan != timing.plan)
+        return replace(self, timings=(*others, timing), torch=torch)
+
+
+def _timing(found: dict[str, Any]) -> StepTiming:
+    return StepTiming(**{name: found[name] for name in COLUMNS})
