@@ -8,7 +8,7 @@ import shlex
 
 from noisescale.prediction.position import Position
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.questions import fastest_timed, own_batch_size
+from noisescale.prediction.questions import fastest_timed
 from noisescale.prediction.second_run import telling_batch_size
 from noisescale.report.numbers import count
 
@@ -22,7 +22,7 @@ def next_steps_of(p: PredictionRecord, position: Position) -> list[str]:
     run = "RUN" if source is None else shlex.quote(str(source))
     found = []
     if (position.rough or not position.resolved) and p.second_run is None:
-        own = own_batch_size(p)
+        own = p.run_batch_size
         middle = position.critical.value
         known = 0 < middle < math.inf
         other = telling_batch_size(own, middle) if known else 16 * own

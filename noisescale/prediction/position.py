@@ -13,7 +13,6 @@ import numpy as np
 from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.history.segments import Array
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.questions import own_batch_size
 
 Place = Literal["below", "probably below", "near", "probably above", "above", "unknown"]
 
@@ -104,7 +103,7 @@ def position_of(p: PredictionRecord) -> Position:
             critical, at_end = last * p.calibration.kappa, True
     theory = p.calibration.is_theory and math.isfinite(critical.value)
     return Position(
-        own_batch_size(p), critical, at_end, rough=theory and critical.high > ROUGH * critical.low
+        p.run_batch_size, critical, at_end, rough=theory and critical.high > ROUGH * critical.low
     )
 
 

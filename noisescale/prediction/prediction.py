@@ -47,6 +47,13 @@ class PredictionRecord:
     """What the prediction assumes, in whole sentences."""
 
     @property
+    def run_batch_size(self) -> float:
+        """The run's batch size, or the mean if it changed along the run."""
+        if self.own_batch_size is not None:
+            return self.own_batch_size
+        return float((self.run.steps * self.run.batch_size).sum() / self.run.steps.sum())
+
+    @property
     def recommended_batch_size(self) -> float:
         """The recommended global batch, in `unit`; a lower bound if B_crit is not resolved."""
         return self.recommended.batch_size

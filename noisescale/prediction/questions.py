@@ -11,6 +11,7 @@ import numpy as np
 
 from noisescale.bounded import Bounded
 from noisescale.prediction.costing import PredictedRow, fastest_row
+from noisescale.prediction.position import position_of
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.numbers import count, plural
 
@@ -27,7 +28,7 @@ class Doubling(NamedTuple):
 
 def timed(p: PredictionRecord) -> bool:
     """Return whether hours are shown: prices need them, or other rows than the run's were timed."""
-    own = (own_batch_size(p), p.own_devices)
+    own = (p.run_batch_size, p.own_devices)
     others = (row for row in p.rows if (row.batch_size, row.devices) != own)
     return priced(p) or any(row.basis == "timed" for row in others)
 
@@ -42,13 +43,6 @@ def device_counts(p: PredictionRecord) -> list[int]:
     return sorted({row.devices for row in p.rows})
 
 
-def own_batch_size(p: PredictionRecord) -> float:
-    """Return the run's batch size, or the mean if it changed along the run."""
-    if p.own_batch_size is not None:
-        return p.own_batch_size
-    return float((p.run.steps * p.run.batch_size).sum() / p.run.steps.sum())
-
-
 def row_at(p: PredictionRecord, batch_size: float, devices: int) -> PredictedRow:
     """Return the row of a batch size, even if the tables do not have it."""
     return p.hardware.row(p.law, batch_size, devices, far=False)
@@ -56,7 +50,7 @@ def row_at(p: PredictionRecord, batch_size: float, devices: int) -> PredictedRow
 
 def own_row(p: PredictionRecord) -> PredictedRow:
     """Return the row of the run itself."""
-    return row_at(p, own_batch_size(p), p.own_devices)
+    return row_at(p, p.run_batch_size, p.own_devices)
 
 
 def critical_row(p: PredictionRecord) -> PredictedRow | None:
@@ -71,8 +65,8 @@ def critical_or_least(p: PredictionRecord) -> float:
 
 
 def steps_ratio(p: PredictionRecord, batch_size: float) -> Bounded:
-    """Return the steps at a batch size divided by those of the run."""
-    return p.law.steps(batch_size) * (1 / float(p.run.steps.sum()))
+    """Return the steps at a batch size divided by those at the run's batch size."""
+    return position_of(p).steps(batch_size)
 
 
 def time_ratio(p: PredictionRecord, row: PredictedRow) -> Bounded:
@@ -113,7 +107,7 @@ def row_on(p: PredictionRecord, devices: int) -> PredictedRow:
 
     A batch size that is the mean of several becomes one of equal micro-batches of whole examples.
     """
-    each, most = own_batch_size(p) / p.own_devices, p.hardware.max_device_batch_size
+    each, most = p.run_batch_size / p.own_devices, p.hardware.max_device_batch_size
     if each % 1 and each > most:
         each = most * round(each / most)
     elif each % 1:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from noisescale.prediction.position import noise_scale_now, position_of
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.questions import own_batch_size
 from noisescale.prediction.records import as_dict
 from noisescale.refusal import UNUSABLE, word_for
 from noisescale.report.answer import Answer
@@ -118,7 +117,7 @@ def _cells(p: PredictionRecord | None, word: str) -> list[Cell]:
     position = position_of(p)
     return [
         Cell(count(float(p.run.steps.sum()))),
-        Cell(count(own_batch_size(p))),
+        Cell(count(p.run_batch_size)),
         Cell(count(p.own_devices)),
         cell_of(noise_scale_now(p.history)),
         cell_of(p.critical_batch_size),

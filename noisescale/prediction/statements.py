@@ -17,7 +17,6 @@ from noisescale.prediction.questions import (
     measuring,
     on_devices,
     on_many_devices,
-    own_batch_size,
     steps_ratio,
     time_ratio,
     timed_rows,
@@ -47,7 +46,7 @@ def time_here(p: PredictionRecord) -> Statement:
     """State which batch size is the fastest on the run's devices, if several were timed."""
     here = on_devices(p)
     sizes = [count(row.batch_size) for row in timed_rows(p)]
-    own = count(own_batch_size(p))
+    own = count(p.run_batch_size)
     if (best := fastest_timed(p)) is None:
         known = f"only {own} was timed" if sizes else "no step was timed"
         return Statement(
@@ -157,7 +156,7 @@ def _how_sure(p: PredictionRecord, position: Position) -> Statement:
     was = f"was {band.low:g} to {band.high:g} x the noise scale in {p.calibration.found_in}"
     what = f"with {of_kind} the critical batch size {was}"
     if position.resolved:
-        what += f". {advice_on(own_batch_size(p), position.critical.value)}"
+        what += f". {advice_on(p.run_batch_size, position.critical.value)}"
     return Statement("How sure", what, band, basis="assumed")
 
 

@@ -13,7 +13,6 @@ from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.questions import (
     device_counts,
     fastest_timed,
-    own_batch_size,
     own_row,
     plan,
     priced,
@@ -134,7 +133,7 @@ def _devices(p: PredictionRecord) -> Table:
 
 def _devices_in_steps(p: PredictionRecord) -> Table:
     """Return the table of the run with its batch size in proportion to the devices."""
-    own = own_batch_size(p) / p.own_devices
+    own = p.run_batch_size / p.own_devices
     rows = [row_at(p, own * devices, devices) for devices in device_counts(p)]
     columns = [*PLANS, STEPS, (p.unit, lambda row: row.examples), _speed_up(p)]
     note = "plan: device batch x accumulation x devices. speed-up: in steps, relative to this run."

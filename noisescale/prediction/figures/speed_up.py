@@ -15,7 +15,6 @@ from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.questions import (
     critical_or_least,
     on_twice_the_devices,
-    own_batch_size,
     row_at,
     steps_ratio,
     time_ratio,
@@ -44,7 +43,7 @@ def speed_up_figure(p: PredictionRecord) -> go.Figure:
     data parallelism maximal once steps are within 20 % of S_min (B >= 5·B_crit).
     """
     low, high = _ends(p)
-    own = own_batch_size(p)
+    own = p.run_batch_size
     sizes = [float(size) for size in np.geomspace(low, high, 121)]
     ratios = [inverse(steps_ratio(p, size)) for size in sizes]
     y_ends = min(ratio.low for ratio in ratios) / 1.3, max(ratio.high for ratio in ratios) * 1.6
@@ -91,7 +90,7 @@ def speed_up_figure(p: PredictionRecord) -> go.Figure:
 
 def _ends(p: PredictionRecord) -> tuple[float, float]:
     """Batch sizes from a quarter of what matters to beyond maximal data parallelism."""
-    own, middle = own_batch_size(p), critical_or_least(p)
+    own, middle = p.run_batch_size, critical_or_least(p)
     around = [own, middle] if 0 < middle < math.inf else [own]
     return min(own / 4, *(x / 12 for x in around[1:]), own), max(own * 8, *(x * 12 for x in around))
 
@@ -133,7 +132,7 @@ def _draw_hours(drawn: go.Figure, p: PredictionRecord, low: float, high: float) 
 
 def _counts(p: PredictionRecord, low: float, high: float) -> list[tuple[int, float]]:
     """Return half, twice, four times ... the run's devices, with batch sizes."""
-    own, size = p.own_devices, own_batch_size(p)
+    own, size = p.own_devices, p.run_batch_size
     fewer = [own // 2**k for k in range(8, 0, -1) if own % 2**k == 0 and 2**-k >= low / size]
     counts = fewer + [own * 2**k for k in range(24) if 2**k <= high / size]
     return [(devices, size * devices / own) for devices in counts]
@@ -149,7 +148,7 @@ def _draw_regimes(drawn: go.Figure, p: PredictionRecord, low: float, high: float
 
 
 def _x_title(p: PredictionRecord) -> str:
-    each = own_batch_size(p) / p.own_devices
+    each = p.run_batch_size / p.own_devices
     return f"devices with {count(each)} {escape(p.unit)} each; below them the batch size"
 
 
