@@ -40,3 +40,4 @@ def log_run(
             for tag, value in logged.items():
                 writer.add_scalar(before + prefix + tag, value, step - 1)
             writer.add_scalar("loss", 1 / step, step - 1)
+    recorder.end()

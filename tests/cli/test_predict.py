@@ -13,6 +13,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from noisescale import predict
 from noisescale.history.reading import read_run
+from noisescale.history.trackers import RECORD
 from noisescale.step_time import StepTiming, write_timings
 
 
@@ -164,13 +165,14 @@ def test_runs_that_hold_nothing_are_one_line(tmp_path: Path) -> None:
     with SummaryWriter(str(without)) as writer:
         writer.add_scalar("loss", 1.0, 0)
     log_run(short)
+    (short / RECORD).unlink()
     (file,) = short.iterdir()
     file.write_bytes(file.read_bytes()[:-7])
 
     assert "must contain events, got 0 bytes" in refused("predict", empty)
     assert "Add `NoiseScaleMonitor()` to the callbacks" in refused("predict", without)
     assert "`--allow-truncated`" in refused("predict", short)
-    assert "On the run's own 2 devices" in run("predict", short, "--allow-truncated", "--details")
+    assert RECORD in refused("predict", short, "--allow-truncated")
 
 
 def test_branches_of_named_orders_are_paired(logged: Path, tmp_path: Path) -> None:

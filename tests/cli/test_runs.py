@@ -15,6 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from noisescale import predict
 from noisescale.history.reading import read_run
+from noisescale.history.trackers import RECORD
 from noisescale.report.records import finite
 
 HEADER = "noise_scale/step,noise_scale/examples,noise_scale/batch_size\n"
@@ -30,6 +31,7 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with SummaryWriter(str(folder / "plain")) as writer:
         writer.add_scalar("loss", 1.0, 0)
     log_run(folder / "cut")
+    (folder / "cut" / RECORD).unlink()
     (file,) = (folder / "cut").iterdir()
     file.write_bytes(file.read_bytes()[:-7])
     for name, rows in (("none", ""), ("odd", "10,640,64\n20,320,64\n")):
