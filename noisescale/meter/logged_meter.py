@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from noisescale.collectors.devices import memory_of
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, WarnOnce
 from noisescale.history.history import History
@@ -222,6 +223,8 @@ class LoggedMeter:
         unresolved = set() if estimate.resolved else {*_NEED_UPPER_END}
         if (coverage := meter.coverage) < 1:
             metrics["coverage"] = coverage
+        if (memory := memory_of(meter.device)) is not None:
+            metrics |= {"peak_memory": memory.peak, "device_memory": memory.total}
         for one in meter.extra:
             if one.title is not None:
                 extra = _current(meter.extra_noise_scales[one.name], in_force)

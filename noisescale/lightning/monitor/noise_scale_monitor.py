@@ -111,6 +111,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     `predict`; see `History` |
     | `noise_scale/devices`, `noise_scale/accumulation` | ranks; micro-batches of each in a step |
     | `noise_scale/coverage` | the measured share of ‖g‖², where single examples are compared |
+    | `noise_scale/peak_memory`, `noise_scale/device_memory` | bytes of an accelerator: the most \
+    so far, and all |
     | `noise_scale/group/<name>` | B_simple of a group of parameters, with `groups` |
     | `noise_scale/<name>`, `noise_scale/<name>_low`, `noise_scale/<name>_high` | what is measured \
     beside, with `extra` |
