@@ -7,7 +7,7 @@ import platform
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -103,6 +103,36 @@ def device_name(device: torch.device) -> str:
         return f"CPU ({platform.machine()}, {torch.get_num_threads()} threads)"
     of_kind = getattr(getattr(torch, device.type), "get_device_name", None)
     return device.type if of_kind is None else str(of_kind(device))
+
+
+class Memory(NamedTuple):
+    """The memory of an accelerator, in bytes."""
+
+    peak: float
+    """The most that tensors of this process have had at once."""
+    total: float
+    """What the device has."""
+
+
+def memory_of(device: torch.device) -> Memory | None:
+    """Return the memory of a device; None on the CPU, and where torch does not count it.
+
+    The host asks its own allocator, and does not wait for the device.
+    """
+    of_kind = getattr(torch, device.type, None)
+    try:
+        return Memory(
+            float(of_kind.max_memory_allocated(device)),  # type: ignore[union-attr]  # see below
+            float(of_kind.get_device_properties(device).total_memory),  # type: ignore[union-attr]
+        )
+    except (AttributeError, NotImplementedError):  # CPU, MPS
+        return None
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Have the peak of `memory_of` begin anew."""
+    if memory_of(device) is not None:
+        getattr(torch, device.type).reset_peak_memory_stats(device)
 
 
 T = TypeVar("T")

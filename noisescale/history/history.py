@@ -40,6 +40,8 @@ COLUMNS = (
     "accumulation",
     "coverage",
     "learning_rate",
+    "peak_memory",
+    "device_memory",
     *INCREMENTS,
 )
 
@@ -71,6 +73,8 @@ class History(Mapping[str, NDArray[np.float64]]):
     | `accumulation` | micro-batches of each rank in the step |
     | `coverage` | share of ‖g‖² in measured parameters; NaN means all |
     | `learning_rate` | the largest learning rate of the optimizer's parameter groups |
+    | `peak_memory`, `device_memory` | the most memory so far on the device of rank 0, and its \
+      memory, in bytes; NaN on the CPU |
     | `group/<name>` | B_simple of a parameter group; NaN if not resolved |
 
     The relative moments of a step are tr(Σ) and |G|², divided by the trailing |g|² of the steps

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from noisescale.collectors.devices import memory_of
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, WarnOnce
 from noisescale.history.history import History
@@ -58,7 +59,10 @@ RECORDED: dict[str, Callable[[_Now], float]] = {
 NAMES = (*LOGGED, *RECORDED, *ABOUT_RUN, "learning_rate")
 """The names of every run, and those about the optimizer."""
 
-_FOR_THE_RECORD = {*RECORDED, *ABOUT_RUN, "learning_rate", "coverage", *INCREMENTS}
+_FOR_THE_RECORD = {
+    *(*RECORDED, *ABOUT_RUN, *INCREMENTS),
+    *("learning_rate", "coverage", "peak_memory", "device_memory"),
+}
 """Names of metrics that loggers do not get."""
 
 _NEED_UPPER_END = {"simple", "simple_low", "simple_high", "efficiency"}
@@ -265,6 +269,8 @@ class LoggedMeter:
         unresolved = set() if estimate.resolved else {*_NEED_UPPER_END}
         if (coverage := meter.coverage) < 1:
             metrics["coverage"] = coverage
+        if (memory := memory_of(meter.device)) is not None:
+            metrics |= {"peak_memory": memory.peak, "device_memory": memory.total}
         for one in meter.extra:
             if one.title is not None:
                 extra = _current(meter.extra_noise_scales[one.name], in_force)

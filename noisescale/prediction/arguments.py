@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from noisescale.bounded import Bounded
 from noisescale.checks import require_positive
 from noisescale.history.history import History
 from noisescale.history.metrics import Goal
@@ -21,7 +22,10 @@ from noisescale.history.segments import Array, Segments
 from noisescale.prediction.costing import Hardware
 from noisescale.prediction.run_hardware import (
     largest_device_batch,
+    largest_fitting,
+    memory_in,
     own_steps_of,
+    peaks_in,
     timed_plans,
 )
 from noisescale.prediction.step_seconds import find_profile, step_time_of
@@ -255,10 +259,11 @@ def hardware_from(
     plans = tuple(plan for each in histories for plan in timed_plans(each, per_node))
     own = own_steps_of(histories[0], run, () if step_time else plans, per_node)
     most = largest_device_batch(histories[0], run)
+    found: DeviceTimes | None = None
     doubts: tuple[str, ...] = ()
     if step_time is None:
-        profiled, doubts = find_profile(histories[0], plans)
-        step_time = step_time_of(plans, profiled)
+        found, doubts = find_profile(histories[0], plans)
+        step_time = step_time_of(plans, found.timings if found else ())
     check_money(price_per_device_hour, hour_worth, timed=step_time is not None)
     if step_time is not None:
         most = step_time.max_device_batch_size
@@ -269,8 +274,18 @@ def hardware_from(
         price_per_device_hour=price_per_device_hour,
         hour_worth=hour_worth,
         own=own,
+        largest_fitting=_largest_fitting(histories[0], found),
         doubts=doubts,
     )
+
+
+def _largest_fitting(history: Mapping[str, Array], found: DeviceTimes | None) -> Bounded | None:
+    """Return the largest device batch that fits, by the peaks of a profile, or of the run."""
+    memory, peaks, too_large = memory_in(history), peaks_in(history), None
+    if found is not None:
+        memory, too_large = memory or found.memory, found.too_large
+        peaks = found.peaks if len(found.peaks) > 1 else peaks
+    return None if memory is None else largest_fitting(peaks, memory, too_large)
 
 
 def read_step_times(file: str | PathLike[str]) -> StepTimeModel:

@@ -70,6 +70,8 @@ class Hardware:
     hour_worth: float | None = None
     own: OwnSteps | None = None
     """The run's own steps; None if there is no plan of more than half of them."""
+    largest_fitting: Bounded | None = None
+    """The largest device batch that fits in memory, see `largest_fitting`; None if not known."""
     doubts: tuple[str, ...] = ()
     """Reasons not to trust the step times, in whole sentences."""
 

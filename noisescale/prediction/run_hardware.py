@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from noisescale.bounded import Bounded
 from noisescale.history.segments import Array, Segments
 from noisescale.plan import Plan
 from noisescale.step_time import StepTiming
@@ -20,6 +21,10 @@ LEAST_SHARE = 0.05
 """A configuration is one that a run was timed at if so much of its steps were taken with it."""
 
 
+USABLE = 0.9
+"""The share of a device's memory that tensors can take: the rest is torch's, or in pieces."""
+
+
 def nodes_of(devices: int, devices_per_node: float) -> int:
     """Return the number of nodes that the devices are on."""
     return math.ceil(devices / devices_per_node) if devices > devices_per_node else 1
@@ -29,7 +34,7 @@ class TimedPlan(NamedTuple):
     """A configuration that a run was timed at."""
 
     timing: StepTiming
-    """Its seconds are the median of its steps."""
+    """A configuration, and the median of the seconds of a step."""
     steps: float
     mean: float
     """Mean seconds a step. Slow steps count, such as those that write a log."""
@@ -183,6 +188,76 @@ def own_plan(
     count, micro_batches = map(round, ways[int(np.argmax(steps))].tolist())
     nodes = nodes_of(count, devices_per_node)
     return Plan(size / (count * micro_batches), micro_batches, count, nodes)
+
+
+def memory_in(history: Mapping[str, Array]) -> float | None:
+    """Return the bytes of a run's device; None on the CPU, or if they were not recorded."""
+    known = history.get("device_memory", np.array([]))
+    known = known[np.isfinite(known)]
+    return float(known[-1]) if known.size else None
+
+
+def peaks_in(history: Mapping[str, Array]) -> tuple[tuple[float, float], ...]:
+    """Return device batch sizes of a run, and the most bytes that tensors had at once with each.
+
+    The history has the most so far. So the peak of a size is known only if no larger one was
+    trained before.
+    """
+    means = np.diff(history["examples"], prepend=0) / np.diff(history["step"], prepend=0)
+    sizes, peaks = _device_batches(history, means), _column_or(history, "peak_memory", math.nan)
+    known = np.isfinite(peaks) & np.isfinite(sizes)
+    sizes, peaks = _of_one_size(sizes[known]), peaks[known]
+    first = sizes >= np.maximum.accumulate(sizes)
+    return tuple(
+        (float(size), float(peaks[first & (sizes == size)].max()))
+        for size in np.unique(sizes[first])
+    )
+
+
+def largest_fitting(
+    peaks: Sequence[tuple[float, float]], total: float, too_large: float | None = None
+) -> Bounded | None:
+    """Return the largest device batch size that fits in memory, as an estimate.
+
+    Parameters, gradients and the optimizer's state take a fixed part of the peak. The rest grows
+    with the device batch b:
+
+        peak    = fixed + slope·b
+        largest = (0.9·total - fixed)/slope
+
+    With two sizes a line gives both parts. The bounds leave 20 % of the memory and nothing of it
+    free. With one size the fixed part lies between nothing and all of the peak, and only a lower
+    bound is known, for nothing: 0.9·b·total/peak. No size that did fit is above the bounds.
+
+    Args:
+        peaks: Device batch sizes, and the most bytes that tensors had at once with each.
+        total: Bytes of the device.
+        too_large: A size that did not fit.
+
+    Returns:
+        The estimate; its value is NaN if only bounds are known. None if the memory did not grow.
+
+    Examples:
+        >>> from noisescale.report.numbers import with_bounds
+        >>> print(with_bounds(largest_fitting([(32, 3e9), (64, 5e9)], total=80e9)))
+        1,136 (1,008 to 1,264)
+        >>> print(with_bounds(largest_fitting([(32, 3e9)], total=80e9)))
+        at least 768
+    """
+    if not peaks:
+        return None
+    sizes, bytes_ = np.array(sorted(peaks)).T
+    fits, most = float(sizes[-1]), too_large or math.inf
+    if len(peaks) == 1:
+        low = min(max(fits, USABLE * fits * total / float(bytes_[0])), most)
+        return Bounded(math.nan, low, most)
+    slope, fixed = (float(x) for x in np.polyfit(sizes, bytes_, 1))
+    if slope <= 0:
+        return None
+    low, value, high = (
+        min(max(fits, (share * total - fixed) / slope), most) for share in (0.8, USABLE, 1.0)
+    )
+    return Bounded(value, low, high)
 
 
 def devices_of(history: Mapping[str, Array]) -> int | None:

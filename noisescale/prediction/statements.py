@@ -49,12 +49,14 @@ def time_here(p: PredictionRecord) -> Statement:
     own = count(p.run_batch_size)
     if (best := fastest_timed(p)) is None:
         known = f"only {own} was timed" if sizes else "no step was timed"
-        return Statement(
-            "Time",
-            f"unknown at other batch sizes: {known}. A larger batch may not fit on {here}, or may"
-            " not be faster",
-            verdict="unknown",
-        )
+        fits = f"A larger batch may not fit on {here}, or may not be faster"
+        if (most := p.hardware.largest_fitting) is not None:
+            fits = (
+                f"By the memory that was used, a device takes about {band_text(most)} {p.unit};"
+                " a larger batch may not be faster"
+            )
+        what = f"unknown at other batch sizes: {known}. {fits}"
+        return Statement("Time", what, verdict="unknown")
     timed = f"of {', '.join(sizes)}, as timed"
     ratio = time_ratio(p, best)
     if best.batch_size == p.own_batch_size:

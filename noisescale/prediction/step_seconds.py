@@ -8,12 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
 
 from noisescale.history.segments import Array
-from noisescale.prediction.run_hardware import TimedPlan
+from noisescale.prediction.run_hardware import TimedPlan, memory_in
 from noisescale.printable import printable
 from noisescale.step_time import FILE, DeviceTimes, FittedStepTime, StepTiming, fit_step_time
 
 ALIKE = 1.5
 """Steps of a run and of a profile that differ by a larger factor are doubtful."""
+
+_REMEDY = (
+    "Time steps on the run's device, by `noisescale profile` with `--run`. To predict times on the"
+    " other device, give the file as `step_times`."
+)
 
 APART = 4.0
 """Steps that differ by a larger factor are of different devices, or of different models."""
@@ -21,7 +26,7 @@ APART = 4.0
 
 def find_profile(
     history: Mapping[str, Array], plans: Sequence[TimedPlan]
-) -> tuple[tuple[StepTiming, ...], tuple[str, ...]]:
+) -> tuple[DeviceTimes | None, tuple[str, ...]]:
     """Return what `profile` left in a run's folder, and doubts about it in whole sentences.
 
     Step times of another device than the run's are left out. They would be scaled to the run's, but
@@ -34,28 +39,38 @@ def find_profile(
     source = getattr(history, "source", None)
     file = source and (source if source.is_dir() else source.parent) / FILE
     if not file or not file.is_file():
-        return (), ()
+        return None, ()
     try:
-        timings = DeviceTimes.read(file).timings
+        found = DeviceTimes.read(file)
     except (ValueError, OSError) as error:
-        return (), (f"The step times in the run's folder are left out. {error}",)
-    factor = _factor(plans, timings)
+        return None, (f"The step times in the run's folder are left out. {error}",)
+    own, other = memory_in(history), found.memory
+    if own is not None and not (other and own / 1.1 < other < 1.1 * own):
+        memory = "without a memory of its own" if other is None else f"with {_gigabytes(other)}"
+        return None, (
+            f"Step times of another device are left out: {printable(file)} is of"
+            f" {printable(found.device)}, {memory}, and the run's device has"
+            f" {_gigabytes(own)}. {_REMEDY}",
+        )
+    factor = _factor(plans, found.timings)
     if max(factor, 1 / factor) <= ALIKE:
-        return timings, ()
+        return found, ()
     took = (
         f"a step of this run took {factor:.2g} times as long as a step like it in {printable(file)}"
     )
     if max(factor, 1 / factor) <= APART:
-        return timings, (
+        return found, (
             f"Step times are doubtful: {took}. Another device may have been timed, or a busy one."
             " Times at other batch sizes are scaled by this factor. Time them again on the run's"
             " device, by `noisescale profile` with `--run`.",
         )
-    return (), (
-        f"Step times of another device, or of another model, are left out: {took}. Time them on the"
-        " run's device, by `noisescale profile` with `--run`. To predict times on the other device,"
-        " give the file as `step_times`.",
+    return None, (
+        f"Step times of another device, or of another model, are left out: {took}. {_REMEDY}",
     )
+
+
+def _gigabytes(memory: float) -> str:
+    return f"{memory / 1e9:.3g} GB"
 
 
 def _factor(plans: Sequence[TimedPlan], profiled: tuple[StepTiming, ...]) -> float:

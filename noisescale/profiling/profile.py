@@ -131,6 +131,10 @@ def profile(
                 f" {number(timing.examples_per_second)} examples/s"
             )
 
+    def note(size: int) -> None:
+        if file is not None and is_first():
+            file.mark_too_large(size)
+
     kept = "" if file is None else "Earlier timings are in the file. "
     timings: list[StepTiming] = []
     with refuse_out_of_memory(
@@ -145,6 +149,7 @@ def profile(
                 steps=MOST_STEPS if steps is None else steps,
                 warm_up=WARM_UP,
                 on_fit=keep,
+                on_too_large=note,
                 on_stop=stopped.append,
                 accelerator=accelerator,
                 devices=devices,

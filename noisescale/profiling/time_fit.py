@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pytorch_lightning.utilities.memory import garbage_collection_cuda
 
-from noisescale.collectors.devices import device_name
+from noisescale.collectors.devices import Memory, device_name, memory_of, reset_peak_memory
 from noisescale.lightning.resized_loaders import batches_of
 from noisescale.lightning.trainer_access import Callback, publish
 from noisescale.lightning.training import copy_to_train, is_out_of_memory, plain_trainer
@@ -35,6 +35,8 @@ class TimedFit:
     timing: StepTiming
     device: str
     """The name of the device, see `device_name`."""
+    memory: Memory | None
+    """The memory of the device of rank 0; None on the CPU."""
 
 
 def time_fit(
@@ -78,7 +80,8 @@ def time_fit(
         return None
     counts = trainer.world_size, trainer.num_nodes
     timing = StepTiming(size, accumulation, *counts, _seconds(trainer))
-    return TimedFit(timing, device_name(trainer.strategy.root_device))
+    device = trainer.strategy.root_device
+    return TimedFit(timing, device_name(device), memory_of(device))
 
 
 class _Clock(Callback):
@@ -93,6 +96,9 @@ class _Clock(Callback):
         }
         self._accumulation = accumulation
         self._ends: list[tuple[int, float]] = []
+
+    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        reset_peak_memory(trainer.strategy.root_device)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         batches = trainer.fit_loop.total_batch_idx + 1

@@ -30,6 +30,7 @@ def time_steps(
     steps: int = 20,
     warm_up: int = 5,
     on_fit: Callable[[TimedFit], None] | None = None,
+    on_too_large: Callable[[int], None] | None = None,
     on_stop: Callable[[str], None] = rank_zero_info,
     **trainer_options: Any,
 ) -> list[StepTiming]:
@@ -54,6 +55,7 @@ def time_steps(
         steps: Optimizer steps to time.
         warm_up: Optimizer steps before the timed ones.
         on_fit: Called with each fit as soon as it is timed.
+        on_too_large: Called with a device batch size that does not fit in memory.
         on_stop: Called with a sentence that says why the ladder ended.
         trainer_options: Arguments of the Trainer: `accelerator`, `devices` (1 by default),
             `num_nodes`, `strategy`, `precision`, `gradient_clip_val` and so on.
@@ -96,6 +98,8 @@ def time_steps(
                 trainer_options=trainer_options,
             )
             if fit is None:
+                if on_too_large is not None:
+                    on_too_large(size)
                 why.append(f"A device batch size of {size} does not fit in memory.")
                 break
             timings.append(fit.timing)

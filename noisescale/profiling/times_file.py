@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -45,7 +46,8 @@ class TimesFile:
         if self.path.suffix != ".json":
             write_timings(self.path, [fit.timing])
             return
-        earlier = self._found or DeviceTimes((), fit.device, torch.__version__)
+        memory, peak = (None, None) if fit.memory is None else (fit.memory.total, fit.memory.peak)
+        earlier = self._found or DeviceTimes((), fit.device, torch.__version__, memory)
         if earlier.device != fit.device:
             raise Refusal(
                 self.path,
@@ -53,5 +55,12 @@ class TimesFile:
                 f"times of {earlier.device}",
                 "Remove the file, or give another one as `output`.",
             )
-        self._found = earlier.with_timing(fit.timing, torch.__version__)
+        earlier = replace(earlier, torch=torch.__version__)
+        self._found = earlier.with_timing(fit.timing, peak)
         self._found.write(self.path)
+
+    def mark_too_large(self, size: int) -> None:
+        """Add, in JSON, a device batch size that did not fit into memory."""
+        if self._found is not None:
+            self._found = replace(self._found, too_large=size)
+            self._found.write(self.path)

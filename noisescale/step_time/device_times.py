@@ -25,6 +25,12 @@ class DeviceTimes:
     """The name of the device, for example "NVIDIA H100 80GB HBM3"."""
     torch: str
     """The version of torch."""
+    memory: float | None = None
+    """Bytes of the device; None on the CPU, and where torch does not count them."""
+    peaks: tuple[tuple[float, float], ...] = ()
+    """Device batch sizes, and the most bytes that tensors had at once with each."""
+    too_large: float | None = None
+    """The smallest device batch size that did not fit."""
 
     def write(self, path: Path) -> None:
         """Write the file anew. Whoever reads it meanwhile reads the old one."""
@@ -47,6 +53,11 @@ class DeviceTimes:
             found = json.loads(path.read_text(encoding="utf-8"))
             timings = tuple(_timing(each) for each in found["timings"])
             names = {name: str(found[name]) for name in ("device", "torch")}
+            peaks = tuple((float(size), float(peak)) for size, peak in found["peaks"])
+            memory, too_large = (
+                None if found[name] is None else float(found[name])
+                for name in ("memory", "too_large")
+            )
         except (ValueError, TypeError, KeyError) as reason:
             raise Refusal(
                 path,
@@ -56,12 +67,24 @@ class DeviceTimes:
             ) from reason
         if not timings:
             raise Refusal(path, "have timings", "none", "Remove it.")
-        return cls(timings, **names)
+        return cls(timings, **names, memory=memory, peaks=peaks, too_large=too_large)
 
-    def with_timing(self, timing: StepTiming, torch: str) -> DeviceTimes:
-        """Return the same with another timing, which replaces one of the same configuration."""
+    def with_timing(self, timing: StepTiming, peak: float | None = None) -> DeviceTimes:
+        """Return the same with another timing, which replaces one of the same configuration.
+
+        Args:
+            timing: The timing.
+            peak: The most bytes that tensors had at once.
+        """
+        size, largest = timing.device_batch_size, self.too_large
         others = (other for other in self.timings if other.plan != timing.plan)
-        return replace(self, timings=(*others, timing), torch=torch)
+        known = dict(self.peaks) | ({} if peak is None else {size: peak})
+        return replace(
+            self,
+            timings=(*others, timing),
+            peaks=tuple(sorted(known.items())),
+            too_large=None if largest is not None and size >= largest else largest,
+        )
 
 
 def _timing(found: dict[str, Any]) -> StepTiming:

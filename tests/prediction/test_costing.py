@@ -6,7 +6,14 @@ import math
 import numpy as np
 import pytest
 
-from noisescale.prediction.run_hardware import devices_of, nodes_of, timings_of
+from noisescale.bounded import Bounded
+from noisescale.prediction.run_hardware import (
+    devices_of,
+    largest_fitting,
+    nodes_of,
+    peaks_in,
+    timings_of,
+)
 from noisescale.step_time import StepTiming
 
 STEP = np.arange(10.0, 1001, 10)
@@ -87,3 +94,52 @@ def test_times_of_nearly_one_device_batch_are_one_timing() -> None:
 
     assert (small.device_batch_size, small.seconds) == (16, 0.06)
     assert (large.device_batch_size, large.seconds) == (32, 0.1)
+
+
+GB = 1e9
+
+
+def test_two_sizes_say_what_of_the_memory_is_fixed() -> None:
+    """2 GB, and 0.1 GB an example: 0.9 x 80 GB take 700 examples."""
+    found = largest_fitting([(10, 3 * GB), (30, 5 * GB), (20, 4 * GB)], 80 * GB)
+
+    assert found is not None
+    assert (found.value, found.low, found.high) == pytest.approx((700, 620, 780))
+
+
+@pytest.mark.parametrize(
+    ("peak", "low"),
+    [(8, 90), (80, 10), (75, 10)],
+    ids=["nothing fixed", "full", "nearly full"],
+)
+def test_one_size_gives_the_bound_where_nothing_is_fixed(peak: float, low: float) -> None:
+    found = largest_fitting([(10, peak * GB)], 80 * GB)
+
+    assert found is not None
+    assert math.isnan(found.value)
+    assert (found.low, found.high) == (pytest.approx(low), math.inf)
+
+
+def test_a_size_that_did_not_fit_is_the_most() -> None:
+    sizes = [(10, 3 * GB), (20, 4 * GB)]
+
+    assert largest_fitting(sizes, 80 * GB, too_large=500) == Bounded(500, 500, 500)
+    one = largest_fitting(sizes[:1], 80 * GB, too_large=500)
+    assert one is not None
+    assert (one.low, one.high) == (pytest.approx(240), 500)
+
+
+def test_memory_that_does_not_grow_says_nothing() -> None:
+    assert largest_fitting([], 80 * GB) is None
+    assert largest_fitting([(10, 4 * GB), (20, 3.9 * GB)], 80 * GB) is None
+
+
+def test_the_most_memory_so_far_is_of_a_size_if_no_larger_one_came_before() -> None:
+    size = np.repeat([64.0, 256.0, 128.0, 512.0], 25)  # of two devices, in two micro-batches
+    peak = np.repeat([2 * GB, 4 * GB, 4 * GB, 7 * GB], 25)
+    peak[0] = 1 * GB
+
+    found = peaks_in(history(batch_size=size, peak_memory=peak))
+
+    assert found == ((16, 2 * GB), (64, 4 * GB), (128, 7 * GB))
+    assert peaks_in(history()) == ()

@@ -81,6 +81,14 @@ def run_in(folder: Path, seconds: float = 0.026) -> History:
     return history
 
 
+def with_memory(history: History, total: float) -> History:
+    same = np.ones(len(history))
+    more = {"device_memory": total * same, "peak_memory": 2e9 * same}
+    changed = History.from_columns({**history, **more})
+    changed.source = history.source
+    return changed
+
+
 def seconds_at(prediction: Prediction, size: float) -> tuple[float, str | None]:
     row = next(x for x in prediction.rows if (x.batch_size, x.devices) == (size, 1))
     return row.seconds_per_step.value, row.basis
@@ -154,3 +162,42 @@ def test_a_damaged_file_is_left_out_with_a_warning(tmp_path: Path) -> None:
     assert [x for x in found.warnings if "step times in the run's folder are left out" in x] == [
         found.hardware.doubts[0]
     ]
+
+
+@pytest.mark.parametrize(
+    ("memory", "named"),
+    [(8e10, "is of Big, with 80 GB, and"), (None, "is of Big, without a memory of its own, and")],
+)
+def test_times_of_a_device_with_another_memory_are_left_out(
+    memory: float | None, named: str, tmp_path: Path
+) -> None:
+    """Also if a step takes as long there."""
+    DeviceTimes(PROFILED, "Big", "2.9", memory).write(tmp_path / FILE)
+
+    found = predict(with_memory(run_in(tmp_path), 1.6e10), [16, 64])
+
+    assert seconds_at(found, 64)[1] == "assumed"
+    (doubt,) = found.hardware.doubts
+    assert doubt.startswith("Step times of another device are left out: ")
+    assert named in doubt
+    assert "and the run's device has 16 GB. Time steps on the run's device" in doubt
+
+
+def test_the_memory_of_a_profile_says_what_fits(tmp_path: Path) -> None:
+    times = DeviceTimes(PROFILED, "Big", "2.9", 8e10, peaks=((16, 3e9), (64, 6e9)))
+    times.write(tmp_path / FILE)
+
+    found = predict(with_memory(run_in(tmp_path), 8e10), [16, 64]).hardware
+
+    assert found.max_device_batch_size == 128
+    assert found.largest_fitting is not None
+    assert found.largest_fitting.value == pytest.approx(16 + (0.9 * 80 - 3) * 16)
+
+
+def test_the_memory_of_a_run_alone_gives_a_bound(tmp_path: Path) -> None:
+    hardware = predict(with_memory(run_in(tmp_path), 8e10)).hardware
+
+    assert hardware.max_device_batch_size == 16
+    assert hardware.largest_fitting is not None
+    assert hardware.largest_fitting.low == pytest.approx(0.9 * 16 * 40)
+    assert predict(run_in(tmp_path)).hardware.largest_fitting is None

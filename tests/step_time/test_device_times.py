@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ ONE, TWO = StepTiming(32, 1, 1, 1, 0.1), StepTiming(32.5, 4, 8, 2, 0.3)
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    times = DeviceTimes((ONE, TWO), "NVIDIA H100", "2.9.1")
+    times = DeviceTimes(
+        (ONE, TWO), "NVIDIA H100", "2.9.1", memory=8e10, peaks=((32, 1e9), (64, 2e9)), too_large=128
+    )
 
     times.write(tmp_path / "times.json")
 
@@ -21,12 +24,23 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 def test_the_last_time_of_a_configuration_counts() -> None:
     again = StepTiming(32, 1, 1, 1, 0.2)
 
-    times = DeviceTimes((ONE, TWO), "cpu", "2.8").with_timing(again, "2.9")
+    times = DeviceTimes((ONE, TWO), "H100", "2.9", 8e10, ((32, 1e9), (64, 2e9)), too_large=64)
 
-    assert times == DeviceTimes((TWO, again), "cpu", "2.9")
+    assert times.with_timing(again, 3e9) == DeviceTimes(
+        (TWO, again), "H100", "2.9", 8e10, ((32, 3e9), (64, 2e9)), too_large=64
+    )
+    assert times.with_timing(again) == replace(times, timings=(TWO, again))
 
 
-GOOD = {"timings": [vars(ONE)], "device": "cpu", "torch": "2.9"}
+def test_a_size_that_fits_now_is_not_too_large() -> None:
+    times = DeviceTimes((ONE,), "H100", "2.9", 8e10, too_large=64)
+
+    assert times.with_timing(StepTiming(64, 1, 1, 1, 0.2), 1e9).too_large is None
+    assert times.with_timing(StepTiming(48, 1, 1, 1, 0.2), 1e9).too_large == 64
+
+
+GOOD = {"timings": [vars(ONE)], "device": "cpu", "torch": "2.9", "memory": None, "peaks": []}
+GOOD |= {"too_large": None}
 
 
 @pytest.mark.parametrize(
@@ -44,6 +58,9 @@ GOOD = {"timings": [vars(ONE)], "device": "cpu", "torch": "2.9"}
         json.dumps(GOOD | {"timings": [vars(ONE) | {"seconds": "fast"}]}),
         json.dumps(GOOD | {"timings": [vars(ONE) | {"devices": 1.5}]}),
         json.dumps(GOOD | {"timings": []}),
+        json.dumps(GOOD | {"peaks": [[3]]}),
+        json.dumps(GOOD | {"memory": "much"}),
+        json.dumps(GOOD)[:-1],
     ],
 )
 def test_another_file_is_refused(content: str, tmp_path: Path) -> None:
