@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from noisescale.bounded import Bounded
 from noisescale.history.optimizers import has_decayed
+from noisescale.prediction.headline import band_text
 from noisescale.prediction.position import Position, noise_scale_now
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.questions import (

@@ -30,6 +30,20 @@ BANDS = (
 """Around the lines of SERIES."""
 BAND = BANDS[0]
 
+
+def _faint(colour: str, opacity: float) -> str:
+    """Return a colour of a band around a line of another colour."""
+    red, green, blue = (int(colour[k : k + 2], 16) for k in (1, 3, 5))
+    return f"rgba({red}, {green}, {blue}, {opacity:g})"
+
+
+# The palette of TensorBoard 2.21, `settings.colorPalette` of its page, in its order.
+SLATE, SLATE_ON_DARK = "#425066", "#8E98A3"
+RUNS = (SLATE, "#12B5CB", "#E52592", "#F9AB00", "#9334E6", "#7CB342", "#E8710A")
+"""TensorBoard's colours of runs. Only slate is another colour on a dark page."""
+RUN_BANDS = tuple(_faint(colour, 0.16) for colour in RUNS)
+"""Around the lines of RUNS."""
+
 DARK: Mapping[str, str] = MappingProxyType(
     {
         PAGE: "#202124",
@@ -53,6 +67,10 @@ DARK: Mapping[str, str] = MappingProxyType(
         BANDS[3]: "rgba(229, 156, 198, 0.26)",
         BANDS[4]: "rgba(242, 181, 52, 0.24)",
         BANDS[5]: "rgba(166, 219, 250, 0.26)",
+        **{colour: colour for colour in RUNS},
+        **{_faint(colour, 0.16): _faint(colour, 0.24) for colour in RUNS},
+        SLATE: SLATE_ON_DARK,
+        RUN_BANDS[0]: _faint(SLATE_ON_DARK, 0.24),
     }
 )
 """The colour on a dark page, by the colour of a figure that it replaces."""

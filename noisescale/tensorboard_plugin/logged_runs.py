@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -80,6 +81,18 @@ class LoggedRuns(NamedTuple):
                 if (who := monitor_of(tag))
             }
         )
+
+    def places(self) -> dict[str, int]:
+        """Return the place of each run, from which TensorBoard's page takes the run's colour.
+
+        The order is that of TensorBoard's route `/data/runs` (2.21): by the time of the first
+        event.
+        """
+        runs = self.provider.list_runs(self.ctx, experiment_id=self.experiment)
+        begun = [
+            (math.inf if run.start_time is None else run.start_time, run.run_name) for run in runs
+        ]
+        return {name: place for place, (_, name) in enumerate(sorted(begun))}
 
     def _tags(self, wanted: list[str] | None) -> dict[str, Any]:
         """Return the wanted tags that exist in each run (all tags if `wanted` is None)."""

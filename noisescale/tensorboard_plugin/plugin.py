@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, partial
@@ -23,7 +24,7 @@ from noisescale.prediction.figures.noise_of_runs import noise_of_runs_figure
 from noisescale.prediction.predict import Prediction, predict
 from noisescale.prediction.runs import compare_predictions
 from noisescale.refusal import rename_arguments, word_for
-from noisescale.report.colours import DARK, SERIES
+from noisescale.report.colours import DARK, RUNS
 from noisescale.report.document import Figure
 from noisescale.report.drawing import SETTINGS, place_figure
 from noisescale.report.numbers import plural
@@ -80,12 +81,17 @@ class NoiseScalePlugin(Tab):
         return _revalidate(response, request)
 
     def _runs(self, request: wrappers.Request) -> wrappers.Response:
-        runs = self._runs_for(request).list_measured()
-        colours = [(light, DARK[light]) for light in SERIES]
+        runs = self._runs_for(request)
+        places = runs.places()
+        colours = [(light, DARK[light]) for light in RUNS]
         return _answer(
             [
-                {"id": run.id, "name": run.name, "colours": colours[k % len(colours)]}
-                for k, run in enumerate(runs)
+                {
+                    "id": measured.id,
+                    "name": measured.name,
+                    "colours": colours[places.get(measured.run, 0) % len(colours)],
+                }
+                for measured in runs.list_measured()
             ]
         )
 
@@ -115,7 +121,8 @@ class NoiseScalePlugin(Tab):
         if len(ids) > MOST_RUNS:
             refuse("of", f"name at most {MOST_RUNS} runs", len(ids), "Choose fewer runs.")
         runs = self._runs_for(request)
-        numbers_of = {run: k for k, run in enumerate(runs.list_measured())}
+        places = runs.places()
+        drawn: Counter[str] = Counter()
         found: list[tuple[str, Prediction, int]] = []
         lines: list[tuple[str, Prediction | None, str]] = []
         reasons: list[str] = []
@@ -126,7 +133,10 @@ class NoiseScalePlugin(Tab):
                 reasons.append(str(error))
                 lines.append((measured.name, None, word_for(error)))
                 continue
-            found.append((measured.name, p, numbers_of.get(measured, len(numbers_of))))
+            # Of one run they have one colour, and dashes of their own.
+            number = places.get(measured.run, len(places)) + drawn[measured.run] * len(RUNS)
+            drawn[measured.run] += 1
+            found.append((measured.name, p, number))
             lines.append((measured.name, p, ""))
         if not found and len({*reasons}) == 1:
             raise ValueError(reasons[0])

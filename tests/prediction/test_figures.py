@@ -17,7 +17,7 @@ from noisescale.prediction.figures import (
 )
 from noisescale.prediction.figures.noise_of_runs import noise_of_runs_figure
 from noisescale.prediction.predict import Prediction, predict
-from noisescale.report.colours import DARK, SERIES
+from noisescale.report.colours import DARK, RUNS
 from noisescale.report.drawing import place_figure
 from noisescale.step_time import StepTiming, fit_step_time
 
@@ -312,7 +312,7 @@ def test_several_runs_are_overlaid_in_colours_of_their_own() -> None:
 
     listed = [t for t in figure.data if t.showlegend is not False]
     assert [t.name for t in listed] == ["a", "b"]
-    assert [t.line.color for t in listed] == list(SERIES[:2])
+    assert [t.line.color for t in listed] == list(RUNS[:2])
     assert {t.legendgroup for t in figure.data} == {"a", "b"}
     (bound,) = (t for t in figure.data if "at least" in (t.hovertemplate or ""))
     assert (bound.legendgroup, bound.line.dash) == ("b", "dot")

@@ -26,6 +26,7 @@ from werkzeug.wrappers import Response
 from noisescale import predict
 from noisescale.history.reading import read_run
 from noisescale.prediction.figures import FIGURES
+from noisescale.report.colours import RUNS
 from noisescale.report.records import finite
 from noisescale.tensorboard_plugin.loader import NoiseScaleLoader
 from noisescale.tensorboard_plugin.logged_runs import LoggedRuns, Measured
@@ -81,7 +82,10 @@ def test_runs_with_the_monitor_are_listed_with_their_monitors_and_optimizers(
         ("run=unresolved", "unresolved"),
         ("run=with+adam", "with adam"),
     ]
-    assert [run["colours"] for run in runs][:2] == [["#0072B2", "#5CB2F0"], ["#D55E00", "#FF8A4C"]]
+    # TensorBoard gives colours in the order of the runs' first events.
+    colours = dict.fromkeys((run["name"].partition(",")[0], run["colours"][0]) for run in runs)
+    begun = "one", "gan/version_0", "two monitors", "transformers", "unresolved", "with adam"
+    assert {*colours} == {*zip(begun, RUNS, strict=False)}
 
 
 def test_a_monitor_with_a_name_alone_shows_the_tab(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from noisescale.prediction.figures.noise_curve import NoiseCurve
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.report.colours import BANDS, SERIES
+from noisescale.report.colours import RUN_BANDS, RUNS
 from noisescale.report.drawing import DASHES, draw_area, figure, log_axis, shown_name, with_legend
 from noisescale.report.numbers import number
 
@@ -80,12 +80,12 @@ def _draw_run(
 ) -> None:
     """All traces of a run are shown and hidden together."""
     shown = shown_name(name)
-    again, k = divmod(colour_number, len(SERIES))
-    colour, dash = SERIES[k], DASHES[again % len(DASHES)]
+    again, k = divmod(colour_number, len(RUNS))
+    colour, dash = RUNS[k], DASHES[again % len(DASHES)]
     where = {"legendgroup": name, "name": shown}
     at = "%{fullData.name}<br>" + {"step": "step", "examples": "example"}[curve.across] + " %{x:,}"
     if intervals and curve.resolved.any():
-        fill = {"fillcolor": BANDS[k], "legendgroup": name, "showlegend": False}
+        fill = {"fillcolor": RUN_BANDS[k], "legendgroup": name, "showlegend": False}
         draw_area(drawn, shown, curve.band(*ends), **fill)
     drawn.add_scatter(
         **curve.batch_size(),
