@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure the gradient noise scale in a loop of one's own on Lightning Fabric.
 
-    python examples/fabric_loop.py
+    python examples/fabric_loop.py [--log-to runs/fabric]
 
-Two CPU processes learn handwritten digits and accumulate two micro-batches a step. Three lines
-measure: the meter, `before_backward` where Fabric runs the backward pass, and `step`. With
+Two CPU processes learn handwritten digits and accumulate two micro-batches a step. Four lines
+measure: the meter, `before_backward` where Fabric runs the backward pass, `step` and `close`. With
 `precision="16-mixed"` the meter takes `grad_scaler=fabric._precision.scaler` besides. With
 `pytorch_lightning`, import from `lightning_fabric` instead of `lightning.fabric`.
 """
 
 import argparse
+from pathlib import Path
 
 import torch
 from lightning.fabric import Fabric
@@ -25,6 +26,7 @@ ACCUMULATED = 2
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--log-to", type=Path, default=Path("runs/fabric"))
     arguments = parser.parse_args()
 
     fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
@@ -36,7 +38,9 @@ def main() -> None:
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.2))
 
-    meter = NoiseScaleMeter(model)
+    meter = NoiseScaleMeter(
+        model, optimizer=optimizer, log_to=arguments.log_to, log_every_n_steps=10
+    )
     for epoch in range(arguments.epochs):
         for index, (images, labels) in enumerate(batches, start=1):
             steps = index % ACCUMULATED == 0
@@ -52,6 +56,7 @@ def main() -> None:
         optimizer.zero_grad()  # what the epoch left over
         fabric.print(f"epoch {epoch + 1}: {meter.noise_scale}")
     meter.close()
+    fabric.print(f"Next: noisescale predict {arguments.log_to}")
     fabric.barrier()  # gloo ends cleanly where nobody leaves early
 
 

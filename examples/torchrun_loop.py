@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure the gradient noise scale in a plain torch loop under DistributedDataParallel.
 
-    torchrun --standalone --nproc-per-node 2 examples/torchrun_loop.py
+    torchrun --standalone --nproc-per-node 2 examples/torchrun_loop.py [--log-to runs/torchrun]
 
 Every process learns handwritten digits, on a GPU of its own where there is one, and accumulates
-two micro-batches a step. Three lines measure: the meter, `backward` and `step`.
+two micro-batches a step. Four lines measure: the meter, `backward`, `step` and `close`.
 """
 
 import argparse
 import os
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ ACCUMULATED = 2
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--log-to", type=Path, default=Path("runs/torchrun"))
     arguments = parser.parse_args()
 
     on_gpu = torch.cuda.is_available()
@@ -42,7 +44,9 @@ def main() -> None:
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
 
-    meter = NoiseScaleMeter(model)
+    meter = NoiseScaleMeter(
+        model, optimizer=optimizer, log_to=arguments.log_to, log_every_n_steps=10
+    )
     for epoch in range(arguments.epochs):
         sampler.set_epoch(epoch)
         for index, (images, labels) in enumerate(batches, start=1):
@@ -61,6 +65,8 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1}: {noise_scale}", flush=True)
     meter.close()
+    if dist.get_rank() == 0:
+        print(f"Next: noisescale predict {arguments.log_to}")
     dist.barrier()
     dist.destroy_process_group()
 

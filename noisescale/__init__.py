@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from noisescale.lightning.scheduler.batch_size_scheduler import (
         BatchSizeScheduler as BatchSizeScheduler,
     )
-    from noisescale.meter.meter import NoiseScaleMeter as NoiseScaleMeter
+    from noisescale.meter.noise_scale_meter import NoiseScaleMeter as NoiseScaleMeter
     from noisescale.methods.adasum.all_reduce import (
         adasum_all_reduce_ as adasum_all_reduce_,
     )
@@ -83,7 +83,7 @@ _HOME = {
     "LegwWarmUp": "methods.legw",
     "NoiseScale": "estimation.noise_scale",
     "NoiseScaleEstimator": "estimation.estimator",
-    "NoiseScaleMeter": "meter.meter",
+    "NoiseScaleMeter": "meter.noise_scale_meter",
     "NoiseScaleMonitor": "lightning.monitor.noise_scale_monitor",
     "Plan": "plan",
     "Prediction": "prediction.predict",

@@ -239,14 +239,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> "list[StepNorms]":
     """Every step that any meter takes in, in the process that it does it in."""
-    from noisescale.meter.meter import NoiseScaleMeter
+    from noisescale.meter.meter import Meter
 
     steps: list[StepNorms] = []
-    take = NoiseScaleMeter._take
+    take = Meter._take
 
-    def record(meter: NoiseScaleMeter, step: "MeasuredStep", coverage: float) -> None:
+    def record(meter: Meter, step: "MeasuredStep", coverage: float) -> None:
         steps.append(step.norms)
         take(meter, step, coverage)
 
-    monkeypatch.setattr(NoiseScaleMeter, "_take", record)
+    monkeypatch.setattr(Meter, "_take", record)
     return steps

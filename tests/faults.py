@@ -14,7 +14,7 @@ _PACKAGE = str(Path(noisescale.__file__).parent)
 
 
 OF_A_METER = {
-    "NoiseScaleMeter.step",
+    "Meter.step",
     "StepCapture.close_step",
     "StepCapture._open_collector",
     "_SpoilsStep.__enter__",

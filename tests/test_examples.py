@@ -10,6 +10,8 @@ import program
 import pytest
 from scripts import ROOT, printed, run
 
+from noisescale.history.reading import read_metric, read_run
+
 pytestmark = pytest.mark.timeout(300)
 
 SCRIPTS = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
@@ -107,11 +109,33 @@ def test_char_transformer_measures_each_kind_of_layer(package: str, tmp_path: Pa
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_fabric_loop_measures_on_two_processes(package: str, tmp_path: Path) -> None:
-    assert_measured(shown("fabric_loop.py", tmp_path, "--epochs", 2, package=package))
+    output = shown("fabric_loop.py", tmp_path, "--epochs", 2, "--log-to", tmp_path, package=package)
+
+    assert_measured(output)
+    assert_predicted(output, tmp_path)
 
 
 def test_torchrun_loop_measures_on_two_processes(tmp_path: Path) -> None:
-    assert_measured(shown("torchrun_loop.py", tmp_path, "--epochs", 2))
+    output = shown("torchrun_loop.py", tmp_path, "--epochs", 2, "--log-to", tmp_path)
+
+    assert_measured(output)
+    assert_predicted(output, tmp_path)
+
+
+def test_accelerate_loop_measures_in_one_process(tmp_path: Path) -> None:
+    output = shown("accelerate_loop.py", tmp_path, "--epochs", 2, "--log-to", tmp_path)
+
+    assert_measured(output, least_steps=10)
+    assert_predicted(output, tmp_path)
+    assert read_metric(tmp_path, "loss")[0].tolist() == [112, 224]
+
+
+def test_plain_loop_predicts_in_sequences_and_has_a_loss_to_compare(tmp_path: Path) -> None:
+    output = shown("plain_loop.py", tmp_path, "--steps", 60, "--log-to", tmp_path)
+
+    assert re.findall(r"^step (\d+): val_loss [\d.]+, noise scale", output, re.M) == ["50", "60"]
+    assert_predicted(output, tmp_path, unit="sequences")
+    assert read_metric(tmp_path, "val_loss")[0].tolist() == [50, 60]
 
 
 def test_adasum_loop_combines_four_processes_and_measures(tmp_path: Path) -> None:
@@ -147,6 +171,17 @@ def test_optimizer_sweep_prints_the_command_that_compares(
     assert "first reached by adam" in compared
     assert "critical batch size" in compared
     assert (tmp_path / "report.html").exists()
+
+
+def assert_predicted(output: str, logs: Path, unit: str = "examples") -> None:
+    name, *words = shlex.split(output.partition("Next: ")[2])
+    assert name == "noisescale"
+    predicted = program.run(*words)
+    assert predicted.startswith("Batch size ")
+    assert f" {unit}" in predicted
+    history = read_run(logs)
+    assert len(history) >= 6
+    assert history.optimizer is not None
 
 
 def assert_measured(output: str, least_steps: int = 20) -> None:

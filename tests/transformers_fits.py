@@ -4,6 +4,7 @@
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
+from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,7 +125,7 @@ def fit(
     """Train 7 steps and return what came of it."""
     os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun sets it
     defaults: dict[str, Any] = {
-        "output_dir": "unused",
+        "output_dir": mkdtemp(),
         "use_cpu": True,
         "per_device_train_batch_size": 4,
         "max_steps": 7,

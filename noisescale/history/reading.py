@@ -145,7 +145,7 @@ def is_written(record: RecordLog, history: Mapping[str, Array]) -> bool:
     return time.time() - record.last_row_at <= usual_gap(history)
 
 
-def measured_in(log: Log, path: Path, metric: str) -> tuple[Log, tuple[str, int], float] | None:
+def read_monitor(log: Log, path: Path, metric: str) -> tuple[Log, tuple[str, int], float] | None:
     """Return what a monitor measured in a run of which another metric was read.
 
     Args:
@@ -163,7 +163,7 @@ def measured_in(log: Log, path: Path, metric: str) -> tuple[Log, tuple[str, int]
         rows.read(files_of_rows(path))
     who = min((who for name in rows.metrics if (who := monitor_of(name))), default=("", 0))
     if isinstance(rows, RecordLog):
-        return rows, who, rows.behind
+        return rows, who, rows.steps_behind
     prefix = prefix_of(who[1], who[0])
     clock = next((name for name in rows.metrics if name_in(name, prefix) == "step"), "")
     at, steps, _ = rows.metric(clock, like=metric)
@@ -192,7 +192,7 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
     known = np.isfinite(values)
     if not known.any():
         refuse_metric(path, name, metrics_of(path))
-    measured = measured_in(log, path, name)
+    measured = read_monitor(log, path, name)
     if measured is None:
         raise Refusal(
             path,

@@ -128,7 +128,7 @@ class RecordLog(Log):
         return self._file.unread
 
     @property
-    def behind(self) -> float:
+    def steps_behind(self) -> float:
         """How many steps the trainer's logs are behind the optimizer: 0 or 1."""
         found = [self.metric(name).values for name in self.metrics if name.endswith(f"/{BEHIND}")]
         return float(max(values.max() for values in found).clip(0, 1)) if found else 0.0

@@ -25,7 +25,7 @@ from noisescale.meter.choosing import assigned_groups
 from noisescale.meter.extra import Extra
 from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.measuring_callback import MeasuringCallback
-from noisescale.meter.meter import NoiseScaleMeter
+from noisescale.meter.meter import Meter
 from noisescale.meter.options import MeterOptions, SmallBatch
 from noisescale.printable import arguments
 from noisescale.refusal import TypeRefusal
@@ -150,7 +150,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             options = replace(self._options, groups=groups)
 
             def make() -> list[LoggedMeter]:
-                of = NoiseScaleMeter.from_options(called, options, optimizer, grad_scaler=scaler)
+                of = Meter.from_options(called, options, optimizer, grad_scaler=scaler)
                 return [LoggedMeter(of, optimizer)]
 
             self._make_meters(make, args.world_size, optional=options.leaves_choice)

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from noisescale.collectors.devices import memory_of
-from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.estimation.noise_scale import NoiseScale, three_digits
 from noisescale.guard import Guard, WarnOnce
 from noisescale.history.history import History
 from noisescale.history.increments import INCREMENTS
 from noisescale.history.metric_names import ABOUT_RUN, ROOT
 from noisescale.history.optimizers import OptimizerKind, learning_rate_of, parameters_of
 from noisescale.history.record import Recorder
-from noisescale.meter.meter import NoiseScaleMeter
+from noisescale.meter.meter import Meter
 from noisescale.meter.step_timer import step_timer
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class _Now(NamedTuple):
     """What metrics are made of."""
 
     estimate: NoiseScale
-    meter: NoiseScaleMeter
+    meter: Meter
     seconds_per_step: float
 
 
@@ -106,15 +106,15 @@ class LoggedMeter:
 
     Args:
         meter: A meter of its parameters.
-        optimizer: The optimizer that steps, not a wrapper of it.
+        optimizer: The optimizer that steps, not a wrapper of it; None if it is not known.
         averaged: See `NoiseScaleMeter`. The theory was tried on no run without.
         prefix: Prefix of the names of its metrics.
     """
 
     def __init__(
         self,
-        meter: NoiseScaleMeter,
-        optimizer: Optimizer,
+        meter: Meter,
+        optimizer: Optimizer | None,
         prefix: str = ROOT,
         *,
         averaged: bool = True,
@@ -126,9 +126,10 @@ class LoggedMeter:
         self._optimizer = optimizer
         self._kind: OptimizerKind | None = None
         self._parameters = math.nan
-        with self.guard("The optimizer was not recorded with the run"):
-            self._kind = OptimizerKind.of(optimizer) if averaged else OptimizerKind.OTHER
-            self._parameters = parameters_of(optimizer)
+        if optimizer is not None:
+            with self.guard("The optimizer was not recorded with the run"):
+                self._kind = OptimizerKind.of(optimizer) if averaged else OptimizerKind.OTHER
+                self._parameters = float(parameters_of(optimizer))
         self.history = self._new_history()
         self._warn = WarnOnce()
         self._prefix = prefix
@@ -182,9 +183,13 @@ class LoggedMeter:
     def step(self, *, loss_divisor: float | None = None) -> None:
         """Close the current step, see `NoiseScaleMeter.step`."""
         self.meter.step(loss_divisor=loss_divisor)
+        self.note_step()
+
+    def note_step(self) -> None:
+        """Note when the meter closed a step, and with which learning rates."""
         measured = self.meter.last_measured_step == self.meter.steps
         self.timer.step(measured=measured)
-        if measured:
+        if measured and self._optimizer is not None:
             with self.guard(_NO_LEARNING_RATE):
                 self._rates_in_step = [group["lr"] for group in self._optimizer.param_groups]
 
@@ -287,6 +292,8 @@ class LoggedMeter:
 
     def _learning_rate(self, *, in_step: bool) -> float:
         """Return the learning rate now; between steps, the rate in the last measured step."""
+        if self._optimizer is None:
+            return math.nan
         with self.guard(_NO_LEARNING_RATE):
             if in_step or not self._rates_in_step:
                 return learning_rate_of(self._optimizer)
@@ -324,29 +331,38 @@ class LoggedMeter:
         If that fails, the state is empty, and the meter warns once.
         """
         with self.guard("The averages were not saved in the checkpoint"):
-            return {
-                "meter": self.meter.state_dict(),
-                "history": self.history.state_dict(),
-                "measured_by_last_row": self._measured_by_last_row,
-                "in_force": self._in_force,
-            }
+            return {"meter": self.meter.state_dict(), **self.log_state()}
         return {}
+
+    def log_state(self) -> dict[str, Any]:
+        """Return the state without the meter's, in builtins."""
+        return {
+            "history": self.history.state_dict(),
+            "measured_by_last_row": self._measured_by_last_row,
+            "in_force": self._in_force,
+        }
+
+    def load_log_state(self, state: dict[str, Any]) -> None:
+        """Continue from a `log_state`."""
+        self._measured_by_last_row, self._in_force = (
+            state["measured_by_last_row"],
+            state["in_force"],
+        )
+        history = self._new_history()
+        history.load_state_dict(state["history"])
+        self.history = history
 
     def resume(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. What cannot be restored starts again, with a warning."""
         with self.guard("The saved averages were not restored and start again"):
             self.meter.load_state_dict(state["meter"])
-            self._measured_by_last_row = state["measured_by_last_row"]
-            self._in_force = state["in_force"]
         with self.guard("The saved history was not restored and starts again"):
             unit = state["meter"]["estimates"]["whole"]["unit"]
             if unit != self.history.unit:
                 raise ValueError(
                     f"the saved history counts {unit}, this run counts {self.history.unit}"
                 )
-            history = self._new_history()
-            history.load_state_dict(state["history"])
-            self.history = history
+            self.load_log_state(state)
 
     def _new_history(self) -> History:
         estimate = self.meter.noise_scale
@@ -357,6 +373,20 @@ class LoggedMeter:
             optimizer=self._kind,
             parameters=self._parameters,
         )
+
+
+def last_row_of(history: History) -> str:
+    """Return the noise scale of the last row in words: nothing waits for the device."""
+    if not history:
+        return "nothing measured yet"
+    low, high = (float(history[name][-1]) for name in ("low", "high"))
+    at = f"at step {history.last_step:,.0f}"
+    if not math.isfinite(low):
+        return f"nothing measured {at}"
+    if not math.isfinite(high):
+        return f"above {three_digits(low)} {history.unit} {at}, not resolved"
+    value = three_digits(float(history["noise_scale"][-1]))
+    return f"{value} {history.unit} ({three_digits(low)} to {three_digits(high)}) {at}"
 
 
 def nothing_measured(prefix: str = ROOT, names: Iterable[str] = NAMES) -> dict[str, float]:

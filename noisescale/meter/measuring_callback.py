@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,10 +12,10 @@ import torch
 
 from noisescale.batches.shared_examples import SharedExamples
 from noisescale.collectors.halves.proved_cuts import INSTEAD
-from noisescale.estimation.noise_scale import NoiseScale, three_digits
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import EndsTraining, Guard
 from noisescale.history.history import History
-from noisescale.meter.logged_meter import LoggedMeter
+from noisescale.meter.logged_meter import LoggedMeter, last_row_of
 from noisescale.meter.options import MeterOptions
 
 
@@ -41,26 +40,13 @@ class MeasuringCallback(ABC):
 
     def __repr__(self) -> str:
         """Show the arguments that are not the defaults, and the estimate of the last log step."""
-        known = f": {self._last_logged}" if self.history else ""
+        known = f": {last_row_of(self.history)}" if self.history else ""
         return f"{type(self).__name__}({self._arguments}){known}"
 
     @property
     @abstractmethod
     def _arguments(self) -> str:
         """The arguments that are not the defaults."""
-
-    @property
-    def _last_logged(self) -> str:
-        """The last row of the history: nothing waits for the device."""
-        history = self.history
-        low, high = (float(history[name][-1]) for name in ("low", "high"))
-        at = f"at step {history.last_step:,.0f}"
-        if not math.isfinite(low):
-            return f"nothing measured {at}"
-        if not math.isfinite(high):
-            return f"above {three_digits(low)} {history.unit} {at}, not resolved"
-        value = three_digits(float(history["noise_scale"][-1]))
-        return f"{value} {history.unit} ({three_digits(low)} to {three_digits(high)}) {at}"
 
     @property
     def noise_scale(self) -> NoiseScale:

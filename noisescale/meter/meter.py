@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NoiseScaleMeter: measure the gradient noise scale in any torch loop."""
+"""Meter: measure the gradient noise scale step by step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,7 @@ from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.row_groups import RowGroupsLike, check_groups_are_used, checked_row_groups
 from noisescale.collectors.changes import hooks_on
 from noisescale.collectors.fsdp.collector import is_sharded
-from noisescale.collectors.groups import Groups
 from noisescale.collectors.in_model import InModel
-from noisescale.collectors.per_example.collector import Layers
 from noisescale.collectors.rows.step_rows import MeasuredStep, Unread
 from noisescale.collectors.rows.window_layout import Weight
 from noisescale.estimation.moments import GradientMoments
@@ -31,8 +29,8 @@ from noisescale.meter.cadence import COST_OF_DECISIONS, NOTHING, Cadence, Spent
 from noisescale.meter.capture import STEPS_LOST, BackwardPass, StepCapture
 from noisescale.meter.choosing import choose_collector, unwrap
 from noisescale.meter.estimates import Estimates, MomentSums
-from noisescale.meter.extra import Extra, ExtraMeasurement
-from noisescale.meter.options import MeterOptions, SmallBatch
+from noisescale.meter.extra import ExtraMeasurement
+from noisescale.meter.options import MeterOptions
 from noisescale.meter.soundness import fault_in
 from noisescale.state import restore, to_builtins
 
@@ -68,107 +66,15 @@ def _read_settled(path: str) -> Any:
     """Return an attribute that is read alone, once all reduced steps are taken in."""
     of = attrgetter(path)
 
-    def read(meter: NoiseScaleMeter) -> Any:
+    def read(meter: Meter) -> Any:
         meter._settle()
         return of(meter)
 
     return property(read)
 
 
-class NoiseScaleMeter:
-    """Measure the gradient noise scale in a torch loop.
-
-    The meter compares the gradients of small batches with the gradient of the whole step. What a
-    small batch is depends on the way of training:
-
-    | `small_batch` | compared with the step's gradient | needs |
-    |---|---|---|
-    | `"rank"` | each rank's gradient, before it is averaged | DDP or FSDP2, two ranks or more |
-    | `"micro_batch"` | the gradient of each micro-batch (of each rank) | accumulation, or ranks |
-    | `"half"` | the gradients of two halves of a batch, from one more backward pass | one process |
-    | `"example"` | the gradient of each example | Linear, Conv, Embedding, normalization layers |
-
-    With `"half"`, a step of several micro-batches is measured by its micro-batches.
-
-    Norms cross ranks in one small asynchronous all-reduce a step, and stay on the device until
-    `noise_scale` is read. Gradients are only read: training is bitwise the same as without the
-    meter.
-
-    Args:
-        model: The DistributedDataParallel module, or one sharded by `fully_shard`; in one process
-            any module. Wrappers by Fabric and torch.compile are allowed.
-        window: See `NoiseScaleEstimator`.
-        confidence: See `NoiseScaleEstimator`.
-        unit: See `NoiseScaleEstimator`.
-        every_n_steps: Measure every n-th optimizer step; "auto": as often as `cost` pays for, more
-            often early on, see `Cadence`. Windows count measured steps.
-        cost: The share of the run's time that measuring may take with `every_n_steps="auto"`; None:
-            0.01, or 0.05 if a scheduler uses the noise scale.
-        parameters: The parameters that are trained; default: all that require a gradient.
-        small_batch: See above. "auto": "rank" if several processes train, else "half".
-        layers: The layers whose gradients of single examples are compared: "all" that have a
-            formula, or only "normalization" layers, which cost next to nothing and tend to have the
-            noise scale of the whole. Implies `small_batch="example"`.
-        groups: Groups of parameters, each with a noise scale of its own from the same pass. A
-            mapping from a group's name to one or several regular expressions, which are searched in
-            the names of parameters; or a function from a parameter's name to the name of its group,
-            or to None. A parameter belongs to the first group that fits.
-        grad_scaler: The GradScaler whose `scale(loss)` is passed to `backward`.
-        extra: What is measured beside the noise scale, for `extra_noise_scales`: see
-            `ExtraMeasurement`.
-        optimizer: The optimizer that steps, if something in `extra` needs it.
-        cut: Where the halves of a batch are separated: names of modules whose outputs have the rows
-            of the batch as their first dimension. All trained parameters must act on the loss
-            through these outputs. Default: modules that the training step calls, or else the
-            tensors nearest to the loss.
-        averaged: Whether training averages gradients over ranks. Pass False if each rank steps on
-            its own gradient, as with `AdasumOptimizer`: then a measured step averages them, in one
-            more all-reduce. The weights must be the same on all ranks in each step.
-
-    Raises:
-        TypeError: If several processes train and `model` is not wrapped.
-        ValueError: If an argument is out of its range, or no parameter requires a gradient. In a
-            step, if it is taken within `model.join()`.
-
-    Examples:
-        >>> from noisescale import NoiseScaleMeter
-        >>> def train(ddp_model, optimizer, batches, loss_function):
-        ...     meter = NoiseScaleMeter(ddp_model)
-        ...     for x, y in batches:
-        ...         optimizer.zero_grad()
-        ...         loss = loss_function(ddp_model(x), y)
-        ...         meter.backward(loss, local_batch_size=len(x))
-        ...         meter.step()
-        ...         optimizer.step()
-        ...     print(meter.noise_scale)
-
-    References:
-        McCandlish et al. 2018, arXiv:1812.06162, appendix A.1. Gray et al. 2024, arXiv:2411.00999,
-        for examples and normalization layers.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        window: int | Literal["auto"] = "auto",
-        confidence: float = 0.95,
-        unit: str = "examples",
-        every_n_steps: int | Literal["auto"] = "auto",
-        cost: float | None = None,
-        parameters: Iterable[nn.Parameter] | None = None,
-        small_batch: SmallBatch = "auto",
-        layers: Layers = "all",
-        groups: Groups | None = None,
-        grad_scaler: GradScaler | None = None,
-        extra: Sequence[Extra] = (),
-        optimizer: Optimizer | None = None,
-        cut: Sequence[str] | None = None,
-        averaged: bool = True,
-    ) -> None:
-        # Arguments are checked before the collector puts hooks into the model.
-        options = MeterOptions.from_arguments(locals())
-        self._open(model, options, optimizer, parameters, grad_scaler, averaged=averaged)
+class Meter:
+    """Measure the gradient noise scale of a model, step by step. See `NoiseScaleMeter`."""
 
     @classmethod
     def from_options(
@@ -180,7 +86,7 @@ class NoiseScaleMeter:
         parameters: Iterable[nn.Parameter] | None = None,
         grad_scaler: GradScaler | None = None,
         averaged: bool = True,
-    ) -> NoiseScaleMeter:
+    ) -> Self:
         """Return a meter as `options` describe it."""
         meter = cls.__new__(cls)
         meter._open(model, options, optimizer, parameters, grad_scaler, averaged=averaged)

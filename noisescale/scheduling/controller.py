@@ -40,7 +40,7 @@ from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, SchedulerOption
 from noisescale.state import restore, to_builtins
 
 if TYPE_CHECKING:
-    from noisescale.meter.meter import NoiseScaleMeter
+    from noisescale.meter.noise_scale_meter import NoiseScaleMeter
 
 Batch = TypeVar("Batch")
 

@@ -48,7 +48,7 @@ from transformers_fits import (
 )
 
 from noisescale.estimation.moments import GradientMoments
-from noisescale.history.reading import read_run
+from noisescale.history.reading import read_metric, read_run
 from noisescale.hugging_face import NoiseScaleCallback, trainer_access
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
 from noisescale.hugging_face.supported import check_supported
@@ -368,11 +368,11 @@ def test_all_that_report_see_the_metrics_of_training_alone() -> None:
 
 
 def test_the_console_shows_three_keys_and_what_reports_gets_all(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     before, after, callback = Recorder(), Recorder(), NoiseScaleCallback(every_n_steps=1)
     quiet: dict[str, Any] = {"report_to": [], "save_strategy": "no", "disable_tqdm": True}
-    args = TrainingArguments("unused", use_cpu=True, max_steps=40, logging_steps=10, **quiet)
+    args = TrainingArguments(str(tmp_path), use_cpu=True, max_steps=40, logging_steps=10, **quiet)
     trainer = Trainer(Classifier(), args, train_dataset=digits(), callbacks=[before, callback])
     trainer.add_callback(after)  # after the one that prints
     known = list(trainer.callback_handler.callbacks)
@@ -390,22 +390,26 @@ def test_the_console_shows_three_keys_and_what_reports_gets_all(
         for them in (before, after)
     )
     assert ours == theirs
-    assert all(len(keys) > 6 for keys in theirs[:4])
+    assert all(len(keys) > 4 for keys in theirs[:4])
     assert set(known) == set(trainer.callback_handler.callbacks)
 
 
-def test_a_run_is_read_back_from_where_the_trainer_reports_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_run_is_read_back_from_where_the_trainer_writes(tmp_path: Path, reported: bool) -> None:
     """In TensorBoard the Trainer puts "train/" before the names, and counts steps from 1."""
-    callback = NoiseScaleCallback()
-    writer = SummaryWriter(str(tmp_path))
+    callback, board, output = NoiseScaleCallback(unit="rows"), tmp_path / "board", tmp_path / "out"
+    reports = [TensorBoardCallback(SummaryWriter(str(board)))] if reported else []
 
-    fit(TensorBoardCallback(writer), callback, gradient_accumulation_steps=2)
+    fit(*reports, callback, gradient_accumulation_steps=2, output_dir=str(output))
 
-    read = read_run(tmp_path)
+    read = read_run(board if reported else output)
     assert read["step"].tolist() == callback.history["step"].tolist() == list(range(1, 8))
-    assert read["examples"].tolist() == callback.history["examples"].tolist()
-    for column in ("low", "increment_noise_trace", "accumulation"):
-        assert read[column] == pytest.approx(callback.history[column], rel=1e-6)
+    assert read.unit == "rows"
+    for column in ("examples", "low", "increment_noise_trace", "accumulation"):
+        assert read[column].tolist() == callback.history[column].tolist()
+    if reported:
+        steps, _ = read_metric(board, "train/loss")
+        assert steps.tolist() == list(range(1, 8))
 
 
 def test_evaluation_and_checkpoints_are_left_out_of_the_times(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ FAULTY_STEPS, WITHOUT_NEWS = 400, 40
 """Every second step has a fault, in another function each time, until none has had one for long."""
 
 COLLECTIVE = OF_A_METER | {
-    "NoiseScaleMeter.due",
-    "NoiseScaleMeter._open_step",
+    "Meter.due",
+    "Meter._open_step",
     "StepCapture.due",
     "StepCapture.open_step",
     "StepCapture.leave_step_out",
@@ -134,7 +134,7 @@ def faults(name: str) -> Run:
         others = module == "guard.py" or module.startswith("collectors/halves/")
         return others or function in COLLECTIVE | OF_THE_PASS
 
-    run, faults = Run(name), Faults("NoiseScaleMeter.before_backward", spared)
+    run, faults = Run(name), Faults("Meter.before_backward", spared)
     done: list[int] = []
     for step in range(FAULTY_STEPS):
         if step % 2 and dist.get_rank() == 1:

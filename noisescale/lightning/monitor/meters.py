@@ -16,7 +16,7 @@ from noisescale.lightning.supported import accumulates
 from noisescale.lightning.trainer_access import is_compiled, rank_zero_info
 from noisescale.meter.choosing import assigned_groups
 from noisescale.meter.logged_meter import LoggedMeter
-from noisescale.meter.meter import NoiseScaleMeter
+from noisescale.meter.meter import Meter
 from noisescale.meter.options import MeterOptions
 from noisescale.refusal import Refusal
 
@@ -51,7 +51,7 @@ def meters_for(
                     "a model made by torch.compile",
                     'Do not compile it, or choose `small_batch="rank"` or "micro_batch".',
                 )
-            meter = NoiseScaleMeter.from_options(
+            meter = Meter.from_options(
                 model,
                 options,
                 optimizer,

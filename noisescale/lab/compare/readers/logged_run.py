@@ -19,9 +19,9 @@ from noisescale.history.metric_names import monitor_of
 from noisescale.history.reading import (
     history_in,
     mark_last,
-    measured_in,
     metrics_of,
     read_log,
+    read_monitor,
 )
 from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.readers.found import Found, is_event_file, measurements_of, name_of_run
@@ -144,7 +144,7 @@ def read_logged_run(run: Path, below: Path, metric: str, submission: str | None)
 
 def _monitor_history(log: Log, run: Path, metric: str) -> tuple[History | None, float | None]:
     """Return the monitor's history, if there is one, and how far the log is behind."""
-    measured = measured_in(log, run, metric)
+    measured = read_monitor(log, run, metric)
     if measured is None:
         return None, None
     rows, who, behind = measured
