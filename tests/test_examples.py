@@ -8,7 +8,7 @@ from pathlib import Path
 
 import program
 import pytest
-from scripts import ROOT, printed, run
+from scripts import ROOT, printed
 
 from noisescale.history.reading import read_metric, read_run
 
@@ -36,8 +36,7 @@ def shown(script: str, folder: Path, *options: object, package: str = "lightning
     launcher, *words = shlex.split(re.sub(r" *\[.*?\]", "", usage(script)))
     assert words.pop() == f"examples/{script}"
     if launcher == "torchrun":
-        module = ["-m", "torch.distributed.run", *words]
-        return run(*module, f"examples/{script}", *map(str, options))
+        return printed("-m", "torch.distributed.run", *words, f"examples/{script}", *options)
     assert not words
     text = (ROOT / "examples" / script).read_text()
     if package == "pytorch_lightning":

@@ -9,12 +9,14 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
 import torch
 from lab.jobs.jobs_for_tests import ended as in_ledger
 from program import ended, refused, run
+from scripts import SERVER, Forked, started
 
 from noisescale.history.metrics import Goal
 from noisescale.lab.jobs import launchers, trial_process
@@ -87,15 +89,13 @@ def sweep(*arguments: object, target: str = "train.py:make") -> tuple[int, str, 
     return ended("sweep", target, *SWEEP, *CPU, *arguments)
 
 
-def children(process: subprocess.Popen[bytes], word: str) -> list[psutil.Process]:
-    found = []
-    for each in psutil.Process(process.pid).children(recursive=True):
-        try:
-            if word in each.cmdline():
-                found.append(each)
-        except psutil.Error:
-            continue
-    return found
+def trials_of(sweep: int | None) -> list[psutil.Process]:
+    """The processes that the workers of a sweep have started."""
+    try:
+        workers = psutil.Process(sweep).children()
+        return [trial for worker in workers for trial in worker.children()]
+    except psutil.Error:  # one has ended
+        return []
 
 
 def trained_here(job: SweepJob, folder: Path) -> dict[str, Entry]:
@@ -123,20 +123,19 @@ def test_a_sweep_of_which_a_worker_is_killed_has_the_table_of_one_that_is_not(he
     *known, _, _, _ = alone.values()  # the last three are trained by the workers
     ledger = Ledger.begin("sweep/sweep.journal", "sweep", job)
     ledger.take((Task(entry.key, entry.spec), entry.result) for entry in known)
-    program = [sys.executable, "-m", "noisescale"]
-    words = [*program, "sweep", "train.py:make", *SWEEP, *CPU, "--workers", "2", "--lease", "5"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        while not (trials := children(process, "noisescale.lab.jobs.trial")):
-            assert process.poll() is None
-            time.sleep(0.2)
+    words = ["-m", "noisescale", "sweep", "train.py:make", *SWEEP, *CPU, "--workers", 2]
+    with started(*words, "--lease", 5, cwd=here, output=here / "output.txt") as process:
+        while not (trials := trials_of(process.pid)):
+            assert process.is_alive(), (here / "output.txt").read_text()
+            time.sleep(0.05)
         shown = json.loads(run("status", "--storage", "sweep/sweep.journal", "--json"))
         victim = trials[0].parent()
         assert victim is not None
-        assert "work" in victim.cmdline()
         os.kill(victim.pid, signal.SIGKILL)
-        output, said = (text.decode() for text in process.communicate())
+        process.join(300)
+    output = (here / "output.txt").read_text()
 
-    assert process.returncode == 0, said
+    assert process.exitcode == 0, output
     table = (here / "sweep/sweep.csv").read_text()
     assert table == (here / "here/sweep.csv").read_text()
     assert table.startswith("batch_size,steps,learning_rate,seed\n8,")
@@ -144,7 +143,7 @@ def test_a_sweep_of_which_a_worker_is_killed_has_the_table_of_one_that_is_not(he
     assert {worker["process"] for worker in shown["workers"]} >= {victim.pid}
     assert "trainings done" in output
     assert "Critical batch size" in output
-    assert "Further workers join with: noisescale work --storage sweep/sweep.journal" in said
+    assert "Further workers join with: noisescale work --storage sweep/sweep.journal" in output
     assert "See how well the law fits: noisescale fit sweep/sweep.csv" in output
 
     again, _, _ = sweep("--workers", 0)  # nothing is left to train
@@ -176,28 +175,36 @@ def job(**training: Any) -> SweepJob:
     )
 
 
-def test_two_ranks_train_a_trial_and_one_that_dies_fails_it(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_ranks_train_a_trial_and_one_that_dies_fails_it(here: Path) -> None:
     task = job(devices=2, strategy="ddp").task(32, {"learning_rate": 0.05}, 0)
-
-    def ended_with(name: str) -> tuple[Any, str]:
-        process = TrialProcess(here / name, task.spec, 2)
-        process.wait(100)
-        process.stop()
-        return process.result(), process.reason()
-
-    found, _ = ended_with("two")
     (here / "dies.py").write_text("import os\nif os.environ['RANK'] == '1': os._exit(3)\n")
-    *torchrun, _, _, _ = command_of(here / "dead", 2)  # without "-m", the module and its argument
-    monkeypatch.setattr(trial_process, "command_of", lambda *_: [*torchrun, "dies.py"])
-    none, reason = ended_with("dead")
+
+    process = SERVER.Process(target=train_on_two_ranks, args=(here, task.spec))
+    process.start()
+    process.join(100)
+    process.kill()
+    (found, _), (none, reason) = json.loads((here / "both.json").read_text())
 
     assert (task.spec["device_batch_size"], task.spec["accumulation"]) == (8, 2)
     assert found["ended"] == "reached"
     assert found["devices"] == 2
     assert none is None
     assert "rank 1 ended with code 3; see" in reason
+
+
+def train_on_two_ranks(here: Path, spec: dict[str, Any]) -> None:
+    """Train a task, and then let a rank die; save what each has found, and why it failed."""
+    os.chdir(here)
+    sys.path.insert(0, str(here))
+    found = []
+    with mock.patch.object(subprocess, "Popen", Forked):
+        for command in (command_of(here / "task", 2), [*command_of(here, 2)[:-3], "dies.py"]):
+            with mock.patch.object(trial_process, "command_of", lambda *_, words=command: words):
+                process = TrialProcess(here / "task", spec, 2)
+            process.wait(50)
+            process.stop()
+            found.append((process.result(), process.reason()))
+    (here / "both.json").write_text(json.dumps(found))
 
 
 def test_a_goal_that_nobody_reaches_ends_with_code_1(here: Path) -> None:
