@@ -103,6 +103,14 @@ def make():
 """
 
 
+ALONE = """() => {
+  const figure = document.querySelector("figure:has(#noise-scale)");
+  const table = document.querySelector("main > .scroll");
+  document.querySelector("main").replaceChildren(figure, table);
+}"""
+"""Leave the noise scale along the run and the batch sizes below it."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--keep", type=Path, help="a folder with the runs, made if it is not there")
@@ -143,10 +151,12 @@ def main() -> None:
         with browser(arguments.browser) as page:
             page.goto((folder / "report.html").as_uri())
             page.wait_for_timeout(2000)
-            page.locator("figure:has(#front)").screenshot(path=PICTURES / "report.png")
+            in_both_themes(page, "figure:has(#savings)", "report")
+            page.evaluate(ALONE)
+            in_both_themes(page, "main", "readme")
             page.goto((swept / "report.html").as_uri())
             page.wait_for_timeout(2000)
-            page.locator("figure:has(#steps)").screenshot(path=PICTURES / "compare.png")
+            in_both_themes(page, "figure:has(#steps)", "compare")
             both = folder / "both"
             for name, trained in (("fixed", logs), ("scheduled", scheduled / "lightning_logs")):
                 shutil.copytree(trained / "digits/version_0", both / name, dirs_exist_ok=True)
@@ -159,6 +169,15 @@ def main() -> None:
                 page.goto(f"{address}/#custom_scalars")
                 page.wait_for_timeout(8000)
                 page.screenshot(path=PICTURES / "custom_scalars.png")
+
+
+def in_both_themes(page: Page, element: str, name: str) -> None:
+    """Photograph a part of a page on a light and on a dark page."""
+    for theme, suffix in (("light", ""), ("dark", "_dark")):
+        page.emulate_media(color_scheme=theme)
+        page.wait_for_timeout(1000)
+        page.locator(element).screenshot(path=PICTURES / f"{name}{suffix}.png")
+    page.emulate_media(color_scheme="light")
 
 
 def terminal(
