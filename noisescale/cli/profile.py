@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from noisescale.cli.showing import show
+from noisescale.cli.showing import check_html, show
 from noisescale.cli.training import Accelerator, Data, Devices, Nodes, Precision, Strategy, Target
 from noisescale.cli.values import flags_of, numbers
 from noisescale.refusal import rename_arguments
@@ -59,7 +59,11 @@ def profile_steps(
             " devices. Default: step_times.csv; with --run step_times.json in its folder."
         ),
     ] = None,
+    details: Annotated[bool, typer.Option("--details", help="Also print the assumptions.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the same as a page to this file.")
+    ] = None,
 ) -> None:
     """Measure the step times of a LightningModule at several batch sizes on a device."""
     from rich.console import Console
@@ -67,6 +71,7 @@ def profile_steps(
     from noisescale.made.targets import is_first, shorten_errors
     from noisescale.profiling.profile import profile
 
+    check_html(html)
     sizes = numbers("device-batch-sizes", device_batch_sizes)
     repeats = numbers("accumulation", accumulation)
     console = Console(stderr=True, highlight=False, quiet=not is_first())
@@ -91,4 +96,4 @@ def profile_steps(
             progress=lambda line: status.update(f"{line}. Timing more..."),
         )
     if is_first():
-        show(found, as_json=as_json)
+        show(found, details=details, as_json=as_json, html=html)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -171,7 +171,11 @@ def examples_of_epoch(loader: Any) -> float:
 
 @contextmanager
 def batches_of(
-    data: Any, size: int, count: int, shuffled: bool = False
+    data: Any,
+    size: int,
+    count: int,
+    shuffled: bool = False,
+    change: Callable[[DataLoader[Any]], DataLoader[Any]] = lambda loader: loader,
 ) -> Iterator[dict[str, Any]]:
     """Yield the arguments with which `Trainer.fit` trains on `count` batches of `size` examples.
 
@@ -182,10 +186,15 @@ def batches_of(
         count: Batches.
         shuffled: Whether a stream is shuffled a little. Other data always are shuffled, unless they
             have a sampler.
+        change: What to train on instead of each loader.
 
     Raises:
         ValueError: If `data` is something else, or the data module makes no DataLoader.
     """
+
+    def remake(loader: DataLoader[Any]) -> DataLoader[Any]:
+        return change(with_batches(loader, size, count, shuffled))
+
     if hasattr(data, "train_dataloader"):
         trainer, made = data.trainer, data.train_dataloader
 
@@ -200,7 +209,7 @@ def batches_of(
                     type(loaders).__name__,
                     "Give the Dataset instead of the data module.",
                 )
-            return apply_to_collection(loaders, DataLoader, with_batches, size, count, shuffled)
+            return apply_to_collection(loaders, DataLoader, remake)
 
         data.train_dataloader = train_dataloader
         try:
@@ -218,7 +227,7 @@ def batches_of(
                 "Give what the module trains on.",
             )
         data = DataLoader(data)
-    yield {"train_dataloaders": with_batches(data, size, count, shuffled)}
+    yield {"train_dataloaders": remake(data)}
 
 
 def whole_epochs(loader: DataLoader[Any], size: int, ranks: int = 1) -> DataLoader[Any]:

@@ -275,6 +275,7 @@ def hardware_from(
         hour_worth=hour_worth,
         own=own,
         largest_fitting=_largest_fitting(histories[0], found),
+        loader=found.loader if found else None,
         doubts=doubts,
     )
 

@@ -12,7 +12,7 @@ from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.history.run_law import RunLaw
 from noisescale.plan import Plan, mean_plan
 from noisescale.prediction.run_hardware import OwnSteps, nodes_of
-from noisescale.step_time import StepTimeModel
+from noisescale.step_time import LoaderTiming, StepTimeModel
 
 Basis = Literal["timed", "assumed"]
 
@@ -72,6 +72,8 @@ class Hardware:
     """The run's own steps; None if there is no plan of more than half of them."""
     largest_fitting: Bounded | None = None
     """The largest device batch that fits in memory, see `largest_fitting`; None if not known."""
+    loader: LoaderTiming | None = None
+    """The time of the data loader alone, if a profile of this run has it."""
     doubts: tuple[str, ...] = ()
     """Reasons not to trust the step times, in whole sentences."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from noisescale.profiling.step_times import NEARLY_ALL, StepTimesRecord
 from noisescale.report.document import Cell, Document, Line, Statement, Table
 from noisescale.report.numbers import count, number, plural
-from noisescale.step_time import FILE
+from noisescale.step_time import FILE, LoaderTiming
 
 _HOW_TO_READ = (
     "A step is one update of the weights. Accumulation is its number of micro-batches on a device."
@@ -68,8 +68,22 @@ def _statements(found: StepTimesRecord) -> Iterator[Statement]:
         f"takes {_ms(constants['a_c'])} and {_ms(constants['b_c'])} for each example",
         basis="timed" if several else "assumed",
     )
+    if found.loader is not None:
+        yield Statement("Data loader", _loader_sentence(found.loader), basis="timed")
     for sentence in found.stopped:
         yield Statement("Largest size", sentence)
+
+
+def _loader_sentence(loader: LoaderTiming) -> str:
+    batch = f"a batch of {count(loader.batch_size)}"
+    took = f"{_ms(loader.seconds)} for {batch}, the step {_ms(loader.step_seconds)}"
+    if not loader.bounds_training:
+        return f"takes {took}"
+    return (
+        f"bounds this training: it takes {took}. A larger batch does not help until the loader is"
+        f" faster: it has {plural(loader.workers, 'process', 'processes')} (`num_workers`). More"
+        " devices help as far as each has a loader with processors of its own"
+    )
 
 
 def _table(found: StepTimesRecord) -> Table:
@@ -100,6 +114,10 @@ def as_dict(found: StepTimesRecord) -> dict[str, Any]:
     | `step_times` | the fields of each `StepTiming` |
     | `knee` | the smallest device batch size with nearly the highest examples/s, or None |
     | `stopped` | why no larger sizes were timed, in whole sentences |
+    | `loader` | the fields of `LoaderTiming`, and `bounds_training`; or None |
     """
     rows = [asdict(timing) for timing in found.timings]
-    return {"step_times": rows, "knee": found.knee, "stopped": list(found.stopped)}
+    loader = found.loader
+    of_loader = loader and asdict(loader) | {"bounds_training": loader.bounds_training}
+    record = {"step_times": rows, "knee": found.knee, "stopped": list(found.stopped)}
+    return record | {"loader": of_loader}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from noisescale.checks import require_folder_of
 from noisescale.history.reading import read_run
@@ -18,6 +18,7 @@ from noisescale.profiling.around_run import MOST_STEPS, AroundRun
 from noisescale.profiling.document import as_dict, document_of
 from noisescale.profiling.step_times import StepTimesRecord
 from noisescale.profiling.time_fit import TimedFit
+from noisescale.profiling.time_loader import time_loader
 from noisescale.profiling.time_steps import time_steps
 from noisescale.profiling.times_file import TimesFile
 from noisescale.refusal import Refusal
@@ -30,6 +31,13 @@ WARM_UP = 5
 
 _Part = tuple[Sequence[int] | None, Sequence[int] | None]
 """Device batch sizes, and numbers of micro-batches."""
+
+
+class _ToTime(NamedTuple):
+    parts: tuple[_Part, ...]
+    steps: int
+    own: int | None = None
+    """The device batch size of the run, if there is one."""
 
 
 class StepTimes(StepTimesRecord, Answer):
@@ -108,14 +116,14 @@ def profile(
         file = TimesFile(Path(output))  # fails now, not after the timing, if it has something else
     module, found = module_and_data(target, data)
     examples = train_and_val(found)[0]
-    parts: list[_Part] = [(device_batch_sizes, accumulation)]
+    todo = _ToTime(((device_batch_sizes, accumulation),), MOST_STEPS if steps is None else steps)
     if run is not None and device_batch_sizes is None and accumulation is None:
         around = AroundRun.of(read_run(run, allow_truncated=True), examples_in(examples))
         sizes = around.sizes(examples_in(examples))
         steps = around.steps(sizes, WARM_UP) if steps is None else steps
-        parts = [(sizes, (1,))]
-        if module.automatic_optimization:
-            parts.append(((around.own,), (around.accumulation,)))
+        own = ((around.own,), (around.accumulation,))
+        parts = ((sizes, (1,)), own) if module.automatic_optimization else ((sizes, (1,)),)
+        todo = _ToTime(parts, steps, around.own)
         if progress is not None:
             progress(_announcement(sizes, around.forecast(sizes, steps, WARM_UP)))
     stopped: list[str] = []
@@ -137,26 +145,39 @@ def profile(
 
     kept = "" if file is None else "Earlier timings are in the file. "
     timings: list[StepTiming] = []
+    loader = None
+    trainer_options = {
+        **{"accelerator": accelerator, "devices": devices, "num_nodes": nodes},
+        **{"strategy": strategy, "precision": precision},
+    }
     with refuse_out_of_memory(
         "device_batch_sizes", f"{kept}Find the largest size that fits on one device first."
     ):
-        for sizes_of_part, micro_batches in parts:
+        for sizes_of_part, micro_batches in todo.parts:
             timings += time_steps(
                 module,
                 examples,
                 sizes_of_part,
                 accumulation=micro_batches,
-                steps=MOST_STEPS if steps is None else steps,
+                steps=todo.steps,
                 warm_up=WARM_UP,
                 on_fit=keep,
                 on_too_large=note,
                 on_stop=stopped.append,
-                accelerator=accelerator,
-                devices=devices,
-                num_nodes=nodes,
-                strategy=strategy,
-                precision=precision,
+                **trainer_options,
             )
+        if timings:
+            fastest = max(timings, key=lambda timing: timing.examples_per_second)
+            loader = time_loader(
+                module,
+                examples,
+                todo.own or int(fastest.device_batch_size),
+                steps=todo.steps,
+                warm_up=WARM_UP,
+                trainer_options=trainer_options,
+            )
+    if loader is not None and file is not None and is_first():
+        file.add_loader(loader)
     if not timings:
         raise Refusal(
             "device_batch_sizes",
@@ -168,6 +189,7 @@ def profile(
         timings=tuple(timings),
         step_time=fit_step_time([*(file.earlier if file else ()), *timings]),
         stopped=tuple(stopped),
+        loader=loader,
         output=None if file is None else str(file.path),
         run=None if run is None else str(run),
     )

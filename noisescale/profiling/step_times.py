@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from noisescale.step_time import FittedStepTime, StepTiming
+from noisescale.step_time import FittedStepTime, LoaderTiming, StepTiming
 
 NEARLY_ALL = 0.9
 """A device processes at least this share of its highest number of examples/s at the knee."""
@@ -23,6 +23,8 @@ class StepTimesRecord:
     """Why no larger device batch sizes were timed, in whole sentences."""
     output: str | None = None
     """The file that has the timings, if they were written."""
+    loader: LoaderTiming | None = None
+    """The time of the data loader alone; None if its batch did not fit in memory."""
     run: str | None = None
     """The run that was timed, if one was given."""
 

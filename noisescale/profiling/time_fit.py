@@ -6,11 +6,13 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from pytorch_lightning.utilities.memory import garbage_collection_cuda
+from torch.utils.data import DataLoader
 
 from noisescale.collectors.devices import Memory, device_name, memory_of, reset_peak_memory
 from noisescale.lightning.resized_loaders import batches_of
@@ -48,6 +50,7 @@ def time_fit(
     steps: int,
     warm_up: int,
     trainer_options: dict[str, Any],
+    change_loader: Callable[[DataLoader[Any]], DataLoader[Any]] = lambda loader: loader,
 ) -> TimedFit | None:
     """Return the seconds a step takes; None if memory runs out.
 
@@ -59,6 +62,7 @@ def time_fit(
         steps: Optimizer steps to time.
         warm_up: Optimizer steps before the timed ones.
         trainer_options: See `time_steps`.
+        change_loader: What to train on instead of each loader.
     """
     ours: dict[str, Any] = {
         "limit_train_batches": (warm_up + steps) * accumulation,
@@ -68,7 +72,8 @@ def time_fit(
     trainer = plain_trainer(module, {**ours, **trainer_options})
     trained = copy_to_train(module)
     enough = True
-    with batches_of(data, size, int(trainer.limit_train_batches)) as batches:
+    count = int(trainer.limit_train_batches)
+    with batches_of(data, size, count, change=change_loader) as batches:
         try:
             trainer.fit(trained, **batches)
         except Exception as error:

@@ -10,7 +10,7 @@ import torch
 
 from noisescale.profiling.time_fit import TimedFit
 from noisescale.refusal import Refusal
-from noisescale.step_time import DeviceTimes, StepTiming, read_timings, write_timings
+from noisescale.step_time import DeviceTimes, LoaderTiming, StepTiming, read_timings, write_timings
 
 
 class TimesFile:
@@ -59,8 +59,14 @@ class TimesFile:
         self._found = earlier.with_timing(fit.timing, peak)
         self._found.write(self.path)
 
+    def add_loader(self, loader: LoaderTiming) -> None:
+        """Add the time of the data loader, in JSON."""
+        if self._found is not None:
+            self._found = replace(self._found, loader=loader)
+            self._found.write(self.path)
+
     def mark_too_large(self, size: int) -> None:
-        """Add, in JSON, a device batch size that did not fit into memory."""
+        """Add a device batch size that did not fit into memory, in JSON."""
         if self._found is not None:
             self._found = replace(self._found, too_large=size)
             self._found.write(self.path)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
@@ -14,6 +15,34 @@ from noisescale.step_time.timings import COLUMNS, StepTiming
 
 FILE = "step_times.json"
 """The name of the file in a run's folder."""
+
+
+SLOW = 0.8
+"""A loader bounds a training if a batch takes it longer than this share of a step."""
+
+
+@dataclass(frozen=True)
+class LoaderTiming:
+    """How long a data loader takes for a batch, and how long a step takes that need not wait."""
+
+    batch_size: float
+    """Examples of a batch, on one device."""
+    seconds: float
+    """Seconds of a batch, if nothing else runs."""
+    step_seconds: float
+    """Seconds of a step whose batch is there already."""
+    workers: int
+    """Processes that load; 0: the training waits while a batch is loaded."""
+
+    @property
+    def examples_per_second(self) -> float:
+        """Examples per second of the loader of one device."""
+        return self.batch_size / self.seconds if self.seconds else math.inf
+
+    @property
+    def bounds_training(self) -> bool:
+        """Whether the loader, not the device, decides how long a step takes."""
+        return self.seconds > SLOW * self.step_seconds
 
 
 @dataclass(frozen=True)
@@ -31,11 +60,13 @@ class DeviceTimes:
     """Device batch sizes, and the most bytes that tensors had at once with each."""
     too_large: float | None = None
     """The smallest device batch size that did not fit."""
+    loader: LoaderTiming | None = None
 
     def write(self, path: Path) -> None:
         """Write the file anew. Whoever reads it meanwhile reads the old one."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         found["timings"] = [asdict(timing) for timing in self.timings]
+        found["loader"] = self.loader and asdict(self.loader)
         partial = path.with_name(path.name + ".new")
         partial.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         partial.replace(path)
@@ -58,6 +89,7 @@ class DeviceTimes:
                 None if found[name] is None else float(found[name])
                 for name in ("memory", "too_large")
             )
+            loader = found["loader"] and _loader(found["loader"])
         except (ValueError, TypeError, KeyError) as reason:
             raise Refusal(
                 path,
@@ -67,7 +99,7 @@ class DeviceTimes:
             ) from reason
         if not timings:
             raise Refusal(path, "have timings", "none", "Remove it.")
-        return cls(timings, **names, memory=memory, peaks=peaks, too_large=too_large)
+        return cls(timings, **names, memory=memory, peaks=peaks, too_large=too_large, loader=loader)
 
     def with_timing(self, timing: StepTiming, peak: float | None = None) -> DeviceTimes:
         """Return the same with another timing, which replaces one of the same configuration.
@@ -89,3 +121,8 @@ class DeviceTimes:
 
 def _timing(found: dict[str, Any]) -> StepTiming:
     return StepTiming(**{name: found[name] for name in COLUMNS})
+
+
+def _loader(found: dict[str, Any]) -> LoaderTiming:
+    size, seconds, step = (float(found[name]) for name in ("batch_size", "seconds", "step_seconds"))
+    return LoaderTiming(size, seconds, step, int(found["workers"]))

@@ -61,6 +61,17 @@ def pair():
 def small():
     return Model(most=4), DataLoader(examples(), batch_size=2)
 
+class SlowExamples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        time.sleep(0.004)
+        return (torch.randn(4),)
+
+def starved():
+    return Model(), DataLoader(SlowExamples(), batch_size=8)
+
 def saturated():
     return Model(per_example=0.005), examples()
 """
@@ -73,6 +84,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     clock = SimpleNamespace(perf_counter=lambda: now[0])
     monkeypatch.setattr("noisescale.profiling.time_fit.time", clock)
+    monkeypatch.setattr("noisescale.profiling.time_loader.time", clock)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_model.py").write_text(MODEL)
@@ -124,7 +136,9 @@ def test_the_function_finds_what_the_command_finds() -> None:
     assert Path("here.csv").read_bytes() == Path("step_times.csv").read_bytes()
     assert lines[0] == "1 examples x 1: 15.0 ms/step, 66.7 examples/s"
     document = found.document()
-    assert [one.label for one in document.answers] == ["Highest throughput", "Micro-batch"]
+    labels = ["Highest throughput", "Micro-batch", "Data loader"]
+    assert [one.label for one in document.answers] == labels
+    assert document.answers[2].sentence == "takes 0 ms for a batch of 24, the step 130 ms"
     assert document.answers[1].sentence == "takes 10.0 ms and 5.00 ms for each example"
     assert [line.marks for line in document.tables[0].lines[2:4]] == [["knee"], ["knee"]]
     assert "<b>A device batch size of 16 has 90% of the highest" in found._repr_html_()
@@ -182,11 +196,11 @@ def test_runs_add_up_in_one_file() -> None:
     assert (second.device_batch_size, second.devices) == (2, 1)
 
 
-def logged_run(folder: Path, size: int = 4) -> Path:
-    """1,000 steps of 10 ms on one device."""
+def logged_run(folder: Path, size: int = 4, seconds: float = 0.01) -> Path:
+    """1,000 steps on one device."""
     names = "step examples batch_size simple lower_bound simple_high seconds_per_step devices"
     lines = [",".join(f"noise_scale/{name}" for name in names.split())]
-    lines += [f"{k},{size * k},{size},50,40,60,0.01,1" for k in range(10, 1001, 10)]
+    lines += [f"{k},{size * k},{size},50,40,60,{seconds},1" for k in range(10, 1001, 10)]
     folder.mkdir(parents=True)
     (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
     return folder
@@ -212,6 +226,40 @@ def test_times_for_a_run_are_found_by_predict(folder: Path) -> None:
         (4, "timed"),
         (32, "timed"),
     ]
+
+
+def test_a_loader_that_bounds_the_training_is_told_and_kept(folder: Path) -> None:
+    run = logged_run(folder / "version_0", size=8, seconds=0.042)
+
+    code, out, err = ended("profile", "own_model:starved", "--run", run, "--accelerator", "cpu")
+
+    assert code == 0, err
+    assert (
+        "Data loader bounds this training: it takes 32.0 ms for a batch of 8, the step 10.0 ms. A"
+        " larger batch does not help until the loader is faster: it has 0 processes"
+        " (`num_workers`). More devices help as far as each has a loader with processors of its own"
+    ) in " ".join(out.split())
+    loader = noisescale.predict(run).hardware.loader
+    assert loader is not None
+    assert (loader.seconds, loader.step_seconds) == pytest.approx((0.032, 0.01))
+    assert loader.bounds_training
+    code, out, err = profile("own_model:starved", "--device-batch-sizes", "8", "--json")
+    assert json.loads(out)["loader"]["bounds_training"]
+
+
+def test_assumptions_are_details(folder: Path) -> None:
+    options = ("own_model:both", "--device-batch-sizes", "2", "--accumulation", "1")
+
+    _, short, _ = profile(*options)
+    code, long, err = profile(*options, "--details", "--html", "page.html")
+
+    assert code == 0, err
+    assert "Assumptions" not in short
+    assert "Predict a run: noisescale predict RUN --step-times step_times.csv" in short
+    assert "How long devices synchronise was not timed" in " ".join(long.split())
+    page = (folder / "page.html").read_text()
+    assert "How long devices synchronise was not timed" in page
+    assert "Data loader" in page
 
 
 def test_times_of_another_device_are_not_mixed_with_these(folder: Path) -> None:

@@ -5,14 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from noisescale.step_time import DeviceTimes, StepTiming
+from noisescale.step_time import DeviceTimes, LoaderTiming, StepTiming
 
 ONE, TWO = StepTiming(32, 1, 1, 1, 0.1), StepTiming(32.5, 4, 8, 2, 0.3)
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     times = DeviceTimes(
-        (ONE, TWO), "NVIDIA H100", "2.9.1", memory=8e10, peaks=((32, 1e9), (64, 2e9)), too_large=128
+        (ONE, TWO),
+        "NVIDIA H100",
+        "2.9.1",
+        memory=8e10,
+        peaks=((32, 1e9), (64, 2e9)),
+        too_large=128,
+        loader=LoaderTiming(32, 0.03, 0.01, workers=2),
     )
 
     times.write(tmp_path / "times.json")
@@ -40,7 +46,7 @@ def test_a_size_that_fits_now_is_not_too_large() -> None:
 
 
 GOOD = {"timings": [vars(ONE)], "device": "cpu", "torch": "2.9", "memory": None, "peaks": []}
-GOOD |= {"too_large": None}
+GOOD |= {"too_large": None, "loader": None}
 
 
 @pytest.mark.parametrize(
@@ -60,6 +66,7 @@ GOOD |= {"too_large": None}
         json.dumps(GOOD | {"timings": []}),
         json.dumps(GOOD | {"peaks": [[3]]}),
         json.dumps(GOOD | {"memory": "much"}),
+        json.dumps(GOOD | {"loader": {"seconds": 3}}),
         json.dumps(GOOD)[:-1],
     ],
 )
@@ -68,3 +75,17 @@ def test_another_file_is_refused(content: str, tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match=r"^`[^`]*times\.json` must "):
         DeviceTimes.read(tmp_path / "times.json")
+
+
+def test_what_can_be_read_is_what_was_written(tmp_path: Path) -> None:
+    (tmp_path / "times.json").write_text(json.dumps(GOOD))
+
+    assert DeviceTimes.read(tmp_path / "times.json") == DeviceTimes((ONE,), "cpu", "2.9")
+
+
+@pytest.mark.parametrize(("seconds", "bounds"), [(0.007, False), (0.009, True), (0.03, True)])
+def test_a_loader_bounds_a_training_from_nearly_a_step_on(seconds: float, bounds: bool) -> None:
+    loader = LoaderTiming(32, seconds, 0.01, workers=0)
+
+    assert loader.bounds_training == bounds
+    assert loader.examples_per_second == pytest.approx(32 / seconds)
