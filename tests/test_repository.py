@@ -30,6 +30,7 @@ pytestmark = pytest.mark.timeout(300)
 PLACES = "*.md", "docs/**/*.md", "benchmarks/*.md", "tests/*/*.md"
 PAGES = sorted(page for place in PLACES for page in ROOT.glob(place))
 README = (ROOT / "README.md").read_text()
+LOGGERS = (ROOT / "docs/loggers.md").read_text()
 MEASURING = (ROOT / "docs/measuring.md").read_text()
 TROUBLESHOOTING = (ROOT / "docs/troubleshooting.md").read_text()
 
@@ -94,13 +95,19 @@ def training(folder: Path) -> dict[str, Any]:
 def test_the_readmes_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 3
 
     for block in blocks:
         exec(block.replace('"auto"', '"cpu"'), training(tmp_path))
 
 
-@pytest.mark.parametrize("page", ["measuring", "predicting", "sweeps", "time-to-result"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        *("hugging-face", "measuring", "own-loop", "predicting", "pretraining", "sweeps"),
+        *("time-to-result", "ways-of-training", "weights"),
+    ],
+)
 def test_the_code_on_the_pages_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,7 +129,10 @@ def test_the_code_on_the_pages_runs(
         log.parent.mkdir(parents=True)
         log.write_text("epoch,step,val_loss\n1,100,0.2\n2,200,0.1\n")
     for block in blocks:
-        exec(block.replace('"auto"', '"cpu"'), {"monitor": Monitor})
+        exec(
+            block.replace('accelerator="auto"', 'accelerator="cpu"'),
+            training(tmp_path) | {"monitor": Monitor},
+        )
 
 
 def text_of(node: ast.expr) -> str:
@@ -211,7 +221,7 @@ def test_every_measured_truth_is_a_whole_row() -> None:
 
 
 def test_the_documented_keys_are_those_that_are_logged() -> None:
-    documented = set(re.findall(r"`(noise_scale/\w+)`", MEASURING))
+    documented = set(re.findall(r"`(noise_scale/\w+)`", LOGGERS))
 
     logged = set(re.findall(r"`(noise_scale/\w+)`", noisescale.NoiseScaleMonitor.__doc__ or ""))
 
@@ -227,7 +237,7 @@ def test_the_documented_arguments_are_those_of_the_monitor() -> None:
 
 
 def test_the_schedulers_keys_are_those_that_are_logged() -> None:
-    documented = set(re.findall(r"`(batch_size/\w+)`", MEASURING))
+    documented = set(re.findall(r"`(batch_size/\w+)`", LOGGERS))
 
     logged = set(re.findall(r"`(batch_size/\w+)`", noisescale.BatchSizeScheduler.__doc__ or ""))
 

@@ -32,7 +32,7 @@ THEORY_BANDS: dict[OptimizerKind, TheoryBand] = {
         "sweeps with SGD, momentum, Adam and AdamW, none with this optimizer",
     ),
 }
-"""The errors of benchmarks/prediction/single_runs.py, see docs/predicting.md."""
+"""The errors of benchmarks/prediction/single_runs.py, see docs/prediction-benchmark.md."""
 
 DECAYED_LOW = 0.05
 """The lower end where the learning rate fell along the run: the noise scale rises as it falls."""

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The site: what is in its navigation, and that its guide stays readable."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from scripts import ROOT
+
+DOCS = ROOT / "docs"
+MOST_NUMBERS = 20
+
+NOT_PROSE = (
+    r"<!--.*?-->",
+    r"^( *)```.*?^\1```$",  # blocks of code
+    r"`[^`\n]*`",  # names and settings
+    r"(?<=\])\([^)]*\)",  # where links lead
+)
+
+ANSWERS = {
+    "Which batch size?": "`noisescale predict` says which batch size to use",
+    "8 GPUs instead of 2?": "below the critical batch size",
+    "Not resolved?": "Measure every step, or train at a larger batch",
+    "Warm up the batch for pretraining": '`BatchSizeScheduler("doubling")`',
+    "FSDP, DeepSpeed, tensor parallelism?": "FSDP1, DeepSpeed, tensor and context parallelism",
+    "Hugging Face, token losses": "weighted by its own labels",
+    "AdamW with a cosine schedule": "One run gives a rough range only",
+}
+"""Pages of the guide, and words that their first paragraphs have."""
+
+
+def navigation() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    return found
+
+
+def pages(entry: Any, title: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the titles and the files of all pages below an entry of the navigation."""
+    if isinstance(entry, str):
+        yield title, entry
+    elif isinstance(entry, dict):
+        for name, below in entry.items():
+            yield from pages(below, name)
+    else:
+        for below in entry:
+            yield from pages(below)
+
+
+GUIDE = dict(pages(navigation()[0]["Guide"]))
+WRITTEN = sorted(file for file in GUIDE.values() if file.endswith(".md"))
+
+
+def numbers_in(text: str) -> list[str]:
+    """Return the numbers outside of code. Digits in names, such as FSDP2, are none."""
+    for pattern in NOT_PROSE:
+        text = re.sub(pattern, "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"(?<![\w-])\d+(?:[.,]\d+)*", text)
+
+
+def test_numbers_are_counted_outside_of_code() -> None:
+    text = (
+        "Of 1,234 runs 5 % by FSDP2 [took](a-2.md) `lr=3`:\n```\nstep 7\n```\n4 to 0.5 x <!-- 6 -->"
+    )
+
+    assert numbers_in(text) == ["1,234", "5", "4", "0.5"]
+
+
+@pytest.mark.parametrize("file", WRITTEN)
+def test_a_page_of_the_guide_has_few_numbers(file: str) -> None:
+    """Tables of benchmarks belong to the research pages."""
+    found = numbers_in((DOCS / file).read_text())
+
+    assert len(found) <= MOST_NUMBERS, found
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    shown = [file for _, file in pages(navigation())]
+
+    written = [
+        p.relative_to(DOCS).as_posix() for kind in ("md", "ipynb") for p in DOCS.rglob(f"*.{kind}")
+    ]
+
+    assert sorted(shown) == sorted(written)
+
+
+@pytest.mark.parametrize("title", ANSWERS)
+def test_the_first_paragraph_of_a_page_answers_its_question(title: str) -> None:
+    heading, paragraph, *_ = (DOCS / GUIDE[title]).read_text().split("\n\n")
+
+    assert re.fullmatch(r"# .+", heading)
+    assert ANSWERS[title] in " ".join(paragraph.split())
