@@ -32,6 +32,7 @@ NOW = "Noise scale now"
 
 def statements_of(p: PredictionRecord, position: Position) -> Iterator[Statement]:
     """Yield the answers in reading order."""
+    yield from _data_loader(p)
     yield time_here(p)
     if p.hardware.price_per_device_hour is not None and p.hardware.hour_worth is not None:
         yield _cheapest(p)
@@ -41,6 +42,20 @@ def statements_of(p: PredictionRecord, position: Position) -> Iterator[Statement
     yield _how_sure(p, position)
     result = "the result that this run has reached so far" if p.under_way else "this run's result"
     yield Statement("Holds for", f"{result}, at the best learning rate of each batch size")
+
+
+def _data_loader(p: PredictionRecord) -> Iterator[Statement]:
+    """Yield a statement if the data loader, not the device, decides how long a step takes."""
+    loader = p.hardware.loader
+    if loader is not None and loader.bounds_training:
+        took = f"{number(1e3 * loader.seconds)} ms a batch, {number(1e3 * loader.step_seconds)} ms"
+        yield Statement(
+            "Data loader",
+            f"bounds this training: {took} a step without waiting. A larger batch saves no time"
+            f" until the loader is faster (`num_workers`, now {loader.workers})",
+            verdict="yes",
+            basis="timed",
+        )
 
 
 def time_here(p: PredictionRecord) -> Statement:

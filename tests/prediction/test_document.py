@@ -2,6 +2,7 @@
 """What a prediction says, by the fields of its document."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from reported_runs import history
@@ -14,6 +15,7 @@ from noisescale.prediction.predict import Prediction, predict
 from noisescale.prediction.statements import verdict_on
 from noisescale.report.document import Statement
 from noisescale.step_time import StepTiming, fit_step_time
+from noisescale.step_time.device_times import LoaderTiming
 
 
 def priced() -> Prediction:
@@ -83,6 +85,30 @@ def test_the_fastest_of_the_timed_batch_sizes_is_named() -> None:
     assert found.sentence.startswith("on this device 256 is the fastest of 32, 64, 128, 256")
     own = statements(timed_at(32, 64, 128, 256, each=1.0))["Time"]
     assert own.sentence.startswith("on this device 32 is")
+
+
+def test_a_loader_that_bounds_the_training_is_the_first_answer() -> None:
+    p = predict(history())
+    slow, fast = (LoaderTiming(64, seconds, 0.012, 2) for seconds in (0.031, 0.002))
+
+    first, without = (
+        replace(p, hardware=replace(p.hardware, loader=loader)).document().answers[0]
+        for loader in (slow, fast)
+    )
+
+    assert (first.label, first.verdict, first.basis) == ("Data loader", "yes", "timed")
+    assert first.sentence == (
+        "bounds this training: 31.0 ms a batch, 12.0 ms a step without waiting. A larger batch"
+        " saves no time until the loader is faster (`num_workers`, now 2)"
+    )
+    assert without.label == "Time"
+
+
+def test_what_fits_in_memory_is_said_where_it_was_recorded() -> None:
+    p = predict(history())
+    fits = replace(p, hardware=replace(p.hardware, largest_fitting=Bounded(180.0, 90.0, 400.0)))
+
+    assert "a device takes about 180 (90 to 400) examples" in statements(fits)["Time"].sentence
 
 
 def test_more_devices_go_up_to_the_critical_batch_size() -> None:
