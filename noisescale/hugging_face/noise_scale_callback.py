@@ -61,7 +61,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             first. Default: the first dimension that the tensors share, or the length of a list of
             examples. Where both are possible a warning says which is used. Flattened sequences and
             tokens need a function.
-        unit: What `batch_size_fn` counts, for display. Default: "sequences" for a model of
+        unit: What `batch_size_fn` counts, which "tokens" needs. Default: "sequences" for a model of
             transformers that takes token ids, else "examples".
         groups: Groups of parameters that get a noise scale each, see `NoiseScaleMeter`.
         confidence: Coverage of the interval, between 0 and 1.
@@ -115,7 +115,9 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                 " in them.",
             )
         given = locals() | {"unit": "examples" if unit is None else unit}
-        super().__init__(MeterOptions.from_arguments(given))
+        options = MeterOptions.from_arguments(given)
+        options.check_unit_is_counted(batch_size_fn)
+        super().__init__(options)
         self._batch_size_fn = batch_size_fn
         self._guesses_unit = unit is None and batch_size_fn is None
         self._loaded: dict[str, Any] = {}

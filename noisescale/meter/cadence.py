@@ -7,7 +7,7 @@ import enum
 import math
 from typing import Literal, NamedTuple
 
-from noisescale.checks import is_whole, refuse, require_positive
+from noisescale.checks import is_positive, is_whole, refuse
 
 COST, COST_OF_DECISIONS = 0.01, 0.05
 """The share of a run's time that measuring may take, without and with a scheduler."""
@@ -61,8 +61,8 @@ class Cadence:
         cost: The share of a run's time that measuring may take with "auto"; None: 0.01.
 
     Raises:
-        ValueError: If `every_n_steps` is not a whole number or "auto", or `cost` is not positive
-            and finite.
+        ValueError: If `every_n_steps` is not a whole number or "auto", or `cost` is not
+            above 0 and at most 1.
 
     Examples:
         >>> cadence, spent = Cadence("auto", cost=0.01), Spent()
@@ -162,4 +162,10 @@ def checked_every_n_steps(every_n_steps: int | Literal["auto"]) -> int | Literal
 
 def checked_cost(cost: float) -> float:
     """Return a share of a run's time, or raise a ValueError if the value is none."""
-    return require_positive("cost", cost, "Give a share of the run's time, such as 0.01.")
+    if not (is_positive(cost) and cost <= 1):
+        percent = (
+            f"Pass {cost / 100:g} for {cost:g} %." if is_positive(cost) else "Pass 0.01 for 1 %."
+        )
+        needed = "be a share of the run's time, above 0 and at most 1"
+        refuse("cost", needed, repr(cost), f"{percent} `every_n_steps=1` measures every step.")
+    return float(cost)

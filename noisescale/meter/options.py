@@ -124,6 +124,16 @@ class MeterOptions:
             )
         return names
 
+    def check_unit_is_counted(self, batch_size_fn: object) -> None:
+        """Raise a Refusal if batches are counted in tokens, and no function counts them."""
+        if batch_size_fn is None and self.unit.lower() in ("token", "tokens"):
+            raise Refusal(
+                "unit",
+                "come with `batch_size_fn` if it is tokens",
+                f"{self.unit!r} alone, and the rows of a batch are counted without a function",
+                'Pass a function from a batch to the number of its tokens, or `unit="sequences"`.',
+            )
+
     @property
     def names_of_extra(self) -> str:
         """The names of the extra measurements, for messages."""

@@ -72,6 +72,18 @@ def history_of(run: Run, which: Mapping[str, Any]) -> Mapping[str, Array]:
     return history
 
 
+def check_units(history: Mapping[str, Array], other: Mapping[str, Array]) -> None:
+    """Raise a Refusal if a second run counts its batches in another unit."""
+    units = [getattr(each, "unit", "examples") for each in (history, other)]
+    if units[0] != units[1]:
+        raise Refusal(
+            "second_run",
+            f"count its batches in {units[0]}, as the run does",
+            units[1],
+            "Measure both runs in one unit. If they count the same thing, give its name as `unit`.",
+        )
+
+
 def refuse_without_second_run(**given: object) -> None:
     """Raise a ValueError if an argument is given that only a second run needs."""
     for name, value in given.items():

@@ -173,6 +173,8 @@ def predict(
     if second_run is not None:
         with rename_arguments({"run": "second_run"}):
             other = arguments.history_of(second_run, which)
+        if unit is None:
+            arguments.check_units(history, other)
         history, other, second = _compare_runs(history, other, goal, steps_scatter)
     calibration = calibration_from(
         *(history, calibration, sweep, branches),

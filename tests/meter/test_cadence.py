@@ -103,5 +103,5 @@ def test_every_n_steps_begins_with_the_first() -> None:
 
 @pytest.mark.parametrize("cost", [0, -0.1, math.inf, math.nan, "1 %"])
 def test_a_cost_that_is_none_is_refused(cost: object) -> None:
-    with pytest.raises(ValueError, match=r"^`cost` must be positive and finite, got .* a share"):
+    with pytest.raises(ValueError, match=r"^`cost` must be a share of the .* Pass 0.01 for 1 %"):
         Cadence("auto", cost)

@@ -10,6 +10,7 @@ import pytest
 from noisescale import History, predict
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.prediction.second_run import SecondRun, advice_on, telling_batch_size
+from noisescale.refusal import Refusal
 
 LEAST, CRITICAL = 50.0, 200.0
 
@@ -229,3 +230,13 @@ def test_the_band_of_the_optimizer_widens_the_bounds_and_not_those_of_the_measur
     assert predict(run(32, optimizer=OptimizerKind.ADAM), calibration=1).critical_batch_size == (
         plain.critical_batch_size
     )
+
+
+def test_a_second_run_in_another_unit_is_refused_unless_their_name_is_given() -> None:
+    first, second = run(32, unit="sequences"), run(512, unit="tokens")
+
+    with pytest.raises(Refusal, match="`second_run` must count its batches in sequences") as told:
+        predict(first, second_run=second)
+
+    assert told.value.got == "tokens"
+    assert predict(first, second_run=second, unit="windows").unit == "windows"

@@ -131,7 +131,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             `unit`. Default: the first dimension that the tensors share, or the length of a list of
             examples. Where both are possible a warning says which is used. Tokens need a function,
             and so do batches with several augmented copies of one example, which count once.
-        unit: What `batch_size_fn` counts, for display.
+        unit: What `batch_size_fn` counts. It is recorded with the run, and predictions name it.
+            "tokens" needs a `batch_size_fn`.
         groups: Groups of parameters that get a noise scale each, from the same pass: a dict from
             names to regular expressions, or a function. See `NoiseScaleMeter`.
         confidence: Coverage of the interval, between 0 and 1.
@@ -161,7 +162,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             begin with `noise_scale/<name>/`. One monitor needs no name.
 
     Raises:
-        ValueError: If an argument is out of its range, or `group_fn` has no effect.
+        ValueError: If an argument is out of its range, `group_fn` has no effect, or `unit` is
+            "tokens" without a `batch_size_fn`.
         TypeError: If `batch_size_fn`, `weight_fn` or `group_fn` is not callable, or `groups` has a
             wrong type.
         MisconfigurationException: When a fit starts under an unsupported Trainer.
@@ -217,6 +219,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             )
         check_group_fn(group_fn)
         options = MeterOptions.from_arguments(locals())
+        options.check_unit_is_counted(batch_size_fn)
         if group_fn is not None:
             check_groups_are_used("group_fn", options.small_batch)
         super().__init__(options, trainer_access.MisconfigurationException)
