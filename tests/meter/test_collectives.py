@@ -33,8 +33,8 @@ WAYS_OF_TWO = {name: way for name, way in WAYS.items() if way.ranks == 2} | {
     UNAVERAGED: Way(2, "rank", "auto", alone),
 }
 
-FAULTY_STEPS, WITHOUT_NEWS = 400, 40
-"""Every second step has a fault, in another function each time, until none has had one for long."""
+FAULTY_STEPS, WITHOUT_NEWS = 300, 20
+"""Two of three steps have a fault, in another function each time, until none has had one for long."""
 
 COLLECTIVE = OF_A_METER | {
     "Meter.due",
@@ -137,12 +137,12 @@ def faults(name: str) -> Run:
     run, faults = Run(name), Faults("Meter.before_backward", spared)
     done: list[int] = []
     for step in range(FAULTY_STEPS):
-        if step % 2 and dist.get_rank() == 1:
+        if step % 3 and dist.get_rank() == 1:
             faults.next_step()
         run.step(passes=1)
         faults.stop()
         done.append(len(faults.done))
-        if step >= WITHOUT_NEWS and step % 20 == 0:
+        if step >= WITHOUT_NEWS and step % 10 == 0:
             over = torch.tensor(done[-WITHOUT_NEWS] == done[-1])
             dist.broadcast(over, src=1)
             if over:
