@@ -116,7 +116,8 @@ def predict_run(
     step_times: Annotated[
         Path | None,
         typer.Option(
-            help="CSV file of `noisescale profile`. Default: the step times of the run.",
+            help="File of `noisescale profile`. Default: the times that `noisescale profile --run`"
+            " left in the run's folder, else those of the run's own steps.",
             rich_help_panel=TIMES,
         ),
     ] = None,

@@ -120,7 +120,8 @@ def predict(
         loss_scatter: For a CSV file of branches: the scatter of losses. Default: the scatter of
             repeated branches, or 0.01.
         step_times: The file of `noisescale profile`, or a model from `fit_step_time`. Default: the
-            run's own step times, with wide bounds where other configurations have to be assumed.
+            times that `profile` left in the run's folder. Without these, the times of the run's own
+            steps, with wide bounds where other configurations have to be assumed.
         max_device_batch_size: The most examples on a device at once; larger batches are
             accumulated. Default: the largest number that was timed.
         devices_per_node: Devices in a node. Default: all devices are in one node.

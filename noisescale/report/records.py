@@ -7,8 +7,6 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
 from noisescale.bounded import Bounded
 from noisescale.report.numbers import value_from_bounds
 
@@ -22,12 +20,13 @@ def finite(value: Any) -> Any:
     """Return values that JSON can hold: bands as dictionaries, None for NaN and infinities.
 
     Examples:
+        >>> import numpy as np
         >>> finite({"steps": np.array([1.0, math.inf]), "bounds": (math.nan, 2)})
         {'steps': [1.0, None], 'bounds': [None, 2]}
     """
     if isinstance(value, Bounded):
         return finite(asdict(value_from_bounds(value)))
-    if isinstance(value, np.ndarray | np.generic):
+    if hasattr(value, "tolist"):  # of NumPy, which the help of a command does not import
         return finite(value.tolist())
     if isinstance(value, dict):
         return {key: finite(inner) for key, inner in value.items()}
