@@ -20,8 +20,11 @@ from torch.utils.checkpoint import _StopRecomputationError
 _log = logging.getLogger(__name__)
 
 
-class EndsTraining(ValueError):
-    """The user asked for something that is not possible. Guards do not catch this error."""
+class NotMeasured(ValueError):
+    """The gradients of a training cannot be measured. It is a warning for users: training goes on.
+
+    The text has the reason, and what to change.
+    """
 
 
 class Guard:
@@ -31,7 +34,7 @@ class Guard:
     the log `noisescale.guard`, at the level DEBUG.
 
     Args:
-        *let_pass: Errors that it does not catch, besides `EndsTraining`.
+        *let_pass: Errors that it does not catch.
 
     Examples:
         >>> guard = Guard()
@@ -45,7 +48,7 @@ class Guard:
     """
 
     def __init__(self, *let_pass: type[Exception]) -> None:
-        self.let_pass: tuple[type[Exception], ...] = (EndsTraining, *let_pass)
+        self.let_pass = let_pass
         """Errors that it does not catch."""
         self._warned: set[str] = set()
 
@@ -100,7 +103,7 @@ _Hook = TypeVar("_Hook", bound=Callable[..., None])
 
 
 def beside_training(hook: _Hook) -> _Hook:
-    """Decorate a callback's hook: only a `EndsTraining` leaves it. The callback has a `_guard`."""
+    """Decorate a callback's hook: only what the callback's `_guard` lets pass leaves it."""
 
     @wraps(hook)
     def run_guarded(callback: Any, *args: Any, **kwargs: Any) -> None:

@@ -19,6 +19,7 @@ OF_A_METER = {
     "StepCapture._open_collector",
     "_SpoilsStep.__enter__",
     "_SpoilsStep.__exit__",
+    "StepCapture.ends_with",
     "refuse_join",
     "StepRows.add",
     "StepRows._reduce",

@@ -38,8 +38,6 @@ class Expected:
     """Steps of each optimizer that do not; None: any number."""
     warns: tuple[str, ...] = ()
     """A regular expression for each of its warnings, of which there are no others."""
-    refuses: str | None = None
-    """One for the error that ends the fit; None: it must not end."""
 
 
 MEASURED = Expected()
@@ -50,16 +48,18 @@ PROBED_TWICE = Expected(left_out=2)
 IN_PART = Expected(left_out=1, warns=("The noise scale of single examples covers",))
 TOO_LITTLE = Expected(False, None, (*IN_PART.warns, "only in layers with less than 90% of"))
 ENOUGH_AT_TIMES = Expected(True, None, TOO_LITTLE.warns)
-NO_FORMULA = Expected(refuses="must have parameters with a formula")
-NOT_COMPILED = Expected(refuses="must not be compiled")
-NO_BATCH_NORM = Expected(refuses="must have no BatchNorm that is trained")
 ALONE = "one micro-batch in one process has nothing to be compared with: it is not measured"
 THAWED = "Parameters have been unfrozen since the fit started"
 
 
 def told(reason: str) -> Expected:
-    """Halves cannot be compared, by default: one warning says so and why."""
+    """Nothing is measured: one warning says so and why."""
     return Expected(False, None, (f"has nothing to measure.*{reason}",))
+
+
+NO_FORMULA = told("must have parameters with a formula")
+NOT_COMPILED = told("must not be compiled")
+NO_BATCH_NORM = told("must have no BatchNorm that is trained")
 
 
 @dataclass(frozen=True)
@@ -662,9 +662,9 @@ ZOO: dict[str, Entry] = {
     "lists of columns": Entry(
         lambda: ReadsPairs(mlp()),
         batches_of(lambda x, y: [list(x), list(y)]),
-        examples=Expected(refuses="`batch_size_fn` must be given"),
-        halves=Expected(refuses="`batch_size_fn` must be given"),
-        accumulated=Expected(refuses="`batch_size_fn` must be given"),
+        examples=told("`batch_size_fn` must be given"),
+        halves=told("`batch_size_fn` must be given"),
+        accumulated=told("`batch_size_fn` must be given"),
     ),
     "dict": Entry(lambda: ReadsPairs(mlp()), batches_of(lambda x, y: {"x": x, "y": y})),
     "dataclass": Entry(lambda: ReadsPairs(mlp()), batches_of(Pair), ranks=MEASURED),
@@ -683,7 +683,7 @@ ZOO: dict[str, Entry] = {
     "contrastive": Entry(
         lambda: Contrastive(mlp()),
         batches_of(lambda x, y: [x, x + 0.1]),
-        examples=Expected(refuses="4 for 8 rows"),
+        examples=told("4 for 8 rows"),
         halves=told("got none between the loss and the parameters"),
         ranks=MEASURED,
     ),
@@ -714,9 +714,9 @@ ZOO: dict[str, Entry] = {
     ),
     "nothing to train": Entry(
         lambda: Untrained(mlp()),
-        examples=Expected(False, warns=("nothing to measure: no parameter",)),
-        halves=Expected(False, warns=("nothing to measure: no parameter",)),
-        accumulated=Expected(False, warns=("nothing to measure: no parameter",)),
+        examples=Expected(False, warns=("nothing to measure. No parameter",)),
+        halves=Expected(False, warns=("nothing to measure. No parameter",)),
+        accumulated=Expected(False, warns=("nothing to measure. No parameter",)),
     ),
     "schedulers": Entry(lambda: Scheduled(mlp()), ranks=MEASURED),
     "averaged weights": Entry(

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from noisescale.checks import refuse
+from noisescale.guard import NotMeasured
 
 _CONTEXT = re.compile(
     r"(?:mesh_)?(?:cp|sp|ulysses|ring|seq|sequence|context)(?:_?\d+)?(?:_?parallel)?", re.IGNORECASE
@@ -32,17 +32,15 @@ def refuse_context_parallel(mesh: Any = None) -> None:
         mesh: The mesh over which gradients are averaged, if they are averaged over a mesh.
 
     Raises:
-        ValueError: If a dimension of it, or of another mesh, is one of context parallelism.
+        NotMeasured: If a dimension of it, or of another mesh, is one of context parallelism.
     """
     for name, size in (*_dimensions(mesh), *_groups()):
         if size > 1 and _CONTEXT.fullmatch(name):
-            refuse(
-                "model",
-                "be data parallel only",
-                f"context parallelism over {size} ranks"
+            raise NotMeasured(
+                f"`model` must be data parallel only, got context parallelism over {size} ranks"
                 f" (mesh dimension {name.removeprefix('mesh_')!r}): these ranks share the tokens of"
-                " one batch, and their gradients are not independent",
-                "Train without context parallelism, or leave the noise scale out.",
+                " one batch, and their gradients are not independent. Train without context"
+                " parallelism."
             )
 
 

@@ -37,7 +37,7 @@ from torch.utils.hooks import RemovableHandle
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
 from noisescale.collectors.rows.window_layout import Weight, WindowLayout, weighted_rank, whole_rank
-from noisescale.guard import EndsTraining, keeps_errors
+from noisescale.guard import NotMeasured, keeps_errors
 
 # Backward passes watched by capture B before A takes over: by then a nested backward, which A
 # could not see, would have shown itself (and a static graph has passed its special first one).
@@ -239,18 +239,18 @@ class DdpCollector(Collector):
 
 
 def refuse_join(ddp: DistributedDataParallel) -> None:
-    """Raise a EndsTraining within `ddp.join()`: one more collective would end the process.
+    """Raise a NotMeasured within `ddp.join()`: one more collective would end the process.
 
     Every rank that still has batches raises the error, before any collective of the meter. torch
     keeps the model in this state after `join()` ends. A further `join(enable=False)` ends the
     state.
     """
     if ddp._join_config.enable:
-        raise EndsTraining(
+        raise NotMeasured(
             "`model` must not train within its `join()`, got one that does: ranks that have run out"
             " of batches take part only in DistributedDataParallel's collectives, not in the"
             " meter's. Give all ranks equally many batches, as `DistributedSampler(...,"
-            " drop_last=True)` does, or leave the meter out."
+            " drop_last=True)` does."
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.nn import Parameter
 
-from noisescale.guard import EndsTraining
+from noisescale.guard import NotMeasured
 
 
 class InModel:
@@ -32,13 +32,13 @@ class InModel:
         self._places = self._places_now()
 
     def check(self) -> None:
-        """Raise a EndsTraining unless all measured parameters are in the model."""
+        """Raise a NotMeasured unless all measured parameters are in the model."""
         if all(holder.get(key) is one for holder, key, one in self._places):
             return
         present = {id(p) for p in self._model.parameters()}
         if missing := [name for name, p in self._named if id(p) not in present]:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise EndsTraining(
+            raise NotMeasured(
                 "`model` must keep the parameters that are measured, got others in place of"
                 f" {missing[0]!r}{more}. `module.to(device)` replaces parameters between some types"
                 " of devices. Make the optimizer and the meter when the model is where it is"

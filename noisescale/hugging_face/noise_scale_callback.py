@@ -16,7 +16,7 @@ from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.batch_size import rows_in
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
-from noisescale.guard import beside_training
+from noisescale.guard import NotMeasured, beside_training
 from noisescale.hugging_face import trainer_access
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
 from noisescale.hugging_face.console import print_all, print_less
@@ -73,8 +73,8 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         cost: The share of the run's time that measuring may take, see `NoiseScaleMeter`.
 
     Raises:
-        ValueError: If an argument is out of its range; when training starts, if it cannot be
-            measured.
+        ValueError: If an argument is out of its range; when training starts, if it does not fit
+            the way of training.
         TypeError: If `batch_size_fn` is not callable, or `groups` has a wrong type.
 
     Examples:
@@ -141,22 +141,27 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         model: nn.Module = kwargs["model"]
         scaler = getattr(kwargs["optimizer"], "scaler", None)
         optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
-        check_supported(args, optimizer, trainer_access.distributed_type())
         trainer_access.go_first(self)
+        try:
+            check_supported(args, trainer_access.distributed_type())
+        except NotMeasured as reason:
+            self._tell_that_nothing_is_measured(str(reason))
+            return
 
         def measure(called: nn.Module) -> None:
-            check_wrapper(called)
             if self._guesses_unit:
                 self._options = replace(self._options, unit=self._guessed_unit(model))
             groups = assigned_groups(called, self._options.groups)
             options = replace(self._options, groups=groups)
 
             def make() -> list[LoggedMeter]:
+                check_wrapper(called)
                 of = Meter.from_options(called, options, optimizer, grad_scaler=scaler)
                 return [LoggedMeter(of, optimizer)]
 
-            self._make_meters(make, args.world_size, optional=options.leaves_choice)
+            self._make_meters(make)
             if not self._meters:
+                self._remove_hooks()
                 return
             saved = [self._loaded] if self._loaded else []
             device = next(called.parameters()).device
@@ -184,7 +189,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         with self._guard("The noise scale may be counted in another unit than before"):
             if self._loaded:
                 unit = self._loaded["meter"]["estimates"]["whole"]["unit"]
-        trainer_access.inform(f"  Noise scale is counted in {unit}")
+        self._news = [f"  Noise scale is counted in {unit}"]
         return unit
 
     @beside_training
@@ -199,6 +204,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         if self._measuring:
             self._remove_hooks()
             self._pause(True)
+            self._tell_news()
 
     @beside_training
     def on_substep_end(self, *_: Any, **__: Any) -> None:
@@ -316,6 +322,9 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
 
     def _tell(self, message: str) -> None:
         trainer_access.warn(message)
+
+    def _inform(self, message: str) -> None:
+        trainer_access.inform(message)
 
     def _stop(self, *, interrupted: bool) -> None:
         self._start = None

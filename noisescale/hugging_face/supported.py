@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse settings of the Trainer under which the noise scale cannot be measured."""
+"""Settings of the Trainer under which the noise scale cannot be measured, and the remedies."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from noisescale.checks import refuse_setting
 from noisescale.collectors.ddp import spoiling_comm_hook
+from noisescale.guard import NotMeasured
 from noisescale.meter.choosing import unwrap
-from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -24,54 +22,47 @@ _UNSUPPORTED_TYPES = {
     "XLA": "XLA traces steps instead of running them",
 }
 
-_USE_DDP = (
-    "Start one process for each device (`torchrun --nproc-per-node N`), or leave the callback out."
-)
+_USE_DDP = "Start one process for each device (`torchrun --nproc-per-node N`)."
 
 
-def check_supported(args: TrainingArguments, optimizer: Any, distributed_type: str) -> None:
+def check_supported(args: TrainingArguments, distributed_type: str) -> None:
     """Raise if the noise scale would be wrong, or cannot be measured.
 
     Args:
         args: The arguments of the Trainer.
-        optimizer: The optimizer itself, not accelerate's wrapper.
         distributed_type: The name of accelerate's way of training.
 
     Raises:
-        ValueError: If a setting does not allow measuring. The message names the setting and the
+        NotMeasured: If a setting does not allow measuring. The message names the setting and the
             remedy.
     """
     if distributed_type in _UNSUPPORTED_TYPES:
         reason = _UNSUPPORTED_TYPES[distributed_type]
-        _refuse("distributed_type", distributed_type, reason, _USE_DDP)
+        _give_up("distributed_type", distributed_type, reason, _USE_DDP)
     if args.n_gpu > 1:
         reason = "nn.DataParallel adds the gradients of all devices in one backward pass"
-        _refuse("n_gpu", str(args.n_gpu), reason, _USE_DDP)
+        _give_up("n_gpu", str(args.n_gpu), reason, _USE_DDP)
     if args.parallelism_config is not None:
         kind = type(args.parallelism_config).__name__
         reason = "tensor, context and sequence parallelism split an example over ranks"
-        _refuse("parallelism_config", kind, reason, _USE_DDP)
+        _give_up("parallelism_config", kind, reason, _USE_DDP)
     name = str(getattr(args.optim, "value", args.optim))
     if "lomo" in name or "layerwise" in name:
         reason = "it steps within the backward pass"
         remedy = "Use an optimizer that steps after the pass, such as `adamw_torch`."
-        _refuse("optim", name, reason, remedy)
-    if isinstance(optimizer, torch.optim.LBFGS):
-        reason = "it takes several gradients a step, at different weights"
-        _refuse("optimizer", "LBFGS", reason, "Use a first-order optimizer such as SGD or AdamW.")
+        _give_up("optim", name, reason, remedy)
 
 
 def check_wrapper(module: nn.Module) -> None:
     """Raise if a DDP hook replaces the mean gradient by something else.
 
     Raises:
-        ValueError: If there is such a hook. The message names the hook and the remedy.
+        NotMeasured: If there is such a hook. The message names the hook and the remedy.
     """
     ddp = unwrap(module)
     if isinstance(ddp, DistributedDataParallel) and (found := spoiling_comm_hook(ddp)) is not None:
-        _refuse("ddp_comm_hook", *found)
+        _give_up("ddp_comm_hook", *found)
 
 
-def _refuse(setting: str, value: str, reason: str, remedy: str) -> NoReturn:
-    use = "NoiseScaleCallback can measure"
-    refuse_setting(use, setting, value, reason, remedy, Refusal)
+def _give_up(setting: str, value: str, reason: str, remedy: str) -> NoReturn:
+    raise NotMeasured(f"`{setting}` is {value}: {reason}. {remedy}")

@@ -25,6 +25,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.utils.logging import get_logger
 
 from noisescale.batches import batch_counter
+from noisescale.guard import NotMeasured
 from noisescale.meter.choosing import unwrap
 
 
@@ -120,9 +121,9 @@ class BatchCounter(batch_counter.BatchCounter):
     def __init__(self) -> None:
         super().__init__("NoiseScaleCallback")
 
-    def uncountable(self, batch: Mapping[str, Any]) -> ValueError:
+    def uncountable(self, batch: Mapping[str, Any]) -> NotMeasured:
         """Return an error that names the arguments."""
-        return ValueError(
+        return NotMeasured(
             "`batch_size_fn` must be given for batches whose size cannot be inferred, got a batch"
             f" of {', '.join(batch) or 'no keyword arguments'}. Pass a function from the"
             " model's keyword arguments to the number of this rank's examples."

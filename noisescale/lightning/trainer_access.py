@@ -20,6 +20,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn as rank_zero_warn
 
 from noisescale.batches import batch_counter
 from noisescale.batches.batch_size import Count, examples_in, examples_of_loaders
+from noisescale.guard import NotMeasured
 from noisescale.refusal import Refusal
 
 # Whichever package is imported last takes over the logger of both. Ours is not to decide that.
@@ -103,11 +104,10 @@ class BatchCounter(batch_counter.BatchCounter):
 
     def uncountable(self, batch: Any) -> Exception:
         """Return the error for a batch whose size is not known."""
-        return SettingRefusal(
-            "batch_size_fn",
-            "be given for batches whose size cannot be inferred",
-            f"a batch of type {type(batch).__name__}",
-            "Pass a function from a batch to the number of this rank's examples in it.",
+        return NotMeasured(
+            "`batch_size_fn` must be given for batches whose size cannot be inferred, got a batch"
+            f" of type {type(batch).__name__}. Pass a function from a batch to the number of this"
+            " rank's examples in it."
         )
 
     def warn(self, message: str) -> None:

@@ -22,7 +22,7 @@ from noisescale.collectors.in_model import InModel
 from noisescale.collectors.loss_scale import LossScale
 from noisescale.collectors.rows.step_rows import StepRows
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
-from noisescale.guard import EndsTraining, Guard, WarnOnce
+from noisescale.guard import Guard, NotMeasured, WarnOnce
 from noisescale.meter.cadence import Due
 from noisescale.meter.loss_terms import LossTerms
 from noisescale.refusal import Refusal
@@ -106,7 +106,7 @@ class StepUnderWay:
         if len(weights) == len(sizes):
             over_step = float(not any(one.mean_of_means for one in self.passes))
             return collector.weighted_layout(sizes, weights)._replace(over_step=over_step)
-        raise EndsTraining(
+        raise NotMeasured(
             "`weight` must be given for all backward passes of a step or for none, got"
             f" {len(weights)} for {len(sizes)} passes. Pass 1 for passes that count once."
         )
@@ -283,6 +283,14 @@ class StepCapture:
         self._paused = paused
         self._look()
 
+    def ends_with(self, error: Exception) -> bool:
+        """Return whether an error says that no step can be measured, and one process trains.
+
+        Of several processes the others may be able to, and wait for this one at measured steps: so
+        each such step is left out.
+        """
+        return isinstance(error, NotMeasured) and not self.accepted and self.unread.ranks == 1
+
     def leave_step_out(self, error: Exception) -> None:
         """Leave the current step out, as its contents are not known; warn once with the reason."""
         self._step.spoiled = True
@@ -366,8 +374,8 @@ class StepCapture:
 class _SpoilsStep:
     """Has errors leave out the step that is under way, and no more.
 
-    A refusal is raised until a step was as this way of measuring needs it. No generator, as it is
-    entered several times a step.
+    What shows that no step can be measured is raised, see `StepCapture.ends_with`. No generator, as
+    it is entered several times a step.
     """
 
     def __init__(self, capture: StepCapture) -> None:
@@ -380,7 +388,7 @@ class _SpoilsStep:
     ) -> bool:
         if not isinstance(error, Exception):
             return False
-        if isinstance(error, EndsTraining) and not self._capture.accepted:
+        if self._capture.ends_with(error):
             return False
         self._capture.leave_step_out(error)
         return True

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.context_parallel import refuse_context_parallel
@@ -21,7 +23,7 @@ from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.per_example.collector import PerExampleCollector
 from noisescale.collectors.per_example.exclusions import compiled_part
 from noisescale.collectors.unaveraged import UnaveragedCollector
-from noisescale.guard import EndsTraining
+from noisescale.guard import NotMeasured
 from noisescale.meter.extra import ExtraMeasurement
 from noisescale.meter.options import MeterOptions
 from noisescale.refusal import Refusal, TypeRefusal
@@ -38,13 +40,14 @@ def choose_collector(
     """Return the collector for a model, with its hooks installed. Arguments: see `NoiseScaleMeter`.
 
     Raises:
+        NotMeasured: If the model's gradients cannot be measured, or nothing is trained.
         TypeError: If several processes train and `model` is not wrapped.
-        ValueError: If the arguments do not fit the way of training, or nothing is trained.
+        ValueError: If the arguments do not fit the way of training.
     """
     small_batch, groups = options.small_batch, options.groups
     compiled = compiled_part(model)
     if small_batch == "example" and compiled is not None:
-        raise EndsTraining(
+        raise NotMeasured(
             "`model` must not be compiled if examples are the small batches, got torch.compile on"
             f" {compiled or 'all of it'}. Leave it uncompiled, or choose"
             ' small_batch="half", "micro_batch" or "rank".'
@@ -107,6 +110,19 @@ def choose_collector(
     return DdpCollector(ddp, norms)
 
 
+def nothing_to_capture() -> Collector:
+    """Return a collector without parameters of a model, for a training that is not measured."""
+    return MicroBatchCollector(GradientNorms([("", Parameter(torch.empty(0, device="cpu")))]), None)
+
+
+def several_gradients_a_step(optimizer: Optimizer) -> NotMeasured:
+    """Return the reason why an optimizer that calls its closure more than once is not measured."""
+    return NotMeasured(
+        f"{type(optimizer).__name__} takes several gradients a step, at different weights. Use a"
+        " first-order optimizer such as SGD or AdamW."
+    )
+
+
 def assigned_groups(
     model: nn.Module, groups: Groups | None, parameters: Iterable[Parameter] | None = None
 ) -> Groups | None:
@@ -147,11 +163,9 @@ def _trained_or_refuse(
 ) -> list[tuple[str, Parameter]]:
     trained = _trained_parameters(model, parameters)
     if not trained:
-        raise Refusal(
-            "model",
-            "have parameters that require a gradient",
-            "none",
-            "Unfreeze some before training starts, or leave the noise scale out.",
+        raise NotMeasured(
+            "`model` must have parameters that require a gradient, got none. Unfreeze some before"
+            " training starts."
         )
     if empty := [name for name, p in trained if p.is_meta]:
         more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""

@@ -120,8 +120,6 @@ class LoggedMeter:
         averaged: bool = True,
     ) -> None:
         self.meter = meter
-        self.measuring = True
-        """Whether the meter is open."""
         self.guard = Guard()
         self._optimizer = optimizer
         self._kind: OptimizerKind | None = None
@@ -195,7 +193,6 @@ class LoggedMeter:
 
     def close(self, *, interrupted: bool = False) -> None:
         """Remove everything from the model, see `NoiseScaleMeter.close`."""
-        self.measuring = False
         with self.guard("The last steps are missing from the averages"):
             self.meter.close(interrupted=interrupted)
 

@@ -13,7 +13,7 @@ import torch
 from noisescale.batches.shared_examples import SharedExamples
 from noisescale.collectors.halves.proved_cuts import INSTEAD
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.guard import EndsTraining, Guard
+from noisescale.guard import Guard, NotMeasured
 from noisescale.history.history import History
 from noisescale.meter.logged_meter import LoggedMeter, last_row_of
 from noisescale.meter.options import MeterOptions
@@ -24,11 +24,14 @@ class MeasuringCallback(ABC):
 
     Args:
         options: Options of the meters.
-        *let_pass: The trainer's own errors that end a training, as `EndsTraining` does.
+        *let_pass: The trainer's own errors that end a training.
     """
 
     _HOW_TO_HAVE_SEVERAL: str
     """The remedy under this trainer if one process trains."""
+
+    _consequence = ""
+    """What follows for others if nothing is measured, for the warning."""
 
     def __init__(self, options: MeterOptions, *let_pass: type[Exception]) -> None:
         self._options = options
@@ -36,6 +39,10 @@ class MeasuringCallback(ABC):
         self._shared: SharedExamples | None = None
         self._counted = False
         """Whether the examples of a batch have been counted."""
+        self._news: list[str] = []
+        """What to say once a step could be measured."""
+        self._told: set[int] = set()
+        """The meters of which a warning says that they measure nothing."""
         self._guard = Guard(*let_pass)
 
     def __repr__(self) -> str:
@@ -78,29 +85,31 @@ class MeasuringCallback(ABC):
 
     @property
     def _measuring(self) -> bool:
-        return any(logged.measuring for logged in self._meters)
+        return any(logged.meter.measuring for logged in self._meters)
 
     @abstractmethod
     def _tell(self, message: str) -> None:
         """Warn on one rank."""
 
     @abstractmethod
+    def _inform(self, message: str) -> None:
+        """Say something on one rank that is no warning."""
+
+    @abstractmethod
     def _stop(self, *, interrupted: bool) -> None:
         """Take everything back that was put into the model."""
 
-    def _make_meters(
-        self, make: Callable[[], list[LoggedMeter]], ranks: int, *, optional: bool
-    ) -> None:
-        """Make the meters of a training; `make` raises a ValueError if it cannot be measured.
+    def _make_meters(self, make: Callable[[], list[LoggedMeter]]) -> None:
+        """Make the meters of a training. A warning tells if it cannot be measured.
 
-        Where that is `optional`, a process that trains alone goes on with a warning.
+        Args:
+            make: Makes them. It may raise a `NotMeasured`, alike on all ranks.
         """
         try:
             self._meters = make()
-        except ValueError as reason:
-            if ranks > 1 or not optional:
-                raise
-            self._tell_that_nothing_is_measured(reason)
+        except NotMeasured as reason:
+            self._tell_that_nothing_is_measured(str(reason))
+        self._tell_of_unmeasured()
 
     def _begin(
         self, saved: Sequence[dict[str, Any]], ranks: int, device: torch.device, accumulation: int
@@ -115,6 +124,7 @@ class MeasuringCallback(ABC):
     def _forget(self) -> None:
         """Forget an earlier training."""
         self._counted, self._meters, self._shared = False, [], None
+        self._news, self._told = [], set()
 
     def _look_for_shared_examples(self, tensors: Callable[[], Sequence[torch.Tensor]]) -> None:
         if self._shared is not None and not self._shared.over:
@@ -127,44 +137,64 @@ class MeasuringCallback(ABC):
 
     @contextmanager
     def _leaving_step_out(self) -> Iterator[None]:
-        """Raise an error of the first batch. An error of a later batch leaves out its step."""
+        """Leave a step out after an error. In the first batch a user's function raises it."""
         try:
             yield
         except Exception as error:
-            if not self._counted or isinstance(error, EndsTraining):
+            if not self._counted and not isinstance(error, NotMeasured):
                 raise
             for logged in self._meters:
                 logged.meter.leave_step_out(error)
+            self._tell_of_unmeasured()
 
     def _close_step(self, which: int, loss_divisor: float | None = None) -> bool:
-        """Close a step; False where its gradients turn out to be none that can be measured."""
+        """Close a step. Return whether its gradients are measured."""
         logged = self._meters[which]
-        try:
+        if logged.meter.measuring:
             logged.step(loss_divisor=loss_divisor)
-        except EndsTraining as reason:
-            if not self._options.leaves_choice:
-                raise
-            logged.close()
-            if self._measuring:
-                self._tell(
-                    f"{type(self).__name__} does not measure the gradients of optimizer {which}:"
-                    f" {reason} The gradients of the other optimizers are still measured."
-                )
-            else:
-                self._tell_that_nothing_is_measured(reason)
-                self._stop(interrupted=False)
-                self._meters = []
-            return False
-        return True
+        self._tell_of_unmeasured()
+        return logged.meter.measuring
 
-    def _tell_that_nothing_is_measured(self, reason: Exception) -> None:
-        """Warn if one process trains. `reason` says why halves of a batch are not compared."""
-        why = str(reason).removesuffix(INSTEAD)  # the remedy below says how to do it here
+    def _tell_news(self) -> None:
+        """Say what there is to say of the measurement, once a whole step could be measured."""
+        if self._news and any(logged.meter.accepted for logged in self._meters):
+            for message in self._news:
+                self._inform(message)
+            self._news = []
+
+    def _tell_of_unmeasured(self) -> None:
+        """Warn once of each meter that turned out to measure nothing."""
+        reasons = {
+            which: reason
+            for which, logged in enumerate(self._meters)
+            if (reason := logged.meter.not_measured) is not None and which not in self._told
+        }
+        self._told |= reasons.keys()
+        if reasons and not self._measuring:
+            self._tell_that_nothing_is_measured(next(iter(reasons.values())))
+            self._stop(interrupted=False)
+            self._meters = []
+            return
+        for which, reason in reasons.items():
+            self._tell(
+                f"{type(self).__name__} does not measure the gradients of optimizer {which}:"
+                f" {reason}"
+            )
+
+    def _tell_that_nothing_is_measured(self, reason: str) -> None:
+        what, remedy = ".", ""
+        if reason.endswith(INSTEAD):  # the remedy here says how to do it under this trainer
+            what = (
+                ": one process trains, with one gradient in each step, and the halves of a batch"
+                " cannot be compared."
+            )
+            reason = reason.removesuffix(INSTEAD)
+            remedy = (
+                f" Accumulate two or more micro-batches in each step {self._HOW_TO_HAVE_SEVERAL}"
+            )
         self._tell(
-            f"{type(self).__name__} has nothing to measure: one process trains, with one gradient"
-            f" in each step, and the halves of a batch cannot be compared. {why} Training goes on,"
-            " and no noise scale is logged. Accumulate two or more micro-batches in each step"
-            f" {self._HOW_TO_HAVE_SEVERAL}"
+            f"{type(self).__name__} has nothing to measure{what} {reason} Training goes on, and no"
+            f" noise scale is logged.{self._consequence}{remedy}"
         )
 
     def _interrupt(self) -> None:

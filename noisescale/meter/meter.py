@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.row_groups import RowGroupsLike, check_groups_are_used, checked_row_groups
@@ -24,10 +24,15 @@ from noisescale.collectors.rows.step_rows import MeasuredStep, Unread
 from noisescale.collectors.rows.window_layout import Weight
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.guard import WarnOnce
+from noisescale.guard import NotMeasured, WarnOnce
 from noisescale.meter.cadence import COST_OF_DECISIONS, NOTHING, Cadence, Spent
 from noisescale.meter.capture import STEPS_LOST, BackwardPass, StepCapture
-from noisescale.meter.choosing import choose_collector, unwrap
+from noisescale.meter.choosing import (
+    choose_collector,
+    nothing_to_capture,
+    several_gradients_a_step,
+    unwrap,
+)
 from noisescale.meter.estimates import Estimates, MomentSums
 from noisescale.meter.extra import ExtraMeasurement
 from noisescale.meter.options import MeterOptions
@@ -87,7 +92,7 @@ class Meter:
         grad_scaler: GradScaler | None = None,
         averaged: bool = True,
     ) -> Self:
-        """Return a meter as `options` describe it."""
+        """Return a meter as `options` describe it. The caller has to tell `not_measured`."""
         meter = cls.__new__(cls)
         meter._open(model, options, optimizer, parameters, grad_scaler, averaged=averaged)
         return meter
@@ -104,9 +109,15 @@ class Meter:
     ) -> None:
         """Have a collector put its hooks into the model, and begin with no steps."""
         extra = [make(options, optimizer) for make in options.extra]
-        collector = choose_collector(
-            model, options, parameters=parameters, averaged=averaged, extra=extra
-        )
+        reason: NotMeasured | None = None
+        try:
+            if isinstance(optimizer, LBFGS):
+                raise several_gradients_a_step(optimizer)
+            collector = choose_collector(
+                model, options, parameters=parameters, averaged=averaged, extra=extra
+            )
+        except NotMeasured as error:
+            collector, reason = nothing_to_capture(), error
         wrapper, norms = unwrap(model), collector.norms
         ddp = wrapper if isinstance(wrapper, DistributedDataParallel) else None
         in_model = None  # FSDP exchanges whole parameters and their shards
@@ -125,6 +136,12 @@ class Meter:
         self._state_at_close: dict[str, Any] = {}
         self.suspects: list[str] = []
         """What else may write to gradients, for warnings."""
+        self.measuring = True
+        """Whether steps are measured: the meter is open."""
+        self.not_measured: str | None = None
+        """Why gradients are not measured, and what to change; None while they are."""
+        if reason is not None:
+            self.stop(reason)
 
     @property
     def noise_scale(self) -> NoiseScale:
@@ -167,6 +184,8 @@ class Meter:
     """Measured steps since `lone_since`."""
     devices: int = _read("_capture.unread.ranks")
     """Ranks that train together."""
+    accepted: bool = _read("_capture.accepted")
+    """Whether some step could be measured."""
     measured_steps: int = _read_settled("_counts.measured_steps")
     """Measured steps in the averages, without those that were left out."""
     skipped_steps: int = _read_settled("_counts.skipped_steps")
@@ -300,6 +319,8 @@ class Meter:
         check_batch_size(local_batch_size)
         one = BackwardPass(local_batch_size, weight, batch, mean_of_means)
         capture = self._capture
+        if self.not_measured is not None:
+            return
         if not capture.due:
             capture.count_pass(one)
             return
@@ -307,20 +328,23 @@ class Meter:
         if row_groups is not None:
             check_groups_are_used("row_groups", self._options.small_batch)
             groups = checked_row_groups(row_groups)
-        capture.add_pass(
-            loss,
-            one,
-            capture_average=capture_average,
-            rows=rows,
-            last=last,
-            terms=terms,
-            row_groups=groups,
-        )
+        try:
+            capture.add_pass(
+                loss,
+                one,
+                capture_average=capture_average,
+                rows=rows,
+                last=last,
+                terms=terms,
+                row_groups=groups,
+            )
+        except NotMeasured as reason:
+            self.stop(reason)
 
     @property
     def due(self) -> bool:
         """Whether the step under way is measured. Weights are not needed in other steps."""
-        return bool(self._capture.due)
+        return self.not_measured is None and bool(self._capture.due)
 
     def step(self, *, loss_divisor: float | None = None) -> None:
         """Close the step. Call it before `optimizer.step()`, and before `zero_grad`.
@@ -337,7 +361,13 @@ class Meter:
         counts, capture = self._counts, self._capture
         unmeasured_steps = counts.steps - counts.last_measured_step
         counts.steps += 1
-        step = capture.close_step(loss_divisor, counts.unmeasured_examples, unmeasured_steps)
+        if self.not_measured is not None:
+            return
+        try:
+            step = capture.close_step(loss_divisor, counts.unmeasured_examples, unmeasured_steps)
+        except NotMeasured as reason:
+            self.stop(reason)
+            return
         if not step.due:
             for one in step.passes:
                 counts.unmeasured_examples += one.size
@@ -378,7 +408,18 @@ class Meter:
 
     def leave_step_out(self, error: Exception) -> None:
         """Leave the current step out, as its contents are not known; warn once with the reason."""
-        self._capture.leave_step_out(error)
+        if self._capture.ends_with(error):
+            self.stop(error)
+        else:
+            self._capture.leave_step_out(error)
+
+    def stop(self, reason: Exception) -> None:
+        """Measure nothing from now on, and remove every hook from the model: training goes on.
+
+        Under several ranks all of them must do so at the same step.
+        """
+        self.not_measured = str(reason)
+        Meter.close(self, interrupted=True)  # a subclass logs when it is closed
 
     def close(self, *, interrupted: bool = False) -> None:
         """Remove every hook from the model. What was measured can still be read.
@@ -386,6 +427,7 @@ class Meter:
         Args:
             interrupted: See `state_dict`.
         """
+        self.measuring = False
         try:
             self._settle(alone=interrupted)
         finally:

@@ -50,6 +50,10 @@ class NoiseScaleMeter(Meter):
     `noise_scale` is read. Gradients are only read: training is bitwise the same as without the
     meter.
 
+    A model or an optimizer whose gradients cannot be measured is no error: a warning has the reason
+    and what to change, nothing is measured, and training goes on. `not_measured` has the reason,
+    too.
+
     Every `log_every_n_steps` steps the meter adds a row to `history`. With `log_to` it also writes
     what `noisescale predict`, `watch`, `compare` and TensorBoard's tab read. Call `close()` at the
     end of the training, for the last row. Call `pause()` before an evaluation, or its seconds count
@@ -78,7 +82,7 @@ class NoiseScaleMeter(Meter):
         extra: What is measured beside the noise scale, for `extra_noise_scales`: see
             `ExtraMeasurement`.
         optimizer: The optimizer that steps. Predictions depend on its kind. Some measurements in
-            `extra` need it.
+            `extra` need it. LBFGS is not measured.
         cut: Where the halves of a batch are separated: names of modules whose outputs have the rows
             of the batch as their first dimension. All trained parameters must act on the loss
             through these outputs. Default: modules that the training step calls, or else the
@@ -93,8 +97,8 @@ class NoiseScaleMeter(Meter):
 
     Raises:
         TypeError: If several processes train and `model` is not wrapped.
-        ValueError: If an argument is out of its range, `log_to` is no folder of this machine, or no
-            parameter requires a gradient. In a step, if it is taken within `model.join()`.
+        ValueError: If an argument is out of its range, or does not fit the way of training, or if
+            `log_to` is no folder of this machine.
 
     Examples:
         >>> from noisescale import NoiseScaleMeter
@@ -198,6 +202,14 @@ class NoiseScaleMeter(Meter):
                 for name, value in metrics.items():
                     self._writer.add_scalar(name, torch.as_tensor(value).item(), self.steps)
 
+    def stop(self, reason: Exception) -> None:
+        """Measure nothing from now on, and warn once with the reason: training goes on."""
+        super().stop(reason)
+        self._warn(
+            f"NoiseScaleMeter has nothing to measure{' from here on' * self.accepted}."
+            f" {self.not_measured} Training goes on, and there is no noise scale."
+        )
+
     def pause(self) -> None:
         """Ignore forward passes until `resume`, and do not time the step under way.
 
@@ -241,6 +253,8 @@ class NoiseScaleMeter(Meter):
         self._logged.load_log_state(state["log"])
 
     def _log_row(self, *, at_end: bool = False) -> None:
+        if not self.measuring:
+            return
         reading = self._logged.read(self.steps, at_end=at_end)
         if self._writes and is_installed("tensorboard"):
             with self._logged.guard(f"The noise scale is missing in {self._log_to}"):

@@ -70,10 +70,7 @@ class MeterOptions:
 
     @property
     def leaves_choice(self) -> bool:
-        """Whether `small_batch` is "auto", so that the package chooses what is compared.
-
-        Then it is no error if the halves of a batch turn out not to be comparable.
-        """
+        """Whether `small_batch` is "auto", so that the package chooses what is compared."""
         return self.small_batch == "auto" and self.cut is None
 
     def _checked_small_batch(self) -> SmallBatch:

@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import cached_property, partial
+from functools import partial
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
 from urllib.parse import parse_qsl
 
-import plotly
 from tensorboard import errors, plugin_util
 from werkzeug import wrappers
 
@@ -28,7 +26,7 @@ from noisescale.report.colours import DARK, RUNS
 from noisescale.report.document import Figure
 from noisescale.report.drawing import SETTINGS, place_figure
 from noisescale.report.numbers import plural
-from noisescale.report.page import drawing_script
+from noisescale.report.page import drawing_script, plotly_gzipped
 from noisescale.report.records import finite
 from noisescale.tensorboard_plugin.logged_runs import LoggedRuns, Measured
 from noisescale.tensorboard_plugin.query import number, numbers
@@ -69,14 +67,9 @@ class NoiseScalePlugin(Tab):
             routes[f"/{file.name}"] = partial(_file, file, kind)
         return {path: wrappers.Request.application(answer) for path, answer in routes.items()}
 
-    @cached_property
-    def _plotly_script(self) -> bytes:
-        """The script, compressed once. TensorBoard would compress it at every request."""
-        script = files(plotly).joinpath("package_data", "plotly.min.js").read_bytes()
-        return gzip.compress(script, compresslevel=6, mtime=0)
-
     def _plotly(self, request: wrappers.Request) -> wrappers.Response:
-        response = _response(self._plotly_script, "text/javascript")
+        # Compressed once: TensorBoard would compress it at every request.
+        response = _response(plotly_gzipped(), "text/javascript")
         response.headers["Content-Encoding"] = "gzip"
         return _revalidate(response, request)
 

@@ -27,7 +27,6 @@ from unittest import mock
 
 import numpy as np
 import torch
-from plotly.offline import get_plotlyjs
 from program import ended
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.plugin_event_multiplexer import (
@@ -38,7 +37,7 @@ from werkzeug.test import Client
 
 from noisescale import predict
 from noisescale.history.reading import read_run
-from noisescale.report.page import drawing_script
+from noisescale.report.page import drawing_script, packed_plotly
 from noisescale.tensorboard_plugin.plugin import NoiseScalePlugin
 
 HERE = Path(__file__).parent
@@ -130,7 +129,7 @@ def page(*words: str) -> str:
     if report.exists():
         made += (
             report.read_text()
-            .replace(get_plotlyjs(), "PLOTLY")
+            .replace(packed_plotly(), "PLOTLY")
             .replace(drawing_script(), "DRAWING")
             .replace("</", "\n</")
         )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from noisescale import NoiseScaleMonitor
+from noisescale.guard import NotMeasured
 from noisescale.lightning import trainer_access
 
 
@@ -131,13 +132,11 @@ def test_few_sequences_are_told_of_once_a_fit() -> None:
     assert [message.split(". ")[2] for message in told] == ["NoiseScaleMonitor counts 4 examples"]
 
 
-def test_what_cannot_be_gone_through_is_refused_with_the_remedy() -> None:
+def test_what_cannot_be_gone_through_is_named_with_the_remedy() -> None:
     batch: dict[str, Any] = {}
     batch["itself"] = batch
 
-    with pytest.raises(
-        trainer_access.MisconfigurationException, match="`batch_size_fn` must be"
-    ) as error:
+    with pytest.raises(NotMeasured, match="`batch_size_fn` must be") as error:
         trainer_access.BatchCounter()(batch)
 
     assert isinstance(error.value.__cause__, RecursionError)

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import NoiseScaleMeter, NoiseScaleMonitor
 from noisescale.collectors.per_example.collector import PerExampleCollector
+from noisescale.guard import NotMeasured
 from noisescale.hugging_face import NoiseScaleCallback
 from noisescale.meter import choosing
 from noisescale.meter.choosing import choose_collector
@@ -50,12 +51,12 @@ def test_layers_and_the_preconditioned_gradient_contradict_each_other() -> None:
         NoiseScaleMonitor(layers="normalization", extra=[PreconditionedNoiseScale])
 
 
-def test_a_model_without_trained_parameters_is_refused() -> None:
+def test_a_model_without_trained_parameters_is_not_measured() -> None:
     message = (
         "`model` must have parameters that require a gradient, got none."
-        " Unfreeze some before training starts, or leave the noise scale out."
+        " Unfreeze some before training starts."
     )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(NotMeasured, match=f"^{re.escape(message)}$"):
         choose_collector(nn.Linear(2, 2), MeterOptions(), parameters=[])
 
 
@@ -94,12 +95,12 @@ def test_several_processes_do_not_compare_halves() -> None:
     assert on_ranks(2, refusal) == [message] * 2
 
 
-def test_ranks_that_share_the_tokens_of_a_batch_are_refused_under_ddp_too() -> None:
+def test_ranks_that_share_the_tokens_of_a_batch_are_not_measured_under_ddp_either() -> None:
     def refusal() -> str:
         torch.set_num_threads(1)
         init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context_parallel"))
         model = DistributedDataParallel(nn.Linear(2, 2))
-        with pytest.raises(ValueError, match="must be data parallel only") as error:
+        with pytest.raises(NotMeasured, match="must be data parallel only") as error:
             choose_collector(model, MeterOptions())
         return str(error.value)
 

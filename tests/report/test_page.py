@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pages import Outline, background_of, opened
-from plotly.offline import get_plotlyjs
 from reported_runs import history
 
 from noisescale.bounded import Bounded
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.predict import Prediction, predict
+from noisescale.report.page import packed_plotly
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -26,11 +26,11 @@ def page_of(p: Prediction, folder: Path) -> str:
 def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
     page = page_of(predict(history()), tmp_path)
 
-    assert page.count(get_plotlyjs()) == 1
-    outline = Outline(page.replace(get_plotlyjs(), ""))
+    assert page.count(packed_plotly()) == 1
+    outline = Outline(page.replace(packed_plotly(), ""))
     assert outline.open == []
     assert not [t for t in outline.tags if {"src", "href", "srcset"} & t[1].keys()]
-    assert "http" not in page.replace(get_plotlyjs(), "").replace("http-equiv", "")
+    assert "http" not in page.replace(packed_plotly(), "").replace("http-equiv", "")
     assert ("html", {"lang": "en"}) in outline.tags
     figures = [a for tag, a in outline.tags if a.get("role") == "img"]
     assert [a["id"] for a in figures] == ["savings", "noise-scale", "front", "speed-up"]
@@ -42,7 +42,7 @@ def test_what_comes_from_users_is_text(tmp_path: Path) -> None:
 
     page = page_of(predict(history(), calibration=hostile, unit=HOSTILE), tmp_path)
 
-    outline = Outline(page.replace(get_plotlyjs(), ""))
+    outline = Outline(page.replace(packed_plotly(), ""))
     assert outline.open == []
     assert "img" not in [tag for tag, _ in outline.tags]
     assert HOSTILE not in page
@@ -60,7 +60,7 @@ def test_tables_of_the_page_have_the_rows_and_their_marks(tmp_path: Path) -> Non
 def test_headline_warnings_and_assumptions_are_read_in_order(tmp_path: Path) -> None:
     p = predict(history(unresolved=40))
 
-    page = page_of(p, tmp_path).replace(get_plotlyjs(), "")
+    page = page_of(p, tmp_path).replace(packed_plotly(), "")
 
     answers = ["<h1>You train at batch size 64", "<table>", "at least 80.0 examples"]
     shown = ['id="noise-scale"', 'id="front"', 'id="speed-up"', "<h2>On the run"]
@@ -152,6 +152,10 @@ def test_a_browser_draws_the_page_in_silence_and_in_its_width(
     page.locator(f"#speed-up .main-svg:not([width='{before}'])").first.wait_for()
     check_fit(page, other)
     page.close()
+
+
+def test_a_page_takes_two_megabytes(tmp_path: Path) -> None:
+    assert predict(history()).to_html(tmp_path / "report.html").stat().st_size < 2.2e6
 
 
 def test_a_hostile_unit_is_shown_as_it_is_written(browser: "Browser", tmp_path: Path) -> None:

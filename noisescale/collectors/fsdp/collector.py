@@ -80,7 +80,7 @@ class FsdpCollector(Collector):
         groups: See `Groups`.
 
     Raises:
-        ValueError: If gradients are not averaged over one mesh of FSDP2.
+        NotMeasured: If gradients are not averaged over one mesh of FSDP2.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -28,11 +28,10 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
-from noisescale.checks import refuse
 from noisescale.collectors.context_parallel import refuse_context_parallel
 from noisescale.collectors.devices import keep_from
 from noisescale.collectors.gradient_norms import GradientNorms, Piece
-from noisescale.guard import HookErrors, keeps_errors
+from noisescale.guard import HookErrors, NotMeasured, keeps_errors
 
 try:
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -224,19 +223,17 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
     """Return FSDP's units that hold any of the parameters.
 
     Raises:
-        ValueError: If gradients are not averaged over one mesh of FSDP2.
+        NotMeasured: If gradients are not averaged over one mesh of FSDP2.
     """
     if not TAKES_A_REDUCE_SCATTER:
-        refuse(
-            "model",
+        _refuse(
             "be trained by DistributedDataParallel before torch 2.9",
             f"one sharded by `fully_shard` in torch {torch.__version__}: in that version FSDP2 does"
             " not show unsharded gradients",
-            "Update torch, or leave the noise scale out.",
+            "Update torch.",
         )
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
-        refuse(
-            "model",
+        _refuse(
             "be sharded by `fully_shard`",
             "FullyShardedDataParallel: FSDP1 does not show unsharded gradients",
             "Use FSDP2.",
@@ -251,8 +248,7 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
     parameter: Any  # a DTensor
     for name, parameter in named_parameters:
         if id(parameter) not in unit_of:
-            refuse(
-                "model",
+            _refuse(
                 "shard every trained parameter",
                 f"{name!r}: FSDP does not reduce its gradient",
                 "Apply `fully_shard` to the whole model as well, or leave the parameter out.",
@@ -260,23 +256,20 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
         unit = unit_of[id(parameter)]
         info = unit.mesh_info
         if not isinstance(info, FSDPMeshInfo) or info.shard_mesh_size == 1:
-            refuse(
-                "model",
+            _refuse(
                 "shard over two or more ranks",
                 f"{name!r} on {info.mesh}: nothing is reduce-scattered there",
                 "Use DistributedDataParallel.",
             )
         if parameter.device_mesh.size() != info.mesh.size():
-            refuse(
-                "model",
+            _refuse(
                 "be data parallel only",
                 f"{name!r} on {parameter.device_mesh}: a rank has only a part of its gradient",
-                "Train without tensor parallelism, or leave the noise scale out.",
+                "Train without tensor parallelism.",
             )
         refuse_context_parallel(info.mesh)
         if unit._all_reduce_hook is not None:
-            refuse(
-                "model",
+            _refuse(
                 "have no all-reduce hook",
                 f"one on the unit of {name!r}: FSDP does not know what it averages over",
                 "Pass `fully_shard` a mesh of two dimensions instead.",
@@ -284,13 +277,16 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
         held[unit] = None
         meshes.add((tuple(info.mesh.mesh.flatten().tolist()), info.shard_mesh_size))
     if len(meshes) > 1:
-        refuse(
-            "model",
+        _refuse(
             "be sharded over one mesh",
             f"{len(meshes)}: its gradients are means over different ranks",
             "Measure the parameters of one mesh.",
         )
     return list(held)
+
+
+def _refuse(requirement: str, got: str, remedy: str) -> NoReturn:
+    raise NotMeasured(f"`model` must {requirement}, got {got}. {remedy}")
 
 
 def _units_of_state(state: Any) -> list[Any]:

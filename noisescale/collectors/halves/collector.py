@@ -34,7 +34,7 @@ from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.own_pass import measuring
 from noisescale.collectors.rows.step_norms import ROWS_WITHOUT_LOSS
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
-from noisescale.guard import EndsTraining, keeps_errors
+from noisescale.guard import NotMeasured, keeps_errors
 
 _LONE_STEPS = 2  # of one batch each, from which on the next is expected to be one
 
@@ -211,19 +211,19 @@ class HalvesCollector(MicroBatchCollector):
     def _measure_from(self, start: Any, batch: _Batch, gradient: Tensor) -> None:
         if start.edge is None:
             return
-        if gradient.dim():
+        self._measure(start.edge, gradient, batch)
+        if gradient.dim() and self._halves is not None:
             self._cuts.tell(
                 "The loss is computed from the model's output outside of the model, where it cannot"
                 " be checked. The noise scale is right only if rows do not act on each other there,"
                 " as they do in contrastive losses." + INSTEAD
             )
-        self._measure(start.edge, gradient, batch)
 
     @keeps_errors
     def _measure(self, loss: GradientEdge, gradient: Tensor, batch: _Batch) -> None:
         parts = Parts.from_batch(batch.size, batch.rows, batch.row_weights, batch.row_groups)
         if parts.number > parts.size > 0:
-            raise EndsTraining(
+            raise NotMeasured(
                 f"The size that is counted must be at least the {parts.kind} of the batch, got"
                 f" {parts.size:g} for {parts.number} {parts.kind}: the rows of one example are not"
                 " independent. Give the model's output as (batch, rows, ...) and pass `rows`, or"

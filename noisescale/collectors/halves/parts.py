@@ -22,7 +22,7 @@ from noisescale.collectors.rows.window_layout import (
     halves_of_a_batch,
     weighted_rows,
 )
-from noisescale.guard import EndsTraining
+from noisescale.guard import NotMeasured
 
 LARGEST_ERROR = 0.05
 """The largest relative error of |G|² from rows without a loss. Above it a step is left out."""
@@ -45,20 +45,20 @@ class Parts(NamedTuple):
         """Return the parts of a batch of `rows` rows; None: as many as are counted.
 
         Raises:
-            EndsTraining: If rows and groups do not fit each other, or what is counted.
+            NotMeasured: If rows and groups do not fit each other, or what is counted.
         """
         if rows is None:
             counted = groups is not None and size == groups.number
             rows = len(groups.of_rows) if groups is not None and counted else int(size)
         if groups is not None and len(groups.of_rows) != rows:
-            raise EndsTraining(
+            raise NotMeasured(
                 f"`row_groups` must have one group for each of the {rows} rows of the batch, got"
                 f" {len(groups.of_rows)}: return as many from `group_fn`. If the size that is"
                 " counted is neither the number of rows nor that of groups, pass `rows` to the"
                 " meter."
             )
         if row_weights is not None and len(row_weights) != rows:
-            raise EndsTraining(
+            raise NotMeasured(
                 f"`weight` must have one number for each of the {rows} rows of the batch, got"
                 f" {len(row_weights)}. Return as many from `weight_fn`, or one for the batch."
             )

@@ -32,7 +32,7 @@ from noisescale.collectors.halves.upset import (
     silence,
     values_saved_in,
 )
-from noisescale.guard import EndsTraining, WarnOnce
+from noisescale.guard import NotMeasured, WarnOnce
 from noisescale.refusal import Refusal
 
 INSTEAD = " Accumulate two or more micro-batches, which avoids this, or use several devices."
@@ -128,7 +128,7 @@ class ProvedCuts:
         The cut of a new kind of graph is proved first, see `settle`.
 
         Raises:
-            EndsTraining: If there is no cut, or if halves at the cut would not show the batch's
+            NotMeasured: If there is no cut, or if halves at the cut would not show the batch's
                 noise.
         """
         watched = self._calls.is_on
@@ -165,7 +165,7 @@ class ProvedCuts:
         if not cut.edges:
             if not cut.outside:
                 return None  # another optimizer's loss
-            raise EndsTraining(
+            raise NotMeasured(
                 f"`model` must pass on a tensor whose first dimension is the {rows} rows of the"
                 " batch, got none between the loss and the parameters: the halves of the batch"
                 " cannot be separated. If an example has several rows, return them as (batch, rows,"
@@ -173,7 +173,6 @@ class ProvedCuts:
                 " meter, or `batch_size_fn` to a callback." + INSTEAD
             )
         self._refuse(kind, self._apart.by_name(graph, cut, rows, groups))
-        self._tell_of_positions(graph, cut, rows)
         left_out = self._small_parameters_past(graph, cut)
         self._leave_out(left_out)
         proof = Proof(self._norms.names, left_out)
@@ -189,6 +188,7 @@ class ProvedCuts:
             self._refuse(
                 kind, derived.meeting or self._apart.judge_derivatives(in_network, in_loss, kind)
             )
+        self._tell_of_positions(graph, cut, rows)
         once = len(left_out) == len(cut.outside)
         changing = ChangingHooks(hooks_of_tensors(self._norms.parameters))
         self._proving = _Proving(proof, kind, left_out, changing, once)
@@ -197,7 +197,7 @@ class ProvedCuts:
     def _outputs_in(self, graph: Graph) -> dict[Output, int]:
         """Return the modules' outputs in the graph, and how deep each was called in others."""
         if self._names is not None and not self._calls.any:
-            raise EndsTraining(
+            raise NotMeasured(
                 "`cut` must name modules whose outputs the loss depends on, got"
                 f" {list(self._names)!r}: none of them was called. Leave it out."
             )
@@ -232,7 +232,7 @@ class ProvedCuts:
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
-                raise EndsTraining(
+                raise NotMeasured(
                     "`model` must allow a backward pass before the training's own, got"
                     f" {str(error).partition(chr(10))[0]!r} in that pass. Checkpointing needs"
                     " `use_reentrant=False`. A compiled model needs"
@@ -247,14 +247,14 @@ class ProvedCuts:
         """Return numbers of the device, and note what passes had changed: the host waits once.
 
         Raises:
-            EndsTraining: If that is what Functions save.
+            NotMeasured: If that is what Functions save.
         """
         tensors = [one.differed for one in (*restored.saved, *restored.buffers)]
         numbers = iter([one for (one,) in read([*tensors, *shares])])
         changed = {one.name for one in restored.saved if next(numbers)}
         self._buffers.written |= {one.name for one in restored.buffers if next(numbers)}
         if changed:
-            raise EndsTraining(
+            raise NotMeasured(
                 "`model` must not change what its Functions save for the backward pass, as a"
                 f" measured step has two passes, got {', '.join(sorted(changed))}." + INSTEAD
             )
@@ -272,7 +272,7 @@ class ProvedCuts:
             Whether halves at the cut are reliable; True if there was nothing to prove.
 
         Raises:
-            EndsTraining: If the training's own pass did not agree.
+            NotMeasured: If the training's own pass did not agree.
         """
         if self._proving is None:
             return True
@@ -280,7 +280,7 @@ class ProvedCuts:
         changing.restore()
         if changing.names:
             self._refused.add(kind)
-            raise EndsTraining(
+            raise NotMeasured(
                 "Hooks on tensors must not change gradients, as the additional pass of a measured"
                 f" step calls none of them, got {', '.join(sorted(changing.names)[:_NAMED])}. Write"
                 " what changes a gradient as a `torch.autograd.Function`." + INSTEAD
@@ -297,7 +297,7 @@ class ProvedCuts:
             return True
         if share > LARGEST_ERROR:
             self._refused.add(kind)
-            raise EndsTraining(
+            raise NotMeasured(
                 "All gradients of `model` must flow through tensors whose first dimension is the"
                 f" rows of the batch, got an error of {share:.0%} of |g|² in the proof, most of it"
                 f" in {proof.worst()}. Put penalties on weights into the optimizer's"
@@ -312,7 +312,7 @@ class ProvedCuts:
         """Refuse graphs of a kind for good if rows act on each other: `meeting` says where."""
         if meeting:
             self._refused.add(kind)
-            raise EndsTraining(meeting + " Halves of such a batch do not show its noise." + INSTEAD)
+            raise NotMeasured(meeting + " Halves of such a batch do not show its noise." + INSTEAD)
 
     def _tell_of_positions(self, graph: Graph, cut: Cut, rows: int) -> None:
         module = sequence_first_in(self._model)
@@ -339,7 +339,7 @@ class ProvedCuts:
 
     def _refuse_hooks_of_modules(self) -> None:
         if hooks := hooks_of_modules(self._model):
-            raise EndsTraining(
+            raise NotMeasured(
                 "`model` must have no backward hooks on its modules, as a measured step has one"
                 f" more backward pass that would call them, got {', '.join(hooks[:_NAMED])}. Have"
                 " each hook return at once while `noisescale.measuring()` is true." + INSTEAD

@@ -71,7 +71,7 @@ class PerExampleCollector(Collector):
         layers: "normalization" measures LayerNorm, RMSNorm and GroupNorm alone.
 
     Raises:
-        EndsTraining: If no parameter can be measured. `small_sq_norms` raises it after the first
+        NotMeasured: If no parameter can be measured. `small_sq_norms` raises it after the first
             step, if that step shows that none can.
     """
 

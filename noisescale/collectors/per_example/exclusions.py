@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from noisescale.collectors.per_example.layers import ALL, NORMALIZATION, Layer, kind_of
-from noisescale.guard import EndsTraining
+from noisescale.guard import NotMeasured
 
 _NAMES = 4  # named for every reason in a message
 
@@ -114,7 +114,7 @@ def refuse_batch_norm(model: nn.Module) -> None:
     """
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
-            raise EndsTraining(
+            raise NotMeasured(
                 "`model` must have no BatchNorm that is trained if examples are the small batches,"
                 f" got {name or type(module).__name__}: it makes the examples depend on each other."
                 ' Choose small_batch="micro_batch" if two or more are accumulated, or "rank" on'
@@ -131,12 +131,12 @@ def check_some_measured(
     others = describe_left_out(names, verdicts)
     got = f"got none{others and ': '}{others}"
     if normalization_only:
-        raise EndsTraining(
+        raise NotMeasured(
             "`layers` must find LayerNorm, RMSNorm or GroupNorm parameters that are trained,"
             f' {got}. Choose layers="all", or small_batch="micro_batch" if two or more are'
             ' accumulated, or "rank" on several devices.'
         )
-    raise EndsTraining(
+    raise NotMeasured(
         "`model` must have parameters with a formula for one example's gradient if examples are the"
         f' small batches, {got}. Choose small_batch="micro_batch" if two or more are accumulated,'
         ' or "rank" on several devices.'

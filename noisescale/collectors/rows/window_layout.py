@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from noisescale.guard import EndsTraining
+from noisescale.guard import NotMeasured
 
 Weight = float | Tensor
 """The weight of a loss; a number on the device if only the device knows it."""
@@ -172,7 +172,7 @@ def each_example(
     values are rows · Σ|c_i|², the means of |g_i|². `rows` is None if it is not known.
 
     Raises:
-        EndsTraining: If a micro-batch has more rows than examples: its rows are not independent.
+        NotMeasured: If a micro-batch has more rows than examples: its rows are not independent.
     """
     window = len(sizes)
     if not window or len(rows) != window:
@@ -180,7 +180,7 @@ def each_example(
     inverse_row_sizes = []
     for size, n in zip(sizes, rows, strict=True):
         if n is not None and 0 < size < n:
-            raise EndsTraining(
+            raise NotMeasured(
                 "`local_batch_size` must be at least the rows of the batch if examples are the"
                 f" small batches, got {size:g} for {n} rows. If several rows come from one example,"
                 ' choose small_batch="micro_batch" if two or more are accumulated, or "rank" on'

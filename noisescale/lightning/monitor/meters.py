@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.optim import Optimizer
 
+from noisescale.guard import NotMeasured
 from noisescale.history.metric_names import prefix_of
 from noisescale.lightning.averaging_off import callback_that_does_not_average
 from noisescale.lightning.supported import accumulates
-from noisescale.lightning.trainer_access import is_compiled, rank_zero_info
+from noisescale.lightning.trainer_access import is_compiled
 from noisescale.meter.choosing import assigned_groups
 from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.meter import Meter
 from noisescale.meter.options import MeterOptions
-from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -35,7 +35,8 @@ def meters_for(
         name: The monitor's name.
 
     Raises:
-        ValueError: If the gradients cannot be measured with these options.
+        NotMeasured: If the model is compiled, and single examples are wanted.
+        ValueError: If the options do not fit it.
     """
     model = trainer.strategy.model
     assert model is not None
@@ -45,11 +46,10 @@ def meters_for(
     for index, optimizer in enumerate(trainer.optimizers if several else trainer.optimizers[:1]):
         try:
             if options.small_batch == "example" and is_compiled(trainer.lightning_module):
-                raise Refusal(
-                    "model",
-                    'not be compiled with `small_batch="example"`',
-                    "a model made by torch.compile",
-                    'Do not compile it, or choose `small_batch="rank"` or "micro_batch".',
+                raise NotMeasured(
+                    '`model` must not be compiled with `small_batch="example"`, got a model made by'
+                    ' torch.compile. Do not compile it, or choose `small_batch="rank"` or'
+                    ' "micro_batch".'
                 )
             meter = Meter.from_options(
                 model,
@@ -64,13 +64,20 @@ def meters_for(
                 made.meter.close()
             raise
         meters.append(LoggedMeter(meter, optimizer, prefix_of(index, name), averaged=averaged))
-    if trainer.world_size < 2 and options.leaves_choice and not accumulates(trainer):
-        rank_zero_info(
+    return meters
+
+
+def way_of_measuring(trainer: pl.Trainer, options: MeterOptions) -> list[str]:
+    """Return what to say of the way of measuring, once it is known that it works."""
+    if trainer.world_size > 1 or not options.leaves_choice or accumulates(trainer):
+        return []
+    return [
+        (
             "NoiseScaleMonitor compares the halves of a batch, because one process trains and does"
             " not accumulate. A measured step needs one more backward pass, so few steps are"
             " measured. With `Trainer(accumulate_grad_batches=2)` no extra pass is needed."
         )
-    return meters
+    ]
 
 
 def with_assigned_groups(options: MeterOptions, trainer: pl.Trainer) -> MeterOptions:

@@ -29,7 +29,12 @@ from noisescale.guard import Guard, beside_training
 from noisescale.history.history import History
 from noisescale.history.metric_names import check_monitor_name, prefix_of
 from noisescale.lightning import trainer_access
-from noisescale.lightning.monitor.meters import ids_of_trained, meters_for, with_assigned_groups
+from noisescale.lightning.monitor.meters import (
+    ids_of_trained,
+    meters_for,
+    way_of_measuring,
+    with_assigned_groups,
+)
 from noisescale.lightning.monitor.reporting import (
     folders_of_loggers,
     hand_over_records,
@@ -37,11 +42,8 @@ from noisescale.lightning.monitor.reporting import (
     say_what_is_next,
     warn_if_text_alone,
 )
-from noisescale.lightning.supported import (
-    check_supported,
-    refuse_namesakes,
-    refuse_several_gradients_a_step,
-)
+from noisescale.lightning.supported import check_supported, refuse_namesakes
+from noisescale.meter.choosing import several_gradients_a_step
 from noisescale.meter.extra import Extra, ExtraMeasurement
 from noisescale.meter.logged_meter import LoggedMeter, nothing_measured
 from noisescale.meter.measuring_callback import MeasuringCallback
@@ -89,7 +91,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     It compares gradients of small batches with the gradient of the step. Under DDP or FSDP2 a small
     batch is one rank's. In one process that accumulates it is one micro-batch. In one process that
     does not accumulate it is half of the batch. See `small_batch`. The training is bitwise the same
-    with and without the monitor.
+    with and without the monitor. Where gradients cannot be measured, a warning has the reason and
+    what to change, and training goes on.
 
     Every logger gets these keys at Lightning's own log steps. Values are finite. Noise-scale values
     appear once their interval has an upper end; the lower bound is always logged.
@@ -166,7 +169,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             "tokens" without a `batch_size_fn`.
         TypeError: If `batch_size_fn`, `weight_fn` or `group_fn` is not callable, or `groups` has a
             wrong type.
-        MisconfigurationException: When a fit starts under an unsupported Trainer.
+        MisconfigurationException: When a fit starts, if two monitors have the same name.
 
     Examples:
         >>> monitor = NoiseScaleMonitor(window=200)
@@ -261,14 +264,18 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         """The noise scales of all optimizers; manual optimization may have several."""
         return [logged.meter.noise_scale for logged in self._meters] or [self.noise_scale]
 
-    def follow(self, extra: Extra | None = None, confidence: float = 0.95) -> None:
+    def follow(
+        self, extra: Extra | None = None, confidence: float = 0.95, *, consequence: str = ""
+    ) -> None:
         """Measure in the next fits for decisions: as often as a scheduler needs.
 
         Args:
             extra: What to measure beside in the next fit.
             confidence: Coverage of the interval of that.
+            consequence: What to say if the next fit cannot be measured: what follows from that.
         """
         self._follows, self._followed = True, extra and (extra, confidence)
+        self._consequence = consequence and f" {consequence}"
 
     def noise_scale_at(self, confidence: float) -> NoiseScale:
         """Return the noise scale now with an interval of another confidence. Reads the device."""
@@ -323,33 +330,35 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._fit = _Fit(trainer_access.BatchCounter(trainer))
         self._guard = Guard(trainer_access.MisconfigurationException)
         self._forget()
-        check_supported(trainer)
         monitors = [
             c for c in trainer_access.callbacks_of(trainer) if isinstance(c, NoiseScaleMonitor)
         ]
         refuse_namesakes([monitor.name for monitor in monitors])
         self._fit.trained = ids_of_trained(trainer)
         if not self._fit.trained:
-            self._tell(
-                "NoiseScaleMonitor has nothing to measure: no parameter of an optimizer requires a"
-                " gradient. Training goes on, and no noise scale is logged. Unfreeze parameters"
-                " before training starts, or remove the monitor."
+            self._tell_that_nothing_is_measured(
+                "No parameter of an optimizer requires a gradient. Unfreeze parameters before"
+                " training starts."
             )
             return
         followed, self._followed = self._followed, None
-        options = with_assigned_groups(self._options, trainer)
-        if followed is not None:
-            options = replace(options, extra=[*options.extra, _at_confidence(*followed)])
-        ranks, optional = trainer.world_size, options.leaves_choice and followed is None
-        make = partial(meters_for, trainer, options, name=self._name)
-        self._make_meters(make, ranks, optional=optional)
+
+        def make() -> list[LoggedMeter]:
+            check_supported(trainer)
+            options = with_assigned_groups(self._options, trainer)
+            if followed is not None:
+                options = replace(options, extra=[*options.extra, _at_confidence(*followed)])
+            self._news = way_of_measuring(trainer, options)
+            return meters_for(trainer, options, name=self._name)
+
+        self._make_meters(make)
         self._pause(True)  # from batch to batch, see `on_train_batch_end`
         for logged in self._meters:
             logged.meter.suspects = trainer_access.hooks_between_passes(trainer)
             if self._follows:
                 logged.meter.follow()
         device, accumulation = trainer.strategy.root_device, trainer.accumulate_grad_batches
-        self._begin(state.get("optimizers", ()), ranks, device, accumulation)
+        self._begin(state.get("optimizers", ()), trainer.world_size, device, accumulation)
 
     @beside_training
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -380,7 +389,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 self._fit.weight = self._fit.terms = self._fit.row_groups = None
                 self._weigh()
             self._counted = True
-            self._begin_batch(trainer, batch, batch_idx)
+            if self._measuring:
+                self._begin_batch(trainer, batch, batch_idx)
 
     @beside_training
     def on_before_backward(
@@ -390,7 +400,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         with self._leaving_step_out():
             self._weigh()  # by hand a batch may have several steps
         for logged in self._meters:
-            if logged.measuring:
+            if logged.meter.measuring:
                 logged.meter.before_backward(
                     loss,
                     self._fit.local_batch_size,
@@ -411,15 +421,14 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         if not self._measuring:
             return
         automatic = pl_module.automatic_optimization
-        if automatic and self._fit.stepped:
-            refuse_several_gradients_a_step(optimizer)
-        self._fit.stepped = True
         which = 0 if len(self._meters) == 1 else trainer.optimizers.index(optimizer)
         logged = self._meters[which]
+        if automatic and self._fit.stepped:
+            logged.meter.stop(several_gradients_a_step(optimizer))
+        self._fit.stepped = True
         # By hand losses are divided as the module likes: by the passes of a step, it is assumed.
         divisor = trainer.accumulate_grad_batches if automatic else None
-        measured = logged.measuring and self._close_step(which, divisor)
-        if measured and trainer_access.should_log(trainer):
+        if self._close_step(which, divisor) and trainer_access.should_log(trainer):
             self._log(trainer, logged, trainer_access.log_step(trainer))
 
     @beside_training
@@ -433,6 +442,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     ) -> None:
         self._fit.batch = None
         self._pause(True)
+        self._tell_news()
         if trainer_access.is_last_batch(trainer) or trainer_access.looks_after_batch(
             trainer, self._prefix
         ):
@@ -461,7 +471,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     @beside_training
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for logged in self._meters:
-            if logged.measuring and logged.unfinished:
+            if logged.meter.measuring and logged.unfinished:
                 step = max(trainer_access.log_step(trainer) - 1, 0)
                 self._log(trainer, logged, step, at_end=True)
             logged.end()
@@ -479,6 +489,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     @beside_training
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._loaded = None  # what validate and test load belongs to no fit
+        self._consequence = ""
         self._fit.counter = trainer_access.BatchCounter()  # nor does this one keep the Trainer
         self._stop(interrupted=False)
 
@@ -534,6 +545,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     def _tell(self, message: str) -> None:
         trainer_access.rank_zero_warn(message)
 
+    def _inform(self, message: str) -> None:
+        trainer_access.rank_zero_info(message)
+
     @beside_training
     def _begin_batch(self, trainer: pl.Trainer, batch: Any, batch_idx: int) -> None:
         fit = self._fit
@@ -555,7 +569,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         fit, batch = self._fit, self._fit.batch
         if batch is None:
             return
-        if not any(logged.measuring and logged.meter.due for logged in self._meters):
+        if not any(logged.meter.measuring and logged.meter.due for logged in self._meters):
             return
         fit.batch = None
         if self._group_fn is not None:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from noisescale.checks import check_confidence, refuse, require_choice
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.guard import Guard
+from noisescale.guard import Guard, NotMeasured
 from noisescale.lightning import trainer_access
 from noisescale.lightning.monitor.noise_scale_monitor import NoiseScaleMonitor
 from noisescale.lightning.scheduler.device_batches import check_resizable
@@ -60,6 +60,9 @@ class BatchSizeScheduler(trainer_access.Callback):
     Every move is printed on the console and written to TensorBoard as the text `batch_size/moves`.
     `trainer.callback_metrics` also has the metrics at the ends of epochs and validations. NaN means
     that a metric is not known.
+
+    If the policy needs the noise scale and gradients cannot be measured, a warning says so once,
+    and the batch size stays as it is.
 
     Learning-rate schedules never see the factor: it is applied only while the optimizer steps.
 
@@ -145,11 +148,11 @@ class BatchSizeScheduler(trainer_access.Callback):
             decide_every_n_steps=decide_every_n_steps,
         )
         settings = Settings.from_options(self._options)
-        measured = settings.needs_noise_scale
+        self._measured = settings.needs_noise_scale
         self._extra = settings.policy.extra
         check_confidence(confidence)
         self._progress = progress
-        self._needs_monitor = measured or progress == "gain"
+        self._needs_monitor = self._measured or progress == "gain"
         self._confidence = confidence
         self._monitor = monitor
         functions = {"weight_fn": weight_fn, "group_fn": group_fn}
@@ -207,7 +210,8 @@ class BatchSizeScheduler(trainer_access.Callback):
             if found or self._needs_monitor:
                 self._monitor = found[0] if found else self._own_monitor
         if self._monitor is not None:
-            self._monitor.follow(self._extra, self._confidence)
+            stays = "BatchSizeScheduler leaves the batch size as it is." if self._measured else ""
+            self._monitor.follow(self._extra, self._confidence, consequence=stays)
             if self._monitor not in others:
                 others.insert(0, self._monitor)
             where = others.index(self._monitor) + 1
@@ -237,7 +241,12 @@ class BatchSizeScheduler(trainer_access.Callback):
         if trainer.fit_loop._skip_backward:
             return  # averaged weights are being prepared: nothing is trained
         if self._fit is None:
-            self._fit = self._begin(trainer, batch)
+            try:
+                self._fit = self._begin(trainer, batch)
+            except NotMeasured as uncountable:
+                if not self._measured:
+                    raise trainer_access.MisconfigurationException(str(uncountable)) from None
+                return  # the monitor has told that the batch size stays as it is
         if batch_idx == 0:
             self._fit.schedules.begin_epoch(trainer)
         if self._fit.begins_step(trainer, batch_idx):

@@ -15,7 +15,7 @@ from torch.optim import Optimizer, RMSprop
 from noisescale.collectors.devices import MOST_ELEMENTS, together
 from noisescale.collectors.gradient_norms import ExtraEntry, GradientNorms
 from noisescale.collectors.squared_norms import LONGEST_DOT, Norm, squared_norm, sums_of
-from noisescale.guard import EndsTraining
+from noisescale.guard import NotMeasured
 from noisescale.refusal import Refusal, TypeRefusal
 
 _KEPT = ("momentum_buffer", "exp_avg")
@@ -86,7 +86,7 @@ class MomentumDirection(ExtraEntry):
         """Return a parameter's part of m; None before its first step.
 
         Raises:
-            EndsTraining: If the optimizer has stepped, and keeps no mean of gradients.
+            NotMeasured: If the optimizer has stepped, and keeps no mean of gradients.
         """
         state = self._optimizer.state.get(parameter)
         if not state:
@@ -96,7 +96,7 @@ class MomentumDirection(ExtraEntry):
         if mean is None and kept:
             return None
         if mean is None or mean.is_sparse:
-            raise EndsTraining(
+            raise NotMeasured(
                 "`optimizer` must be one that keeps a dense `momentum_buffer` or `exp_avg`,"
                 f" got {type(self._optimizer).__name__} without. {_TESTS} need it: choose another"
                 " policy for the batch size."
@@ -112,7 +112,7 @@ class MomentumDirection(ExtraEntry):
         small: list[tuple[tuple[Tensor, Tensor], Hashable, int]] = []
         for parameter, gradient, _ in gradients:
             if gradient.is_sparse:
-                raise EndsTraining(
+                raise NotMeasured(
                     f"Gradients must be dense for the noise along them, got a sparse one. {_TESTS}"
                     " need it: choose another policy for the batch size."
                 )

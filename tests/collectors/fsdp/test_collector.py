@@ -715,7 +715,7 @@ def context(name: str) -> str:
     return (
         rf"be data parallel only, got context parallelism over 2 ranks \(mesh dimension '{name}'\):"
         r" these ranks share the tokens of one batch, and their gradients are not independent\."
-        r" Train without context parallelism, or leave the noise scale out\."
+        r" Train without context parallelism\."
     )
 
 
@@ -767,7 +767,7 @@ def context(name: str) -> str:
             tensor_parallel,
             4,
             r"be data parallel only, got 'last\.weight' on DeviceMesh.*: a rank has only a part of"
-            r" its gradient\. Train without tensor parallelism, or leave the noise scale out\.",
+            r" its gradient\. Train without tensor parallelism\.",
         ),
         (
             two_meshes,
@@ -783,7 +783,7 @@ def context(name: str) -> str:
         ),
     ],
 )
-def test_what_is_no_fsdp2_over_one_mesh_is_refused(
+def test_what_is_no_fsdp2_over_one_mesh_is_not_measured(
     make: Callable[[], nn.Module], ranks: int, message: str
 ) -> None:
     def refused() -> None:

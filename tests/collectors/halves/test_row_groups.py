@@ -173,14 +173,11 @@ def said(loss: Callable[[Tensor], Tensor], groups: Any, model: nn.Module | None 
     meter = NoiseScaleMeter(model, small_batch="half", every_n_steps=1)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        try:
-            for seed in range(2):
-                model.zero_grad()
-                meter.backward(loss(model(drawn(IN_TURN, seed))), ROWS, row_groups=groups)
-                meter.step()
-            assert meter.measured_steps == 2
-        except ValueError as refusal:
-            return f"refused: {refusal}"
+        for seed in range(2):
+            model.zero_grad()
+            meter.backward(loss(model(drawn(IN_TURN, seed))), ROWS, row_groups=groups)
+            meter.step()
+    assert meter.measured_steps == (2 if meter.not_measured is None else 0)
     return "".join(str(one.message) for one in told)
 
 
@@ -224,8 +221,8 @@ def test_rows_may_act_on_each_other_within_groups_alone(
     loss: Callable[[Tensor], Tensor], within: Tensor, across: Tensor
 ) -> None:
     assert said(loss, within) == ""
-    assert "refused" in said(loss, across)
-    assert "refused" in said(loss, None)
+    assert "nothing to measure" in said(loss, across)
+    assert "nothing to measure" in said(loss, None)
 
 
 class Mixing(nn.Module):
@@ -242,8 +239,8 @@ class Mixing(nn.Module):
 
 def test_a_network_may_mix_the_rows_of_a_group_alone() -> None:
     assert said(plain, IN_TURN, Mixing()) == ""
-    assert "refused" in said(plain, PAIRED, Mixing())
-    assert "refused" in said(plain, None, Mixing())
+    assert "nothing to measure" in said(plain, PAIRED, Mixing())
+    assert "nothing to measure" in said(plain, None, Mixing())
 
 
 def contrastive(z: Tensor) -> Tensor:
@@ -259,8 +256,8 @@ def normalized_over_the_batch(z: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("loss", [contrastive, cox, normalized_over_the_batch])
-def test_groups_that_act_on_each_other_are_refused(loss: Callable[[Tensor], Tensor]) -> None:
-    assert "refused" in said(loss, IN_TURN)
+def test_groups_that_act_on_each_other_are_not_measured(loss: Callable[[Tensor], Tensor]) -> None:
+    assert "nothing to measure" in said(loss, IN_TURN)
 
 
 def test_what_holds_for_groups_is_not_taken_for_rows() -> None:
@@ -316,7 +313,7 @@ def test_groups_without_a_loss_leave_a_step_out() -> None:
         )
 
 
-def test_groups_of_another_number_of_rows_are_refused() -> None:
+def test_groups_of_another_number_of_rows_are_not_measured() -> None:
     assert "`row_groups` must have one group for each of the 32 rows" in said(plain, [0, 1, 2])
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 from courses import sweep, trial
 from pages import Outline, background_of, opened
-from plotly.offline import get_plotlyjs
 
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.compare_trials import compare_trials
@@ -18,7 +17,7 @@ from noisescale.lab.compare.comparison import ComparisonRecord
 from noisescale.lab.compare.document import document_of
 from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.lab.compare.tables import tables_of
-from noisescale.report.page import page_html, write_page
+from noisescale.report.page import packed_plotly, page_html, write_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -55,7 +54,7 @@ def hostile() -> ComparisonRecord:
 
 
 def outline_of(page: str) -> Outline:
-    return Outline(page.replace(get_plotlyjs(), ""))
+    return Outline(page.replace(packed_plotly(), ""))
 
 
 def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
@@ -64,11 +63,11 @@ def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
     assert write_page(document_of(two_sweeps()), path) == path
     page = path.read_text(encoding="utf-8")
     assert page == page_html(document_of(two_sweeps()))
-    assert page.count(get_plotlyjs()) == 1
+    assert page.count(packed_plotly()) == 1
     outline = outline_of(page)
     assert outline.open == []
     assert not [t for t in outline.tags if {"src", "href", "srcset"} & t[1].keys()]
-    assert "http" not in page.replace(get_plotlyjs(), "").replace("http-equiv", "")
+    assert "http" not in page.replace(packed_plotly(), "").replace("http-equiv", "")
     figures = [a["id"] for tag, a in outline.tags if a.get("role") == "img"]
     assert figures == ["curves", "steps", "learning-rates", "useful-batch-sizes"]
 
@@ -76,7 +75,7 @@ def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
 def test_answers_warnings_figures_and_tables_are_read_in_order() -> None:
     c = two_sweeps()
 
-    page = page_html(document_of(c)).replace(get_plotlyjs(), "")
+    page = page_html(document_of(c)).replace(packed_plotly(), "")
 
     parts = [
         "<h1>sgd reached loss &lt;= 0.1 first</h1>",
@@ -146,7 +145,7 @@ def test_what_comes_from_users_is_text() -> None:
 def test_a_long_table_of_runs_is_folded_up(runs: int, folded: bool) -> None:
     trials = [trial(100, submission="a", name=str(k)) for k in range(runs)]
 
-    page = page_html(document_of(compare_trials(trials, GOAL))).replace(get_plotlyjs(), "")
+    page = page_html(document_of(compare_trials(trials, GOAL))).replace(packed_plotly(), "")
 
     assert (f"<details><summary>Show {runs} lines</summary>" in page) == folded
     assert f"<h2>All {runs} runs</h2>" in page

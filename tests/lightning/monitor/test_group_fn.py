@@ -95,7 +95,7 @@ def test_the_monitor_measures_what_a_meter_is_told_of_groups() -> None:
     assert "group_fn=" in repr(callback)
 
 
-def test_without_groups_rows_that_act_on_each_other_are_refused() -> None:
+def test_without_groups_rows_that_act_on_each_other_are_not_measured() -> None:
     callback = monitor(None)
 
     assert any("act on one another" in one for one in fit(callback))
@@ -115,7 +115,7 @@ def test_groups_are_counted_where_the_function_says_so() -> None:
     assert in_prompts.noise_trace == pytest.approx(in_rows.noise_trace / COMPLETIONS)
 
 
-def test_groups_of_too_few_rows_are_refused_by_name_and_training_goes_on() -> None:
+def test_groups_of_too_few_rows_are_told_and_training_goes_on() -> None:
     callback = monitor(lambda batch: [0, 1, 2])
 
     told = fit(callback)

@@ -279,22 +279,6 @@ def test_the_last_row_is_of_the_last_step_measured_or_not() -> None:
     assert result["history"]["measured_steps"] == [1, 2, 2]
 
 
-def test_an_odd_batch_without_batch_size_fn_is_refused() -> None:
-    class Odd(torch.utils.data.Dataset):
-        def __len__(self) -> int:
-            return 8
-
-        def __getitem__(self, index: int) -> str:
-            return "text"
-
-    monitor = NoiseScaleMonitor()
-    with pytest.raises(Exception, match=r"`batch_size_fn` must be given .* of type list") as error:
-        fit(monitor, train_loader=torch.utils.data.DataLoader(Odd(), batch_size=2))
-    assert "Pass a function from a batch to the number of this rank's examples in it." in str(
-        error.value
-    )
-
-
 def test_one_process_is_told_once_what_to_do_and_trains() -> None:
     monitor = NoiseScaleMonitor()
     model = classifier(net=opaque_network())

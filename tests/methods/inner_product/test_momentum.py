@@ -279,10 +279,10 @@ def meter_of_embeddings(sparse: bool) -> tuple[NoiseScaleMeter, nn.Module, torch
     return meter, model, optimizer
 
 
-def test_sparse_gradients_are_refused() -> None:
+def test_sparse_gradients_are_not_measured() -> None:
     made = meter_of_embeddings(sparse=True)
 
-    with pytest.raises(ValueError, match="Gradients must be dense for the noise along them"):
+    with pytest.warns(UserWarning, match="Gradients must be dense for the noise along them"):
         steps_of_embeddings(*made)
     made[0].close()
 
