@@ -152,8 +152,7 @@ def main() -> None:
             page.goto((folder / "report.html").as_uri())
             page.wait_for_timeout(2000)
             in_both_themes(page, "figure:has(#savings)", "report")
-            page.evaluate(ALONE)
-            in_both_themes(page, "main", "readme")
+            in_both_themes(page, "main", "readme", ALONE)
             page.goto((swept / "report.html").as_uri())
             page.wait_for_timeout(2000)
             in_both_themes(page, "figure:has(#steps)", "compare")
@@ -171,11 +170,14 @@ def main() -> None:
                 page.screenshot(path=PICTURES / "custom_scalars.png")
 
 
-def in_both_themes(page: Page, element: str, name: str) -> None:
-    """Photograph a part of a page on a light and on a dark page."""
+def in_both_themes(page: Page, element: str, name: str, script: str = "") -> None:
+    """Photograph a part of a page on a light and on a dark page, after running a script in it."""
     for theme, suffix in (("light", ""), ("dark", "_dark")):
         page.emulate_media(color_scheme=theme)
-        page.wait_for_timeout(1000)
+        page.reload()
+        page.wait_for_timeout(2000)
+        if script:
+            page.evaluate(script)
         page.locator(element).screenshot(path=PICTURES / f"{name}{suffix}.png")
     page.emulate_media(color_scheme="light")
 
