@@ -11,6 +11,7 @@ from noisescale.history.log import Log
 from noisescale.history.metric_names import prefix_of
 from noisescale.history.reading import history_in, open_rows
 from noisescale.history.run_files import files_of_rows, runs_in
+from noisescale.history.trackers import RECORD
 from noisescale.refusal import FileRefusal, Refusal
 
 NOT_YET = ("unmeasured", "empty")
@@ -78,7 +79,7 @@ class FollowedRun:
             return self._find() and self.read()
         try:
             if self._log is None or self._log.replaced(files):
-                self._log = open_rows(run)
+                self._log = open_rows(run, files)
             added = self._log.read(files)
         except FileNotFoundError:  # it was replaced between the look and the reading
             self._log = None
@@ -110,5 +111,7 @@ class FollowedRun:
         try:
             self.history = history_in(log, run, monitor, optimizer)
         except Refusal as error:
-            if error.word not in NOT_YET:
+            # The record may have appeared since the files were looked for: it is read next time.
+            begun = error.word == "unrecorded" and files_of_rows(run)[0].name == RECORD
+            if error.word not in NOT_YET and not begun:
                 raise

@@ -64,18 +64,22 @@ def read_run(
         MissingExtraError: If there are event files, and TensorBoard is not installed.
     """
     path = only_run_in(Path(path))
-    log = _read_whole(open_rows(path), files_of_rows(path), allow_truncated=allow_truncated)
+    files = files_of_rows(path)
+    log = _read_whole(open_rows(path, files), files, allow_truncated=allow_truncated)
     return history_in(log, path, monitor or "", optimizer)
 
 
-def open_rows(path: Path) -> Log:
+def open_rows(path: Path, files: Sequence[Path]) -> Log:
     """Return the log with a run's rows, of which nothing has been read yet.
+
+    Args:
+        path: The run.
+        files: Its `files_of_rows`.
 
     Raises:
         MissingExtraError: If there is no record but event files, and TensorBoard is not installed.
     """
-    file = files_of_rows(path)[0]
-    return RecordLog(file) if file.name == RECORD else open_log(path)
+    return RecordLog(files[0]) if files[0].name == RECORD else open_log(path)
 
 
 def open_log(path: Path, *names: str) -> Log:
@@ -157,10 +161,11 @@ def read_monitor(log: Log, path: Path, metric: str) -> tuple[Log, tuple[str, int
         The log with the monitor's rows, the names of the monitor and the optimizer, and how many
         steps the logger's log is behind the optimizer. None if there is no monitor.
     """
-    record = open_rows(path)
+    files = files_of_rows(path)
+    record = open_rows(path, files)
     rows = record if isinstance(record, RecordLog) else log
     if rows is record:
-        rows.read(files_of_rows(path))
+        rows.read(files)
     who = min((who for name in rows.metrics if (who := monitor_of(name))), default=("", 0))
     if isinstance(rows, RecordLog):
         return rows, who, rows.steps_behind

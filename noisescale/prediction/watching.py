@@ -65,7 +65,7 @@ def _title(run: FollowedRun) -> Text:
 
 def _waiting(run: FollowedRun) -> str:
     if run.run is None:
-        return "Waiting for a run. There is no event file and no metrics.csv in this folder yet."
+        return "Waiting for a run. There is none in this folder yet."
     if not run.others:
         return "Waiting for the first row. Nothing has been logged yet."
     others = printable(", ".join(run.others[:3]))

@@ -17,6 +17,7 @@ from fits import both_loggers, fit, loader
 from torch.utils.tensorboard import SummaryWriter
 
 from noisescale import History, NoiseScaleMonitor, predict
+from noisescale.history.event_log import EventLog
 from noisescale.history.following import FollowedRun
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.history.reading import read_metric, read_run
@@ -233,6 +234,30 @@ def test_a_record_is_followed_as_it_grows_also_where_a_logger_wrote_before(tmp_p
     assert again is False
     assert followed.history is not None
     assert_same(followed.history, run.history)
+
+
+def test_a_record_that_appears_while_a_logger_s_file_is_read_is_read_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The logger's file is chosen, then both are written, then the logger's file is read."""
+    followed = FollowedRun(tmp_path)
+    with SummaryWriter(str(tmp_path)) as writer:
+        writer.add_scalar("noise_scale/batch_size", 32.0, 9)
+    read = EventLog.read
+
+    def written_before(log: EventLog, files: list[Path]) -> bool:
+        Written(tmp_path).train(10)
+        return read(log, files)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EventLog, "read", written_before)
+        followed.read()
+    at_first = followed.history
+    followed.read()
+
+    assert at_first is None
+    assert followed.history is not None
+    assert followed.history["step"].tolist() == [10]
 
 
 def test_a_folder_with_a_record_alone_is_a_run(tmp_path: Path) -> None:
