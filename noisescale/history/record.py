@@ -86,6 +86,7 @@ class Recorder:
         if self._begun:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"of": self._prefix, "ended": True}) + "\n")
+            self._begun = False  # once
 
     def _begin(self) -> bool:
         """Make the file ready for more lines. Return whether it has rows of this history."""

@@ -225,8 +225,10 @@ class NoiseScaleMeter(Meter):
             interrupted: Whether an error ended the training, so that other ranks may be gone. Then
                 nothing is logged, and steps that would have to be waited for are left out.
         """
-        if not interrupted and self._logged.unfinished:
-            self._log_row(at_end=True)
+        if not interrupted:
+            if self._logged.unfinished:
+                self._log_row(at_end=True)
+            self._logged.end()
         super().close(interrupted=interrupted)
         if "_writer" in vars(self):
             self._writer.close()

@@ -79,6 +79,7 @@ def test_what_a_loop_logs_is_read_as_the_history_of_its_meter(tmp_path: Path) ->
     assert meter.history["step"].tolist() == [10, 20, 30, 40, 45]
     assert meter.history["examples"].tolist() == [160, 320, 480, 640, 720]
     assert_same(read, meter.history)
+    assert not read.under_way
     assert (read.unit, read.optimizer) == ("sequences", OptimizerKind.ADAM)
     assert np.isfinite(read["seconds_per_step"]).all()
     assert read["learning_rate"].tolist() == [0.01] * 5
@@ -118,6 +119,17 @@ def test_the_user_s_own_writer_in_the_same_folder_is_read_too(tmp_path: Path) ->
 
     assert steps.tolist() == [10, 20, 30]
     assert values == pytest.approx(1 / steps)
+
+
+def test_a_loop_that_still_trains_is_read_so_far(tmp_path: Path) -> None:
+    loop = Loop(tmp_path).train(20, close=False)
+    before = read_run(tmp_path)
+    loop.meter.close()
+    loop.meter.close()
+
+    assert before.under_way
+    assert not read_run(tmp_path).under_way
+    assert (tmp_path / "noise_scale.jsonl").read_text().count("ended") == 1
 
 
 def test_loops_are_compared_by_what_they_logged(tmp_path: Path) -> None:
