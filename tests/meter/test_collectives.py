@@ -34,7 +34,7 @@ WAYS_OF_TWO = {name: way for name, way in WAYS.items() if way.ranks == 2} | {
 }
 
 FAULTY_STEPS, WITHOUT_NEWS = 300, 20
-"""Two of three steps have a fault, in another function each time, until none has had one for long."""
+"""Two of three steps have a fault, in another function each, until none has had one for long."""
 
 COLLECTIVE = OF_A_METER | {
     "NoiseScaleMeter.due",
