@@ -8,6 +8,7 @@ import csv
 import functools
 import gc
 import json
+import logging
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import devices
 import pytest
 from browser import browser as browser
+from huge_pages import use_huge_pages
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of torch and of NumPy
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 # Lightning calls what jsonargparse deprecates, when it is imported too.
 os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "off"
+
+# What libraries log is not shown where nobody has asked for it.
+logging.getLogger().addHandler(logging.NullHandler())
 
 # Machines that tests share are slow at times.
 settings.register_profile("untimed", deadline=None)
@@ -234,6 +239,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # forks share its pages.
     gc.collect()
     gc.freeze()
+    use_huge_pages()
 
 
 @pytest.fixture

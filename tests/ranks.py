@@ -20,6 +20,7 @@ from typing import Any
 import devices
 import torch
 import torch.distributed as dist
+from huge_pages import use_huge_pages
 from torch import multiprocessing
 
 SECONDS = 60
@@ -71,6 +72,7 @@ def call_in_a_fork(test: Callable[..., None], *arguments: Any, **options: Any) -
     """Call a test in a forked process. Its error is raised here."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        use_huge_pages()
         context = multiprocessing.get_context("fork")
         process = context.Process(target=_alone, args=(folder, test, arguments, options))
         process.start()
@@ -112,6 +114,7 @@ def _raise_errors(folder: Path) -> None:
 @contextmanager
 def _ranks(world_size: int, folder: Path, function: Any, arguments: Any) -> Iterator[list[Any]]:
     """Processes that run a function; whatever is left of them is killed."""
+    use_huge_pages()
     context: Any = multiprocessing.get_context("fork")
     processes = [
         context.Process(target=_rank, args=(rank, world_size, folder, function, arguments))

@@ -2,6 +2,7 @@
 import logging
 import re
 import warnings
+from unittest import TestCase
 
 import pytest
 import torch.distributed as dist
@@ -30,15 +31,15 @@ def test_what_is_let_pass_and_interruptions_pass(error: BaseException) -> None:
         raise error
 
 
-def test_the_traceback_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_traceback_is_in_the_log() -> None:
     with (
-        caplog.at_level(logging.DEBUG, "noisescale.guard"),
+        TestCase().assertLogs("noisescale.guard", logging.DEBUG) as logged,
         pytest.warns(UserWarning, match="A report is missing"),
         Guard()("A report is missing"),
     ):
         raise OSError("the disk is full")
 
-    (record,) = caplog.records
+    (record,) = logged.records
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], OSError)
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import TestCase
 
 import numpy as np
 import pytest
@@ -107,20 +108,17 @@ def test_rows_are_told_apart_whatever_each_of_them_lacks(tmp_path: Path) -> None
     assert read["high"].tolist() == [math.inf, 20, math.inf]
 
 
-def test_scalars_that_were_written_as_tensors_are_read_without_a_word(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_scalars_that_were_written_as_tensors_are_read_without_a_word(tmp_path: Path) -> None:
     """As TensorFlow's writers and TensorBoard's newer ones do it."""
     with SummaryWriter(str(tmp_path)) as writer:
         for name, value in {"step": 1, "examples": 32.0, **ROW}.items():
             writer.add_scalar(f"noise_scale/{name}", value, 0, new_style=True)
-    caplog.set_level(logging.INFO, logger="tensorboard")
 
-    read = read_run(tmp_path)
+    with TestCase().assertNoLogs("tensorboard", logging.INFO):
+        read = read_run(tmp_path)
+        assert logging.getLogger("tensorboard").level == logging.INFO
 
     assert (read["step"].tolist(), read["noise_scale"].tolist()) == ([1], [14])
-    assert logging.getLogger("tensorboard").level == logging.INFO
-    assert caplog.records == []
 
 
 def test_each_optimizer_of_a_run_can_be_read(tmp_path: Path) -> None:

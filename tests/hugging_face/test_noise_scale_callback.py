@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import TestCase
 
 import brute_force
 import numpy as np
@@ -539,15 +540,11 @@ def test_a_training_that_is_resumed_keeps_its_unit(tmp_path: Path) -> None:
     assert resumed.noise_scale.unit == "texts"
 
 
-def test_a_guessed_unit_is_said_where_the_trainer_says_how_it_trains(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    caplog.set_level(logging.INFO, logger="transformers")
+def test_a_guessed_unit_is_said_where_the_trainer_says_how_it_trains() -> None:
+    with TestCase().assertLogs("transformers", logging.INFO) as logged:
+        fit(NoiseScaleCallback(), gradient_accumulation_steps=2, **LANGUAGE)
 
-    fit(NoiseScaleCallback(), gradient_accumulation_steps=2, **LANGUAGE)
-
-    assert "  Noise scale is counted in sequences" in [r.getMessage() for r in caplog.records]
+    assert "  Noise scale is counted in sequences" in [r.getMessage() for r in logged.records]
 
 
 @pytest.mark.parametrize(

@@ -410,11 +410,11 @@ def test_polynomials_are_fitted_in_fewer_steps_than_by_averaging(power: int) -> 
     def steps(adasum: bool) -> int:
         generator = torch.Generator().manual_seed(dist.get_rank())
         weights = torch.zeros(power + 1, requires_grad=True)
-        inner = torch.optim.SGD([weights], lr=0.1)
+        inner = torch.optim.SGD([weights], lr=0.3)
         optimizer = AdasumOptimizer(inner) if adasum else inner
         wanted = torch.zeros(power + 1)
         wanted[power] = 1
-        for step in range(1, 4000):
+        for step in range(1, 1000):
             x = torch.rand(8, 1, generator=generator) * 2 - 1
             rows = x ** torch.arange(power + 1)
             optimizer.zero_grad()
@@ -423,11 +423,11 @@ def test_polynomials_are_fitted_in_fewer_steps_than_by_averaging(power: int) -> 
                 dist.all_reduce(weights.grad)
                 weights.grad /= dist.get_world_size()
             optimizer.step()
-            if (weights.detach() - wanted).norm() < 0.05:
+            if (weights.detach() - wanted).norm() < 0.1:
                 return step
-        return 4000
+        return 1000
 
     by_adasum, by_mean = on_ranks(2, lambda: (steps(True), steps(False)))[0]
 
     assert by_adasum < 0.9 * by_mean
-    assert by_mean < 4000
+    assert by_mean < 1000
