@@ -15,6 +15,7 @@ _PACKAGE = str(Path(noisescale.__file__).parent)
 
 OF_A_METER = {
     "Meter.step",
+    "NoiseScaleMeter.step",
     "StepCapture.close_step",
     "StepCapture._open_collector",
     "_SpoilsStep.__enter__",
