@@ -182,20 +182,17 @@ class MeasuringCallback(ABC):
             )
 
     def _tell_that_nothing_is_measured(self, reason: str) -> None:
-        what, remedy = ".", ""
+        name = type(self).__name__
+        on = f"Training goes on, and no noise scale is logged.{self._consequence}"
         if reason.endswith(INSTEAD):  # the remedy here says how to do it under this trainer
-            what = (
-                ": one process trains, with one gradient in each step, and the halves of a batch"
-                " cannot be compared."
+            self._tell(
+                f"{name} has nothing to measure: one process trains, with one gradient in each"
+                " step, and the halves of a batch cannot be compared."
+                f" {reason.removesuffix(INSTEAD)} {on} Accumulate two or more micro-batches in each"
+                f" step {self._HOW_TO_HAVE_SEVERAL}"
             )
-            reason = reason.removesuffix(INSTEAD)
-            remedy = (
-                f" Accumulate two or more micro-batches in each step {self._HOW_TO_HAVE_SEVERAL}"
-            )
-        self._tell(
-            f"{type(self).__name__} has nothing to measure{what} {reason} Training goes on, and no"
-            f" noise scale is logged.{self._consequence}{remedy}"
-        )
+        else:
+            self._tell(f"{name} has nothing to measure. {reason} {on}")
 
     def _interrupt(self) -> None:
         for logged in self._meters:
