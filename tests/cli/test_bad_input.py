@@ -330,7 +330,7 @@ def test_names_that_are_no_plain_text_are_shown_escaped(
         assert said.splitlines() == said.removesuffix("\n").split("\n")
         assert "[red][/]" in said
     if as_json:
-        assert HOSTILE in json.loads(fitted)
+        assert HOSTILE in json.loads(fitted)["curves"]
     assert page.exists()
 
 

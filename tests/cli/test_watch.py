@@ -198,7 +198,7 @@ def test_without_a_terminal_it_prints_once_and_ends(
         "The newest of 2 runs in logs",
     ]
     assert "Ctrl-C" not in output
-    assert any(re.fullmatch(r"Noise scale +96.0 examples \(95 % .*", line) for line in lines)
+    assert any(re.fullmatch(r"Noise scale now +96.0 examples \(95 % .*", line) for line in lines)
 
 
 def test_a_run_without_a_row_is_waited_for_with_success(tmp_path: Path) -> None:
