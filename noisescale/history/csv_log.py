@@ -41,6 +41,7 @@ class CsvLog(Log):
     def __init__(self, path: Path, *names: str) -> None:
         super().__init__()
         self.path = path
+        self.has_record = path.is_dir() or path.name == "metrics.csv"  # others are exports
         self.names: list[str] = []
         """The names of the columns."""
         self._wanted = {*names, *CLOCKS, *TIMES}

@@ -67,7 +67,7 @@ class FollowedRun:
             self._find()
         if (run := self.run) is None:
             return False
-        if not run.exists():
+        if not (run.exists() or run.parent.is_file()):  # a run in a database
             raise FileRefusal(
                 run,
                 "exist while it is watched",

@@ -62,6 +62,9 @@ class Log(ABC):
     for the rows of a monitor.
     """
 
+    has_record = True
+    """Whether the monitor's record of the run is beside what the log is read from."""
+
     def __init__(self) -> None:
         self.places: dict[str, int] = {}
         """The number of each name, in the order in which the names were found."""
@@ -148,6 +151,27 @@ class Log(ABC):
         """Return the number of the file or line of each value of a metric."""
         chosen = np.array(self._of) == self.places.get(name, -1)
         return np.asarray(np.array(self._parts)[chosen], dtype=np.int64)
+
+    def steps_as_logged(self, prefix: str, batch_size: Array) -> dict[str, Array]:
+        """Return steps and examples of rows, from the steps under which these were logged.
+
+        Args:
+            prefix: See `rows`.
+            batch_size: Of each row; NaN where it was not logged.
+        """
+        tag = next(name for name in self.places if name_in(name, prefix) == "batch_size")
+        known = np.flatnonzero(np.isfinite(batch_size))
+        step, examples = np.full_like(batch_size, math.nan), np.full_like(batch_size, math.nan)
+        step[known] = self.metric(tag).steps
+        # A resumed run logs some steps again: its examples go on from the row before these.
+        last: list[int] = []
+        for row in known.tolist():
+            while last and step[last[-1]] >= step[row]:
+                last.pop()
+            at, so_far = (step[last[-1]], examples[last[-1]]) if last else (0.0, 0.0)
+            examples[row] = so_far + batch_size[row] * (step[row] - at)
+            last.append(row)
+        return {"step": step, "examples": examples}
 
     def rows(self, prefix: str) -> dict[str, Array]:
         """Return what was logged under a prefix, as columns by name without the prefix.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -13,12 +14,14 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from noisescale.history.checkpoints import history_in_checkpoint, is_checkpoint
 from noisescale.history.csv_log import CsvLog
 from noisescale.history.event_log import EventLog
 from noisescale.history.history import History
 from noisescale.history.increments import MEASURED
 from noisescale.history.log import AFTER, COLUMN_OF, Log
 from noisescale.history.metric_names import ABOUT_RUN, ROOT, monitor_of, name_in, prefix_of
+from noisescale.history.mlflow_log import MlflowLog, files_of_run, is_database
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.history.record import RecordLog
 from noisescale.history.run_files import files_of, files_of_rows, only_run_in
@@ -42,13 +45,18 @@ def read_run(
     """Read the history that `NoiseScaleMonitor` recorded in one run.
 
     It is in the file noise_scale.jsonl in the run's folder. Runs of earlier versions have it in
-    TensorBoard's event files or a CSVLogger's metrics.csv, which are read if there is no record.
+    TensorBoard's event files or a CSVLogger's metrics.csv, which are read if there is no record. A
+    checkpoint has it, too. MLflow's database and folders, and CSV files that W&B or MLflow
+    exported, have what the logger shows: then steps and examples are those as logged, and a warning
+    says so.
 
     If a run was resumed from a checkpoint, some steps were trained twice. These steps count once,
     with their last values.
 
     Args:
-        path: The folder of a run, one of its files, or a parent folder that contains a single run.
+        path: The folder of a run, one of its files, a checkpoint, a database of MLflow (with the
+            id of a run behind it, if it has several), or a parent folder that contains a single
+            run.
         optimizer: The number of the optimizer, if several were measured (manual optimization).
         monitor: The name of the monitor, if it has a name.
         allow_truncated: Accept an event file that ends within a record, and read its whole records.
@@ -64,6 +72,8 @@ def read_run(
         MissingExtraError: If there are event files, and TensorBoard is not installed.
     """
     path = only_run_in(Path(path))
+    if is_checkpoint(path):
+        return history_in_checkpoint(path, monitor or "", optimizer)
     files = files_of_rows(path)
     log = _read_whole(open_rows(path, files), files, allow_truncated=allow_truncated)
     return history_in(log, path, monitor or "", optimizer)
@@ -92,8 +102,17 @@ def open_log(path: Path, *names: str) -> Log:
     Raises:
         MissingExtraError: If there are event files, and TensorBoard is not installed.
     """
-    is_csv = any(file.suffix == ".csv" for file in files_of(path))
-    return (CsvLog if is_csv else EventLog)(path, *names)
+    if is_checkpoint(path):
+        raise Refusal(
+            path,
+            "be the files of a logger",
+            "a checkpoint, which has the history alone",
+            "Run `noisescale predict` with it, or name the folder that the logger wrote to.",
+        )
+    files = files_of(path)
+    if is_database(path.parent) or files_of_run(path):
+        return MlflowLog(path)
+    return (CsvLog if any(file.suffix == ".csv" for file in files) else EventLog)(path, *names)
 
 
 def read_log(path: Path, *names: str, allow_truncated: bool = False) -> Log:
@@ -119,9 +138,16 @@ def history_in(log: Log, path: Path, monitor: str, optimizer: int) -> History:
         Refusal: If it logged nothing, or no whole row.
     """
     prefix = prefix_of(optimizer, monitor)
-    found = history_of(
-        log.rows(prefix), printable(path), (monitor, optimizer), log.other_names(prefix)
-    )
+    rows = log.rows(prefix)
+    if not log.has_record and "batch_size" in rows and "step" not in rows:
+        rows |= log.steps_as_logged(prefix, rows["batch_size"])
+        warnings.warn(
+            f"{printable(path)} has only what a logger shows, not {RECORD}. Steps and examples are"
+            " those under which it was logged, and what was measured between its rows is not known."
+            f" If the run's folder has {RECORD}, name that folder.",
+            stacklevel=2,
+        )
+    found = history_of(rows, printable(path), (monitor, optimizer), log.other_names(prefix))
     found.unit, found.confidence = log.about.get(prefix, (found.unit, found.confidence))
     found.source = path
     found.under_way = isinstance(log, RecordLog) and is_written(log, found)
@@ -198,14 +224,15 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
     if not known.any():
         refuse_metric(path, name, metrics_of(path))
     measured = read_monitor(log, path, name)
-    if measured is None:
+    as_logged = not log.has_record and any(monitor_of(each) for each in log.metrics)
+    if measured is None and not as_logged:
         raise Refusal(
             path,
             "be a run with NoiseScaleMonitor",
             "no metrics of the monitor",
             "Add `NoiseScaleMonitor()` to the callbacks of the Trainer.",
         )
-    at, found = steps[known] + measured[2], values[known]
+    at, found = steps[known] + (measured[2] if measured else 0.0), values[known]
     last = mark_last(at)
     order = np.argsort(at[last], kind="stable")
     return at[last][order], found[last][order]
@@ -214,8 +241,8 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
 def metrics_of(path: Path) -> list[str]:
     """Return the names of all metrics of a run."""
     log = read_log(path, allow_truncated=True)
-    if isinstance(log, CsvLog):
-        return log.names
+    if not isinstance(log, EventLog):
+        return log.names if isinstance(log, CsvLog) else log.metrics
     every = EventLog(path, every=True)
     every.read(files_of(path))
     return every.metrics

@@ -14,12 +14,11 @@ from noisescale.refusal import Refusal
 RECORD = "noise_scale.jsonl"
 """The name of the record of a run, see `noisescale.history.record`."""
 
-RECORD_OF = {
-    "W&B": "python -c 'import wandb;"
-    f' wandb.Api().run("ENTITY/PROJECT/{{run}}").file("{RECORD}").download()\'',
-    "MLflow": f"mlflow artifacts download -r {{run}} -a {RECORD} -d .",
-}
-"""Commands that fetch the record of a run."""
+RECORD_OF_WANDB = (
+    "python -c 'import wandb;"
+    f' wandb.Api().run("ENTITY/PROJECT/{{run}}").file("{RECORD}").download()\''
+)
+"""The command that fetches the record of a run from W&B."""
 
 HISTORY_OF = {
     "W&B": "python -c 'import pandas, wandb;"
@@ -35,22 +34,28 @@ average them."""
 
 
 def refuse_tracker(path: Path, *, rows: bool = True) -> None:
-    """Raise a ValueError if a folder or file belongs to W&B or MLflow.
+    """Raise a ValueError if a folder or file is of W&B, or of MLflow and other metrics are wanted.
+
+    W&B's own file of a run cannot be read: wandb 0.31 has no reader of it in Python. An offline run
+    without a record is one of an earlier version, whose rows are in W&B's history.
 
     Args:
         path: The folder or file, in which there is no record.
         rows: Whether the rows of a monitor are wanted, not the other metrics of a run.
     """
-    found = _run_of_wandb(path) or _run_of_mlflow(path)
+    found = _run_of_wandb(path) or (None if rows else _run_of_mlflow(path))
     if found is None:
         return
     tracker, run, first = found
     if rows:
+        command, file = RECORD_OF_WANDB, RECORD
+        if first:
+            command, file = HISTORY_OF[tracker], "history.csv"
         raise Refusal(
             path,
             f"have the file {RECORD}",
             f"a run of {tracker} without it",
-            f"Run `{RECORD_OF[tracker].format(run=run)}` and pass {RECORD} instead.",
+            f"Run {first}`{command.format(run=run)}` and pass {file} instead.",
         )
     raise Refusal(
         path,
@@ -84,5 +89,5 @@ def refuse_chart(source: str, names: Iterable[str]) -> None:
             source,
             "have all columns of a history",
             "the export of a W&B chart, which has few",
-            f"Run `{RECORD_OF['W&B'].format(run='RUN')}` and pass {RECORD} instead.",
+            f"Run `{RECORD_OF_WANDB.format(run='RUN')}` and pass {RECORD} instead.",
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from noisescale.history.run_files import name_of
 from noisescale.prediction.position import noise_scale_now, position_of
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.records import as_dict
@@ -42,7 +43,7 @@ class PredictedRuns(Answer):
     def document(self) -> Document:
         """Return a line for each run, and the command for one of them."""
         title = f"{plural(len(self.runs), 'run')} in {self.folder}, the newest at the end"
-        named = [(str(each.run.relative_to(self.folder)), each) for each in self.runs]
+        named = [(name_of(each.run, self.folder), each) for each in self.runs]
         table = compare_predictions(title, [(name, x.found, x.word) for name, x in named])
         one = next((each for each in reversed(self.runs) if each.found), self.runs[-1])
         what = "The full prediction of one run" if one.found else "To see the reason"

@@ -109,6 +109,13 @@ def profile(
     """
     if run is not None:
         folder = only_run_in(Path(run))
+        if output is None and folder.parent.is_file():  # in a database
+            raise Refusal(
+                "run",
+                "have a folder, for the times",
+                f"{folder} in a database",
+                "Pass `output` too, and its file to `predict` as `step_times`.",
+            )
         output = output or (folder if folder.is_dir() else folder.parent) / FILE
     file = None
     if output is not None:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from logged_runs import log_run
 
 from noisescale.history.following import FollowedRun
 from noisescale.history.reading import read_run
@@ -37,14 +38,51 @@ def wandb(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_run_of_wandb_without_a_record_names_the_command_that_fetches_it(wandb: Path) -> None:
+def test_a_run_of_wandb_without_a_record_names_the_commands_that_fetch_its_history(
+    wandb: Path,
+) -> None:
     paths = (wandb.parent, wandb, wandb / "run-5fxl0acw.wandb", wandb.parent / "latest-run")
 
     for path in paths:
-        assert refusal(path) == (
+        said = refusal(path)
+        assert said.startswith(
             f"`{path}` must have the file noise_scale.jsonl, got a run of W&B without it. Run"
-            f" `{OF_WANDB.format(run='5fxl0acw')}` and pass noise_scale.jsonl instead."
+            " `wandb sync "
         )
+        assert said.endswith('.to_csv("history.csv")\'` and pass history.csv instead.')
+
+
+def test_of_a_run_of_wandb_s_server_the_record_is_fetched(tmp_path: Path) -> None:
+    (tmp_path / "run-5fxl0acw.wandb").touch()
+
+    assert refusal(tmp_path) == (
+        f"`{tmp_path}` must have the file noise_scale.jsonl, got a run of W&B without it. Run"
+        f" `{OF_WANDB.format(run='5fxl0acw')}` and pass noise_scale.jsonl instead."
+    )
+
+
+def test_an_offline_run_of_wandb_that_is_still_written_is_read_by_its_record(wandb: Path) -> None:
+    log_run(wandb / "files")
+    record = wandb / "files/noise_scale.jsonl"
+    record.write_bytes(record.read_bytes()[:-150])  # and its last line is cut off
+
+    for path in (wandb.parent, wandb, wandb / "run-5fxl0acw.wandb"):
+        with pytest.warns(UserWarning, match="noise_scale.jsonl ends within line 100"):
+            assert len(read_run(path)) == 99
+
+
+@pytest.mark.parametrize("clock", ["trainer/global_step", "_step"])
+def test_an_exported_history_has_what_the_logger_shows(tmp_path: Path, clock: str) -> None:
+    export = tmp_path / "history.csv"
+    names = ["noise_scale/batch_size", "noise_scale/simple", "noise_scale/lower_bound"]
+    lines = [[str(step), "64", "192", "150"] for step in range(10, 60, 10)]
+    export.write_text("\n".join(",".join(line) for line in ([clock, *names], *lines)) + "\n")
+
+    with pytest.warns(UserWarning, match="has only what a logger shows"):
+        history = read_run(export)
+
+    assert history["step"].tolist() == [10, 20, 30, 40, 50]
+    assert history["examples"].tolist() == [640, 1280, 1920, 2560, 3200]
 
 
 def test_a_run_of_wandb_is_compared_by_its_exported_history(
@@ -85,21 +123,6 @@ def test_a_chart_of_wandb_is_no_history(tmp_path: Path, trainer: str) -> None:
 
     assert said.startswith(f"`{chart}` must have all columns of a history, got the export of a W&B")
     assert OF_WANDB.format(run="RUN") in said
-
-
-def test_a_run_of_mlflow_without_a_record_names_the_command_that_fetches_it(
-    tmp_path: Path,
-) -> None:
-    run = tmp_path / "mlruns/1/b118"
-    (run / "metrics/noise_scale").mkdir(parents=True)
-    (run / "metrics/noise_scale/batch_size").write_text("1 10 9\n")
-    of_others = refusal(tmp_path / "mlruns")
-    (run / "meta.yaml").touch()
-
-    said = refusal(tmp_path / "mlruns")
-
-    assert "no event file of TensorBoard" in of_others
-    assert "got a run of MLflow without it. Run `mlflow artifacts download -r b118 -a noise" in said
 
 
 def test_a_run_that_is_read_goes_before_what_a_tracker_has(tmp_path: Path) -> None:

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs in MLflow's database and folders: what its logger shows, or the record among artifacts."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logged_runs import log_run
+
+from noisescale import predict
+from noisescale.history.following import FollowedRun
+from noisescale.history.reading import read_metric, read_run
+from noisescale.history.run_files import runs_in
+from noisescale.refusal import Refusal
+
+AS_LOGGED = pytest.mark.filterwarnings("ignore:.* has only what a logger shows")
+
+TABLES = """
+CREATE TABLE runs (run_uuid VARCHAR(32) NOT NULL PRIMARY KEY, lifecycle_stage VARCHAR(20),
+                   artifact_uri VARCHAR(200), start_time BIGINT);
+CREATE TABLE metrics ("key" VARCHAR(250) NOT NULL, value FLOAT NOT NULL, timestamp BIGINT NOT NULL,
+                      run_uuid VARCHAR(32) NOT NULL, step BIGINT NOT NULL, is_nan BOOLEAN NOT NULL);
+"""
+
+Row = tuple[int, dict[str, float]]
+
+
+def rows(steps: range, batch_size: float = 64) -> list[Row]:
+    """What a logger shows at each of these steps."""
+    shown = {"simple": 192.0, "lower_bound": 150.0, "simple_high": 250.0, "seconds_per_step": 0.1}
+    return [(step, shown | {"batch_size": batch_size}) for step in steps]
+
+
+TEN = rows(range(10, 110, 10))
+
+
+def database(path: Path, runs: dict[str, list[Row]], *, artifacts: str = "s3://here") -> Path:
+    """As MLflow writes it, as far as it is read."""
+    is_new = not path.exists()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        if is_new:
+            connection.executescript(TABLES)
+        for begun, (run, of_run) in enumerate(runs.items()):
+            known = (run, "active", artifacts, begun)
+            connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?)", known)
+            for step, metrics in of_run:
+                named = {f"noise_scale/{name}": value for name, value in metrics.items()}
+                for name, value in {**named, "loss": 1 / step}.items():
+                    row = (name, value, 1_700_000_000_000 + 100 * step, run, step, False)
+                    connection.execute("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?)", row)
+    return path
+
+
+def store(folder: Path, of_run: list[Row]) -> Path:
+    """As MLflow writes folders."""
+    run = folder / "1/b118"
+    for step, metrics in of_run:
+        for name, value in metrics.items():
+            file = run / "metrics/noise_scale" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("a") as opened:
+                opened.write(f"{1_700_000_000_000 + 100 * step} {value} {step}\n")
+    (run / "meta.yaml").touch()
+    return folder
+
+
+def refusal(path: Path) -> Refusal:
+    with pytest.raises(Refusal) as refused:
+        read_run(path)
+    return refused.value
+
+
+@pytest.mark.parametrize("kind", ["database", "folder of it", "store", "run of the store"])
+def test_what_the_logger_shows_is_a_history_as_logged(tmp_path: Path, kind: str) -> None:
+    made = {
+        "database": lambda: database(tmp_path / "mlflow.db", {"a1": TEN}),
+        "folder of it": lambda: database(tmp_path / "mlflow.db", {"a1": TEN}).parent,
+        "store": lambda: store(tmp_path / "mlruns", TEN),
+        "run of the store": lambda: store(tmp_path / "mlruns", TEN) / "1/b118",
+    }[kind]()
+
+    with pytest.warns(UserWarning, match="has only what a logger shows, not noise_scale.jsonl"):
+        history = read_run(made)
+
+    assert history["step"].tolist() == [*range(10, 110, 10)]
+    assert history["examples"].tolist() == [*range(640, 7040, 640)]
+    assert history["noise_scale"].tolist() == [192.0] * 10
+    assert history["low"].tolist() == [150.0] * 10
+    assert history["seconds_per_step"].tolist() == [0.1] * 10
+
+
+@AS_LOGGED
+def test_a_prediction_says_that_it_is_from_what_was_shown(tmp_path: Path) -> None:
+    p = predict(database(tmp_path / "mlflow.db", {"a1": TEN}))
+
+    assert "The noise scale is the one that was shown at each row" in " ".join(p.assumptions)
+    assert "You train at batch size 64" in p.to_text()
+
+
+@AS_LOGGED
+def test_steps_that_were_trained_again_count_once(tmp_path: Path) -> None:
+    again = rows(range(60, 90, 10), batch_size=128)
+
+    history = read_run(database(tmp_path / "mlflow.db", {"a1": [*TEN, *again]}))
+
+    assert history["step"].tolist() == [*range(10, 90, 10)]
+    assert history["examples"].tolist()[4:] == [3200, 4480, 5760, 7040]
+
+
+@AS_LOGGED
+def test_one_of_several_runs_is_named_by_its_id(tmp_path: Path) -> None:
+    path = database(tmp_path / "mlflow.db", {"a1": TEN, "b2": TEN[:5]})
+
+    refused = refusal(path)
+
+    assert (refused.requirement, refused.got) == ("contain one run", "2: a1, b2")
+    assert len(read_run(path / "b2")) == 5
+    assert runs_in(path) == [path / "a1", path / "b2"]
+
+
+def test_a_run_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    path = database(tmp_path / "mlflow.db", {"a1": TEN})
+
+    assert refusal(path / "c3").got == "a log without metrics"
+
+
+def test_the_record_among_the_artifacts_goes_before_what_is_shown(tmp_path: Path) -> None:
+    log_run(tmp_path / "artifacts")
+    path = database(
+        tmp_path / "mlflow.db", {"a1": TEN}, artifacts=(tmp_path / "artifacts").as_uri()
+    )
+
+    history = read_run(path)
+
+    assert len(history) == 100
+    assert history["devices"].tolist() == [2.0] * 100
+
+
+def test_rows_of_an_earlier_version_are_a_whole_history(tmp_path: Path) -> None:
+    whole = [(s - 1, {**r, "step": s, "examples": 64.0 * s, "devices": 2}) for s, r in TEN]
+
+    history = read_run(database(tmp_path / "mlflow.db", {"a1": whole}))
+
+    assert history["step"].tolist() == [*range(10, 110, 10)]
+    assert history["devices"].tolist() == [2.0] * 10
+
+
+@AS_LOGGED
+def test_other_metrics_are_read_beside_it(tmp_path: Path) -> None:
+    steps, losses = read_metric(database(tmp_path / "mlflow.db", {"a1": TEN}), "loss")
+
+    assert steps.tolist() == [*range(10, 110, 10)]
+    assert losses.tolist() == [1 / step for step in range(10, 110, 10)]
+
+
+@AS_LOGGED
+def test_a_run_that_is_still_written_is_followed(tmp_path: Path) -> None:
+    path = database(tmp_path / "mlflow.db", {"a1": TEN})
+    followed = FollowedRun(path)
+    first = followed.read(), followed.history
+    nothing = followed.read()
+    database(path, {"a1": rows(range(110, 130, 10))})
+
+    again = followed.read(), followed.history
+
+    assert (first[0], nothing, again[0]) == (True, False, True)
+    assert first[1] is not None
+    assert again[1] is not None
+    assert (len(first[1]), len(again[1])) == (10, 12)
+
+
+def test_a_database_without_our_metrics_is_refused(tmp_path: Path) -> None:
+    others = database(tmp_path / "others.db", {"a1": [(step, {}) for step, _ in TEN]})
+    with closing(sqlite3.connect(tmp_path / "study.db")) as connection, connection:
+        connection.execute("CREATE TABLE trials (number INTEGER)")
+
+    assert refusal(others).word == "unmeasured"
+    assert refusal(others).remedy == "Add `NoiseScaleMonitor()` to the callbacks of the Trainer."
+    assert refusal(tmp_path / "study.db").got.endswith("as such: no such table: runs")
+
+
+def test_a_damaged_database_is_refused_and_none_is_written(tmp_path: Path) -> None:
+    path = database(tmp_path / "mlflow.db", {"a1": TEN})
+    content = path.read_bytes()
+
+    path.write_bytes(content[:5000])
+    assert refusal(path).requirement == "be a database of MLflow"
+    assert path.read_bytes() == content[:5000]
+
+
+def test_a_damaged_line_is_refused_with_its_place(tmp_path: Path) -> None:
+    file = store(tmp_path, TEN) / "1/b118/metrics/noise_scale/simple"
+    with file.open("a") as opened:
+        opened.write("1700000000 19")
+
+    assert refusal(tmp_path).at == (str(file), 11)
+
+
+def test_the_times_of_a_run_in_a_database_need_a_file_of_their_own(tmp_path: Path) -> None:
+    from noisescale import profile
+
+    path: Any = database(tmp_path / "mlflow.db", {"a1": TEN})
+
+    with pytest.raises(Refusal, match="have a folder, for the times") as refused:
+        profile("train.py:make", run=path)
+
+    assert refused.value.remedy == "Pass `output` too, and its file to `predict` as `step_times`."
