@@ -66,7 +66,7 @@ def history_in_checkpoint(path: Path, monitor: str, optimizer: int) -> History:
         history = History(extra_columns=groups, unit=unit, optimizer=kind_of(optimizer))
         history.load_state_dict(state["history"])
     except (KeyError, TypeError, ValueError):
-        raise _damaged(path, "one in which a part is missing") from None
+        raise _damage(path, "one in which a part is missing") from None
     if not len(history):
         raise Refusal(
             path,
@@ -83,7 +83,7 @@ _States = dict[str, list[Any]]
 """The states of each monitor's optimizers, by the monitor's name."""
 
 _KindOf = Callable[[int], OptimizerKind | None]
-"""From the number of an optimizer to its kind, if that is known."""
+"""A function from the number of an optimizer to its kind, if that is known."""
 
 
 def _of_lightning(path: Path) -> tuple[_States, _KindOf]:
@@ -91,7 +91,7 @@ def _of_lightning(path: Path) -> tuple[_States, _KindOf]:
 
     file = path / "meta.pt" if path.is_dir() else path  # a folder with sharded weights
     if not file.stat().st_size:
-        raise _damaged(path, "an empty file")
+        raise _damage(path, "an empty file")
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
@@ -102,9 +102,9 @@ def _of_lightning(path: Path) -> tuple[_States, _KindOf]:
             "Name the folder of the run instead.",
         ) from None
     except (RuntimeError, EOFError, ValueError, OSError) as error:
-        raise _damaged(path, f"one that torch cannot read: {_first_line(error)}") from None
+        raise _damage(path, f"one that torch cannot read: {_first_line(error)}") from None
     if not isinstance(saved, Mapping):
-        raise _damaged(path, f"an object of type {type(saved).__name__}")
+        raise _damage(path, f"an object of type {type(saved).__name__}")
     found = {
         _monitor_name(key): state["optimizers"]
         for key, state in saved.get("callbacks", {}).items()
@@ -138,7 +138,7 @@ def _of_transformers(path: Path) -> tuple[_States, _KindOf]:
         callbacks = json.loads(file.read_text(encoding="utf-8"))["stateful_callbacks"]
         states = [each["attributes"]["_loaded"] for each in _callbacks_of(callbacks)]
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise _damaged(file, "something else") from None
+        raise _damage(file, "something else") from None
     return ({"": states[:1]} if _are_states(states[:1]) else {}), lambda _: None
 
 
@@ -163,7 +163,7 @@ def _monitor_name(key: str) -> str:
     return "" if brace < 0 else str(ast.literal_eval(key[brace:]).get("name") or "")
 
 
-def _damaged(path: Path, got: str) -> Refusal:
+def _damage(path: Path, got: str) -> Refusal:
     return Refusal(
         path,
         "be a whole checkpoint",

@@ -38,7 +38,7 @@ def runs_in_database(path: Path) -> list[Path]:
     Raises:
         Refusal: If it is no database of MLflow, or has no measured run.
     """
-    with _opened(path) as database:
+    with _open(path) as database:
         runs = database.execute(
             "SELECT run_uuid, artifact_uri FROM runs WHERE lifecycle_stage = 'active' AND EXISTS"
             " (SELECT 1 FROM metrics WHERE metrics.run_uuid = runs.run_uuid AND key LIKE ?)"
@@ -120,7 +120,7 @@ _Value = tuple[str, float, int, int]
 
 
 def _in_database(path: Path) -> Iterator[_Value]:
-    with _opened(path.parent) as database:
+    with _open(path.parent) as database:
         yield from database.execute(
             "SELECT key, value, timestamp, step FROM metrics WHERE run_uuid = ? AND NOT is_nan"
             " ORDER BY rowid",
@@ -155,7 +155,7 @@ def _state_of(files: list[Path]) -> tuple[int, int]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+def _open(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a database to read it."""
     try:
         uri = f"{path.resolve().as_uri()}?mode=ro"

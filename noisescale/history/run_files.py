@@ -84,7 +84,7 @@ def only_run_in(path: Path) -> Path:
     if len(runs) == 1:
         return runs[0]
     if not runs:
-        last = max(filter(is_checkpoint, path.rglob("*")), key=_changed, default=None)
+        last = max(filter(is_checkpoint, path.rglob("*")), key=_time_of_change, default=None)
         remedy = "Name the folder that the logger wrote to, for example lightning_logs/version_0."
         if last is not None:
             remedy = f"A checkpoint has a history, too, if the run had a monitor: name {last}."
@@ -108,5 +108,5 @@ def name_of(run: Path, below: Path) -> str:
     return str(run.relative_to(below) if run.is_relative_to(below) else run)
 
 
-def _changed(path: Path) -> float:
+def _time_of_change(path: Path) -> float:
     return path.stat().st_mtime
