@@ -6,8 +6,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from logged_runs import log_run
@@ -46,23 +46,57 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server.terminate()
 
 
-@pytest.fixture
-def page(browser: "Browser", address: str) -> "Iterator[Page]":
-    page = browser.new_page(viewport={"width": 1200, "height": 1600})
+@pytest.fixture(scope="module")
+def tensorboard(browser: "Browser", address: str) -> "Iterator[tuple[Page, list[str]]]":
+    """TensorBoard, which takes longer to load than the tab, and what it complains of."""
+    page = browser.new_page()
     said: list[str] = []
 
     def hear(message: "ConsoleMessage") -> None:
         """Not TensorBoard's own fonts, which it does not find behind a path prefix."""
         if message.type == "error" and "/font-roboto/" not in message.location["url"]:
-            said.append(message.text)
+            said.append(f"{message.text} {message.location['url']}")
 
     page.on("console", hear)
     page.on("pageerror", lambda error: said.append(str(error)))
-    page.goto(f"{address}#noise_scale&{ONE}")
-    yield page
+    page.goto(f"{address}#noise_scale")
+    drawn(page)
+    yield page, said
     page.close()
-    provoked = ("status of 400", "ERR_FAILED")
-    assert [text for text in said if not any(part in text for part in provoked)] == []
+
+
+@pytest.fixture
+def show(tensorboard: "tuple[Page, list[str]]", address: str) -> "Iterator[Callable[..., Page]]":
+    """Show the tab in TensorBoard at a state in the address, and load the tab alone anew.
+
+    All runs are chosen unless the state says otherwise. Some requests may have routes.
+    """
+    page, said = tensorboard
+    inside = f"{address}data/plugin_entry.html?name=noise_scale"
+
+    def shown(state: str = "", width: int = 1200, **routes: "Callable[[Route], Any]") -> "Page":
+        page.set_viewport_size({"width": width, "height": 1600})
+        page.evaluate("location.hash = 'noise_scale'")  # another test may have shown another tab
+        frame = page.locator("iframe").element_handle().content_frame()
+        assert frame is not None
+        frame.goto("about:blank")  # what it has not yet written into the address is not written
+        for name, route in routes.items():
+            page.route(f"**/noise_scale/{name}", route)
+        page.evaluate("hash => { location.hash = hash; }", f"noise_scale{state}")
+        frame.goto(inside, wait_until="commit")
+        return page
+
+    yield shown
+    page.unroute_all(behavior="ignoreErrors")
+    provoked = ("status of 400", "ERR_FAILED", "?run=other0&", "?run=new&")
+    unexpected = [text for text in said if not any(part in text for part in provoked)]
+    said.clear()
+    assert unexpected == []
+
+
+@pytest.fixture
+def page(show: "Callable[..., Page]") -> "Page":
+    return show(f"&{ONE}")
 
 
 def drawn(page: "Page") -> "FrameLocator":
@@ -101,10 +135,8 @@ def test_the_tab_lists_the_runs_and_draws_the_reports_figures(page: "Page") -> N
     assert frame.locator("tr.marked").first.inner_text().startswith("64")
 
 
-def test_several_runs_are_overlaid_and_beside_each_other(browser: "Browser", address: str) -> None:
-    page = browser.new_page(viewport={"width": 1200, "height": 1600})
-    page.goto(f"{address}#noise_scale")
-    frame = drawn(page)
+def test_several_runs_are_overlaid_and_beside_each_other(show: "Callable[..., Page]") -> None:
+    frame = drawn(show())
 
     overlaid = frame.locator("#noise-scales .legendtext").all_text_contents()
     beside = frame.locator("table").first.locator("tbody tr").all_inner_texts()
@@ -117,7 +149,6 @@ def test_several_runs_are_overlaid_and_beside_each_other(browser: "Browser", add
     assert overlaid == ["one", "unresolved"]
     assert [row.split()[:2] for row in beside] == [["one", "1,000"], ["unresolved", "1,000"]]
     assert frame.locator("select[name=detail]").input_value() == "run=unresolved"
-    page.close()
 
 
 def test_runs_are_chosen_and_filtered_as_in_tensorboards_own_list(page: "Page") -> None:
@@ -179,7 +210,9 @@ def test_an_address_that_is_pasted_is_followed(page: "Page") -> None:
     assert frame.locator("label", has_text="2 of 2 shown").is_visible()
 
 
-def test_the_page_is_dark_with_tensorboard(page: "Page") -> None:
+def test_the_page_is_dark_with_tensorboard(browser: "Browser", address: str) -> None:
+    page = browser.new_page()
+    page.goto(f"{address}#noise_scale&{ONE}")
     frame = drawn(page)
     text, background = "getComputedStyle(e).color", "getComputedStyle(e).backgroundColor"
 
@@ -196,14 +229,12 @@ def test_the_page_is_dark_with_tensorboard(page: "Page") -> None:
 
     assert light == ["rgb(255, 255, 255)", "rgb(255, 255, 255)", "rgb(17, 17, 17)"]
     assert look() == ["rgb(32, 33, 36)", "rgb(32, 33, 36)", "rgb(232, 234, 237)"]
+    page.close()
 
 
-def test_the_page_says_that_it_is_loading(browser: "Browser", address: str) -> None:
-    page = browser.new_page()
+def test_the_page_says_that_it_is_loading(show: "Callable[..., Page]") -> None:
     held: list[Route] = []
-    for file in ("runs", "plotly.js"):
-        page.route(f"**/noise_scale/{file}", lambda route: held.append(route))
-    page.goto(f"{address}#noise_scale")
+    page = show(**{file: lambda route: held.append(route) for file in ("runs", "plotly.js")})
     frame = page.frame_locator("iframe")
 
     frame.locator("#status.busy", has_text="Loading the runs ...").wait_for(timeout=20_000)
@@ -216,7 +247,6 @@ def test_the_page_says_that_it_is_loading(browser: "Browser", address: str) -> N
 
     assert waiting == '"Loading the figure ..."'
     assert frame.locator("#status").inner_text() == ""
-    page.close()
 
 
 def test_nothing_is_cut_on_a_phone(page: "Page") -> None:
@@ -326,12 +356,10 @@ def test_runs_are_asked_for_only_while_the_tab_is_open(page: "Page") -> None:
 
 
 def test_a_folder_without_runs_says_how_to_get_one_and_shows_it_when_it_is_there(
-    browser: "Browser", address: str
+    show: "Callable[..., Page]",
 ) -> None:
-    page = browser.new_page()
     no_runs = {"body": "[]", "content_type": "application/json"}
-    page.route("**/noise_scale/runs", lambda route: route.fulfill(**no_runs))
-    page.goto(f"{address}#noise_scale")
+    page = show(runs=lambda route: route.fulfill(**no_runs))
     frame = page.frame_locator("iframe")
     frame.locator("#status", has_text="Add NoiseScaleMonitor()").wait_for(timeout=20_000)
     form_shown = frame.locator("form").is_visible()
@@ -343,7 +371,6 @@ def test_a_folder_without_runs_says_how_to_get_one_and_shows_it_when_it_is_there
     assert not form_shown
     assert frame.locator("form").is_visible()
     assert frame.locator("#status").inner_text() == ""
-    page.close()
 
 
 def test_a_server_that_is_gone_is_named(page: "Page") -> None:
@@ -361,11 +388,9 @@ def test_a_server_that_is_gone_is_named(page: "Page") -> None:
 
 
 def test_answers_are_there_without_the_library_of_figures_and_the_page_says_why(
-    browser: "Browser", address: str
+    show: "Callable[..., Page]",
 ) -> None:
-    page = browser.new_page()
-    page.route("**/noise_scale/plotly.js", lambda route: route.abort())
-    page.goto(f"{address}#noise_scale&{ONE}")
+    page = show(f"&{ONE}", **{"plotly.js": lambda route: route.abort()})
     frame = page.frame_locator("iframe")
     frame.locator("#status", has_text="./plotly.js cannot be loaded").wait_for(timeout=20_000)
 
@@ -374,18 +399,10 @@ def test_answers_are_there_without_the_library_of_figures_and_the_page_says_why(
 
     assert frame.locator("#status.error").inner_text() == "./plotly.js cannot be loaded"
     assert answers(frame)[2] == "192 examples (95 % interval 154 to 250)"
-    page.close()
 
 
-def several(browser: "Browser", address: str, state: str = "", width: int = 1200) -> "Page":
-    """A page of its own: all runs are chosen unless the state says otherwise."""
-    page = browser.new_page(viewport={"width": width, "height": 1600})
-    page.goto(f"{address}#noise_scale{state}")
-    return page
-
-
-def test_an_answer_that_is_slower_than_the_poll_is_shown(browser: "Browser", address: str) -> None:
-    page = several(browser, address, f"&{ONE}")
+def test_an_answer_that_is_slower_than_the_poll_is_shown(show: "Callable[..., Page]") -> None:
+    page = show(f"&{ONE}")
     frame = drawn(page)
     held: list[Route] = []
     page.route("**/noise_scale/prediction?*", lambda route: held.append(route))
@@ -400,13 +417,12 @@ def test_an_answer_that_is_slower_than_the_poll_is_shown(browser: "Browser", add
     frame.locator("dd", has_text="384 examples").wait_for()
 
     assert asked == 1
-    page.close()
 
 
 def test_the_run_that_is_answered_for_stays_while_it_is_filtered_out(
-    browser: "Browser", address: str
+    show: "Callable[..., Page]",
 ) -> None:
-    page = several(browser, address, "&p.noise_scale.detail=run%3Dunresolved")
+    page = show("&p.noise_scale.detail=run%3Dunresolved")
     frame = drawn(page)
     at_first = frame.locator("h1").inner_text()
 
@@ -418,7 +434,6 @@ def test_the_run_that_is_answered_for_stays_while_it_is_filtered_out(
     frame.locator("h1", has_text="one").wait_for()
 
     assert at_first == "unresolved"
-    page.close()
 
 
 def test_no_run_and_no_filter_are_choices_that_the_address_keeps(
@@ -443,25 +458,21 @@ def test_no_run_and_no_filter_are_choices_that_the_address_keeps(
     page.close()
 
 
-def test_a_filter_shows_runs_that_are_not_among_the_first(browser: "Browser", address: str) -> None:
-    page = browser.new_page()
+def test_a_filter_shows_runs_that_are_not_among_the_first(show: "Callable[..., Page]") -> None:
     others = [{"id": f"run=other{k}", "name": f"other{k}"} for k in range(12)]
     runs = [run | {"colours": ["#000", "#fff"]} for run in [*others, {"id": ONE_ID, "name": "one"}]]
-    page.route("**/noise_scale/runs", lambda route: route.fulfill(json=runs))
-    page.goto(f"{address}#noise_scale")
+    page = show(runs=lambda route: route.fulfill(json=runs))
     frame = page.frame_locator("iframe")
     frame.locator("label", has_text="10 of 13 shown").wait_for(timeout=20_000)
 
     frame.locator("input[name=filter]").fill("one")
     frame.locator("dd", has_text="192 examples").wait_for()
 
-    page.close()
-
 
 def test_the_keyboards_place_and_a_tables_scroll_stay_when_the_page_is_drawn_again(
-    browser: "Browser", address: str
+    show: "Callable[..., Page]",
 ) -> None:
-    page = several(browser, address, width=600)
+    page = show(width=600)
     frame = drawn(page)
     focused = "() => document.activeElement.dataset.key"
     inner = page.frames[-1]
@@ -482,7 +493,6 @@ def test_the_keyboards_place_and_a_tables_scroll_stay_when_the_page_is_drawn_aga
     assert on_button == "run=unresolved"
     assert scrolled == 40
     assert inner.evaluate(focused) == "run=unresolved"
-    page.close()
 
 
 def test_news_wait_while_a_zoom_is_dragged(page: "Page") -> None:
@@ -507,11 +517,9 @@ def test_news_wait_while_a_zoom_is_dragged(page: "Page") -> None:
     assert frame.locator("#front").evaluate(zoomed)
 
 
-def test_runs_that_fail_alike_have_headings_of_their_own(browser: "Browser", address: str) -> None:
-    page = browser.new_page()
+def test_runs_that_fail_alike_have_headings_of_their_own(show: "Callable[..., Page]") -> None:
     failed = {"json": {"error": "Too few rows."}, "status": 400}
-    page.route("**/noise_scale/prediction?*", lambda route: route.fulfill(**failed))
-    page.goto(f"{address}#noise_scale")
+    page = show(**{"prediction?*": lambda route: route.fulfill(**failed)})
     frame = page.frame_locator("iframe")
     frame.locator("h1", has_text="one").wait_for(timeout=20_000)
 
@@ -519,13 +527,10 @@ def test_runs_that_fail_alike_have_headings_of_their_own(browser: "Browser", add
     frame.locator("h1", has_text="unresolved").wait_for()
 
     assert frame.locator("#results .error").inner_text() == "Too few rows."
-    page.close()
 
 
-def test_a_figure_that_is_no_longer_shown_listens_to_nothing(
-    browser: "Browser", address: str
-) -> None:
-    page = several(browser, address)
+def test_a_figure_that_is_no_longer_shown_listens_to_nothing(show: "Callable[..., Page]") -> None:
+    page = show()
     frame = drawn(page)
     frame.locator("#noise-scales .main-svg").first.wait_for()
     inner = page.frames[-1]
@@ -535,7 +540,6 @@ def test_a_figure_that_is_no_longer_shown_listens_to_nothing(
     frame.locator("h1").wait_for(state="detached")
 
     assert inner.evaluate("[before.isConnected, before.data === undefined]") == [False, True]
-    page.close()
 
 
 def test_the_page_is_light_on_paper(browser: "Browser", address: str) -> None:
