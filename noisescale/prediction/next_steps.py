@@ -33,7 +33,7 @@ def next_steps_of(p: PredictionRecord, position: Position) -> list[str]:
     if fastest_timed(p) is None and position.place not in ("above", "unknown"):
         what = "Next" if not found else "And"
         found.append(
-            f"{what}: time other batch sizes. Put your script and its function for {TARGET}:\n"
+            f"{what}: time other batch sizes. {TARGET} stands for your script and function:\n"
             f"  noisescale profile {TARGET} --run {run}"
         )
     return found

@@ -131,7 +131,7 @@ def test_what_is_waited_for_is_said(tmp_path: Path) -> None:
     )
     assert "Logged so far: loss, epoch, accuracy. " in said(unmeasured, None)
     assert "add `NoiseScaleMonitor()`" in said(unmeasured, None)
-    assert "Waiting for a run. There is no event file" in said(no_run, None)
+    assert "Waiting for a run. There is none in this folder yet." in said(no_run, None)
 
 
 def test_why_nothing_is_predicted_yet_is_said(tmp_path: Path) -> None:

@@ -422,7 +422,7 @@ def test_a_sweep_has_one_critical_batch_size_in_fit_and_compare(tmp_path: Path) 
     (found,) = json.loads(compared)["sweeps"]
     critical = Bounded(**fitted["critical_batch_size"])
     assert found["regimes"]["critical_batch_size"] == fitted["critical_batch_size"]
-    assert f"Critical batch size  {with_bounds(critical)}" in shown
+    assert f": {with_bounds(critical)} examples" in shown
 
 
 def test_a_published_sweep_has_one_critical_batch_size_in_fit_and_compare(tmp_path: Path) -> None:
