@@ -126,7 +126,7 @@ def test_the_tab_lists_the_runs_and_draws_the_reports_figures(page: "Page") -> N
     headings = frame.locator("section h2").all_inner_texts()
     assert headings[:2] == ["What other batch sizes take", "The noise scale along the run"]
     for figure, axis in (
-        ("front", "time (seconds)"),
+        ("front", "time: optimizer steps"),
         ("noise-scale", "optimizer steps"),
         ("speed-up", "speed-up over this run"),
     ):
@@ -293,10 +293,11 @@ def test_devices_and_another_run_are_answered(page: "Page") -> None:
     frame.locator("tbody th", has_text="6").first.wait_for(timeout=5_000)
     frame.locator(".runs input").nth(1).check()
     frame.locator("select[name=detail]").select_option("run=unresolved")
-    frame.locator("dd", has_text="at least 154 examples, not resolved").first.wait_for(timeout=5_000)
+    frame.locator("dd", has_text="at least 154 examples, not resolved").first.wait_for(
+        timeout=5_000
+    )
 
-    assert "1,024 or more" not in answers(frame)[0]
-    assert "or more examples" in answers(frame)[0]
+    assert any("4 devices" in said or "6 devices" in said for said in answers(frame))
 
 
 def test_the_page_fits_a_narrow_window(page: "Page") -> None:
@@ -311,11 +312,12 @@ def test_the_page_fits_a_narrow_window(page: "Page") -> None:
 def test_a_zoom_is_kept_while_the_axes_are_the_same_and_can_be_undone(page: "Page") -> None:
     frame = drawn(page)
     across = frame.locator("#front .xaxislayer-above")
-    plot = frame.locator("#front .nsewdrag").first.bounding_box()
-    assert plot is not None
     frame.locator("input[name=kappa]").fill("2")
     frame.locator("dd", has_text="384 examples").first.wait_for(timeout=5_000)
     whole = across.text_content()
+    frame.locator("#front .nsewdrag").first.scroll_into_view_if_needed()
+    plot = frame.locator("#front .nsewdrag").first.bounding_box()
+    assert plot is not None
 
     page.mouse.move(plot["x"] + 100, plot["y"] + 50)
     page.mouse.down()
@@ -326,6 +328,9 @@ def test_a_zoom_is_kept_while_the_axes_are_the_same_and_can_be_undone(page: "Pag
     frame.locator("input[name=kappa]").fill("2.0001")
     page.wait_for_timeout(1500)
     after_kappa = across.text_content()
+    frame.locator("#front .nsewdrag").first.scroll_into_view_if_needed()
+    plot = frame.locator("#front .nsewdrag").first.bounding_box()
+    assert plot is not None
     page.mouse.dblclick(plot["x"] + 200, plot["y"] + 100)
     page.wait_for_timeout(500)
     reset = across.text_content()
@@ -472,7 +477,7 @@ def test_a_filter_shows_runs_that_are_not_among_the_first(show: "Callable[..., P
 def test_the_keyboards_place_and_a_tables_scroll_stay_when_the_page_is_drawn_again(
     show: "Callable[..., Page]",
 ) -> None:
-    page = show(width=600)
+    page = show(width=420)
     frame = drawn(page)
     focused = "() => document.activeElement.dataset.key"
     inner = page.frames[-1]
@@ -498,6 +503,7 @@ def test_the_keyboards_place_and_a_tables_scroll_stay_when_the_page_is_drawn_aga
 def test_news_wait_while_a_zoom_is_dragged(page: "Page") -> None:
     frame = drawn(page)
     zoomed = "e => String(e.layout.xaxis.range) !== e.sentRanges.xaxis"
+    frame.locator("#front .nsewdrag").first.scroll_into_view_if_needed()
     plot = frame.locator("#front .nsewdrag").first.bounding_box()
     assert plot is not None
     set_kappa = "e => { e.value = '7'; e.dispatchEvent(new Event('input', {bubbles: true})); }"
