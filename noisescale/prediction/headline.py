@@ -86,7 +86,8 @@ def _standing(position: Position) -> str:
             f" doubling it saves {percent(_savings(doubled))} of the steps."
         )
     if not critical.value:
-        return ". A larger batch saved no steps: a smaller one needs fewer examples."
+        probably = "" if place == "above" else "probably "
+        return f". A larger batch {probably}saves no steps: a smaller one needs fewer examples."
     smaller = _two_digits(min(2 * critical.value, own / 1.25))
     examples, steps = position.examples(smaller), position.steps(smaller)
     if place == "probably above":

@@ -50,8 +50,8 @@ class Position:
 
     @property
     def resolved(self) -> bool:
-        """Whether the critical batch size has a value."""
-        return math.isfinite(self.critical.value)
+        """Whether the critical batch size has a value and an upper bound."""
+        return math.isfinite(self.critical.value) and math.isfinite(self.critical.high)
 
     @property
     def place(self) -> Place:
@@ -93,18 +93,17 @@ class Position:
 def position_of(p: PredictionRecord) -> Position:
     """Return where the batch size of a run stands.
 
-    If the critical batch size of the whole run is not resolved, but the noise scale at the end of
-    the run is, the position is that of the end.
+    If the critical batch size of the whole run has no value or no upper bound, but the noise scale
+    at the end of the run has both, the position is that of the end.
     """
     critical, at_end = p.critical_batch_size, False
-    if not p.resolved and p.calibration.is_theory:
+    known = math.isfinite(critical.value) and math.isfinite(critical.high)
+    if not known and p.calibration.is_theory:
         last = noise_scale_now(p.history)
         if math.isfinite(last.value) and math.isfinite(last.high):
             critical, at_end = last * p.calibration.kappa, True
-    theory = p.calibration.is_theory and math.isfinite(critical.value)
-    return Position(
-        p.run_batch_size, critical, at_end, rough=theory and critical.high > ROUGH * critical.low
-    )
+    rough = p.calibration.is_theory and ROUGH * critical.low < critical.high < math.inf
+    return Position(p.run_batch_size, critical, at_end, rough)
 
 
 def worth_up_to(batch_size: float, critical: Bounded) -> float:

@@ -223,7 +223,7 @@ def predict(
         on_more_devices=row_on_more_devices(
             candidates, law, own_devices, hardware.max_device_batch_size
         ),
-        own_batch_size=own if own in sizes else None,
+        own_batch_size=own,
         own_devices=own_devices,
         law=law,
         calibration=calibration,

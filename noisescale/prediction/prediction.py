@@ -28,7 +28,7 @@ class PredictionRecord:
     on_more_devices: PredictedRow | None
     """The row with the most devices that pay; None if more devices than the run's do not pay."""
     own_batch_size: float | None
-    """The run's own batch size, one of those in the rows; None if it changed along the run."""
+    """The run's own batch size; None if it changed along the run."""
     own_devices: int
     law: RunLaw
     """Steps and examples at any batch size, with bounds."""

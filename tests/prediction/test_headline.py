@@ -62,9 +62,18 @@ def test_probably_above() -> None:
 
 def test_no_gain_at_all() -> None:
     assert said(64, 0, 0, 20) == (
-        "You train at batch size 64. A larger batch saved no steps: a smaller one needs fewer"
+        "You train at batch size 64. A larger batch saves no steps: a smaller one needs fewer"
         " examples."
     )
+    assert "A larger batch probably saves no steps" in said(64, 0, 0, 80)
+
+
+def test_a_value_without_an_upper_bound_is_no_range() -> None:
+    """The interval of a ratio may be open upwards though the ratio has a value."""
+    found = said(20, 229, 94, math.inf)
+
+    assert found.startswith("You train at batch size 20. Larger batches save steps at little cost at")
+    assert "unbounded" not in found
 
 
 @pytest.mark.parametrize(
@@ -140,6 +149,13 @@ def test_a_batch_size_that_changed_has_its_range() -> None:
         .document()
         .headline.startswith("You trained at batch sizes from 16 to 112 (64 on average)")
     )
+
+
+def test_the_run_s_own_batch_size_is_known_where_others_are_asked_for() -> None:
+    p = predict(history(devices=1), [512])
+
+    assert p.document().headline.startswith("You train at batch size 64, ")
+    assert p.to_dict()["run"]["batch_size"] == 64
 
 
 def test_several_devices_are_named() -> None:
