@@ -106,8 +106,9 @@ def predict(
             times as many.
         price_per_device_hour: In any currency.
         hour_worth: What an hour of waiting costs you, in the same currency. With it, the batch size
-            and the number of devices with the lowest total cost are recommended. Without it, the
-            fastest batch size on the run's own devices is recommended, which is the cheapest there.
+            and the number of devices with the lowest total cost are recommended. Without it, it is
+            the fastest of the batch sizes that were timed on the run's own devices, or the largest
+            one that costs few more examples.
         calibration: kappa of B_crit = kappa·B_simple, from 1e-6 to 1e6, or a `Calibration`.
             Default: 1, the uncalibrated theory, with bounds from the errors that the theory had
             for optimizers of the run's kind.

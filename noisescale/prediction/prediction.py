@@ -24,9 +24,11 @@ class PredictionRecord:
     rows: tuple[PredictedRow, ...]
     """A row for each number of devices and each batch size."""
     recommended: PredictedRow
-    """The best row on the run's own devices; with prices, the cheapest row on any devices."""
+    """With prices, the cheapest row on any devices. Otherwise it is a row on the run's own devices:
+    the fastest of the timed ones or, if no other one was timed, the largest at little cost.
+    """
     on_more_devices: PredictedRow | None
-    """The row with the most devices that pay; None if more devices than the run's do not pay."""
+    """The row with the most devices that pay, by the values alone; None if more do not pay."""
     own_batch_size: float | None
     """The run's own batch size; None if it changed along the run."""
     own_devices: int

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,17 +15,7 @@ from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.numbers import count, plural
 
 
-class Doubling(NamedTuple):
-    """The run on twice its devices, with the same batch on each, compared with the run itself."""
-
-    row: PredictedRow
-    time: Bounded
-    """Ratio of the hours, or of the steps if step times are not known."""
-    compute: Bounded
-    """Ratio of the device-hours, or of the examples if step times are not known."""
-
-
-def timed(p: PredictionRecord) -> bool:
+def shows_hours(p: PredictionRecord) -> bool:
     """Return whether hours are shown: prices need them, or other rows than the run's were timed."""
     own = (p.run_batch_size, p.own_devices)
     others = (row for row in p.rows if (row.batch_size, row.devices) != own)
@@ -73,7 +62,7 @@ def time_ratio(p: PredictionRecord, row: PredictedRow) -> Bounded:
     """Return the hours of a row divided by the run's, or the steps if hours are not shown."""
     ratio = steps_ratio(p, row.batch_size)
     own_seconds = own_row(p).seconds_per_step.value
-    return ratio * row.seconds_per_step * (1 / own_seconds) if timed(p) else ratio
+    return ratio * row.seconds_per_step * (1 / own_seconds) if shows_hours(p) else ratio
 
 
 def timed_rows(p: PredictionRecord) -> list[PredictedRow]:
@@ -126,11 +115,9 @@ def on_many_devices(p: PredictionRecord) -> PredictedRow:
     return useful[-1] if useful else more[0]
 
 
-def on_twice_the_devices(p: PredictionRecord) -> Doubling:
-    """Put the run on twice its devices: twice the batch size, the same plan for each device."""
-    row = row_on(p, 2 * p.own_devices)
-    time = time_ratio(p, row)
-    return Doubling(row, time, time * 2.0)
+def on_twice_the_devices(p: PredictionRecord) -> PredictedRow:
+    """Return the row of twice the devices: twice the batch size, the same plan for each device."""
+    return row_on(p, 2 * p.own_devices)
 
 
 def pareto(

@@ -11,7 +11,12 @@ import numpy as np
 from noisescale._version import __version__
 from noisescale.prediction.position import noise_scale_now, position_of
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.questions import measuring, on_twice_the_devices, timed
+from noisescale.prediction.questions import (
+    measuring,
+    on_twice_the_devices,
+    own_row,
+    steps_ratio,
+)
 from noisescale.report.records import fields_of, finite
 
 ROW = (
@@ -37,9 +42,12 @@ def as_dict(p: PredictionRecord) -> dict[str, Any]:
     | `position` | where the batch size stands against the critical one; up to which batch size \
       the examples are at most 1.2 times the run's; the critical batch size that both rest on, \
       whether it is of the run's end, and whether its bounds are a rough range |
-    | `recommended` | one of `rows`: the best on the run's devices, or the cheapest |
-    | `on_more_devices` | one of `rows`: the most devices that pay off; None if none do |
-    | `twice_the_devices` | batch size, devices; time and compute as ratios to the run's own |
+    | `recommended` | one of `rows`: the cheapest with prices; else, on the run's devices, the \
+      fastest that was timed, or untimed the largest that costs few more examples |
+    | `on_more_devices` | one of `rows`: the most devices that pay off by the values alone, see \
+      its `basis`; None if none do |
+    | `twice_the_devices` | batch size, devices; steps, time and compute as ratios to the run's; \
+      the basis of its seconds |
     | `rows` | batch size, devices, device batch, accumulation; steps, examples, hours ... |
     | `tradeoff` | S_min, E_min, gamma |
     | `calibration` | kappa of B_crit = kappa·B_simple, its source, and whether it is theory |
@@ -53,6 +61,9 @@ def as_dict(p: PredictionRecord) -> dict[str, Any]:
     bounds are known, the upper bound if there is none, and a batch size that changed along the run.
     """
     twice = on_twice_the_devices(p)
+    steps, own_seconds = steps_ratio(p, twice.batch_size), own_row(p).seconds_per_step.value
+    time = steps * twice.seconds_per_step * (1 / own_seconds)
+    known = p.hardware.step_time is not None
     record: dict[str, Any] = finite(
         {
             "version": __version__,
@@ -63,10 +74,8 @@ def as_dict(p: PredictionRecord) -> dict[str, Any]:
             "recommended": fields_of(p.recommended, *ROW),
             "on_more_devices": fields_of(p.on_more_devices, *ROW) if p.on_more_devices else None,
             "twice_the_devices": {
-                "batch_size": twice.row.batch_size,
-                "devices": twice.row.devices,
-                "time": twice.time,
-                "compute": twice.compute,
+                **fields_of(twice, "batch_size", "devices"),
+                **{"steps": steps, "time": time, "compute": time * 2.0, "basis": twice.basis},
             },
             "rows": [fields_of(row, *ROW) for row in p.rows],
             "tradeoff": fields_of(p.law.middle, "min_steps", "min_examples")
@@ -75,7 +84,7 @@ def as_dict(p: PredictionRecord) -> dict[str, Any]:
             | {"theory": p.calibration.is_theory},
             "second_run": fields_of(p.second_run, *SECOND_RUN) if p.second_run else None,
             "run": _run(p),
-            "step_time": {"known": timed(p)} | fields_of(p.hardware, *HARDWARE),
+            "step_time": {"known": known} | fields_of(p.hardware, *HARDWARE),
             **fields_of(p, "warnings", "assumptions"),
         }
     )

@@ -18,8 +18,8 @@ from noisescale.prediction.questions import (
     priced,
     row_at,
     same,
+    shows_hours,
     time_ratio,
-    timed,
 )
 from noisescale.report.document import Cell, Line, Table, cell_of
 from noisescale.report.numbers import (
@@ -108,7 +108,7 @@ def tables_of(p: PredictionRecord) -> list[Table]:
     """Return the table of batch sizes and, with several numbers of devices, a table of devices."""
     found = [_batch_sizes(p)]
     if len(device_counts(p)) > 1:
-        found.append(_devices(p) if timed(p) else _devices_in_steps(p))
+        found.append(_devices(p) if shows_hours(p) else _devices_in_steps(p))
     return found
 
 
@@ -155,7 +155,7 @@ def _table(
 def _hours(p: PredictionRecord, rows: Sequence[PredictedRow]) -> list[Column]:
     """Return the columns of hours, device-hours and cost, and whether a step was timed."""
     unit = duration_for(row.hours for row in rows)
-    if not timed(p):
+    if not shows_hours(p):
         return []
     found: list[tuple[str, Callable[[PredictedRow], Bounded]]] = [
         (unit.name, lambda row: unit.convert(row.hours)),

@@ -72,7 +72,9 @@ def test_a_value_without_an_upper_bound_is_no_range() -> None:
     """The interval of a ratio may be open upwards though the ratio has a value."""
     found = said(20, 229, 94, math.inf)
 
-    assert found.startswith("You train at batch size 20. Larger batches save steps at little cost at")
+    assert found.startswith(
+        "You train at batch size 20. Larger batches save steps at little cost at"
+    )
     assert "unbounded" not in found
 
 

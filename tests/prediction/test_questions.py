@@ -47,7 +47,7 @@ def test_twice_the_devices_have_whole_examples_on_each(
     run["batch_size"] = np.where(np.arange(40) < 20, 64.0, of_second_half)
     run["examples"] = np.cumsum(50 * run["batch_size"])
 
-    row = on_twice_the_devices(predict(run, max_device_batch_size=32)).row
+    row = on_twice_the_devices(predict(run, max_device_batch_size=32))
 
     found = (row.device_batch_size, row.accumulation, row.devices)
     assert found == (device_batch_size, accumulation, 4)

@@ -63,6 +63,19 @@ def test_keys_are_those_that_are_documented() -> None:
     assert record["calibration"]["kappa"] == {"value": 1, "low": 1, "high": 1}
 
 
+def test_time_is_never_steps_by_another_name() -> None:
+    """Steps by the law at 64 and 128; a step's time on four devices is not known without times."""
+    timed, untimed = (predict(history(seconds=seconds)).to_dict() for seconds in (0.5, math.nan))
+
+    ratio = (1 + 100 / 128) / (1 + 100 / 64)
+    for record, basis in ((timed, "assumed"), (untimed, None)):
+        assert record["twice_the_devices"]["steps"]["value"] == pytest.approx(ratio)
+        assert record["twice_the_devices"]["basis"] == basis
+    assert untimed["twice_the_devices"]["time"] == {"value": None, "low": None, "high": None}
+    assert timed["twice_the_devices"]["time"]["high"] > ratio
+    assert (timed["step_time"]["known"], untimed["step_time"]["known"]) == (True, False)
+
+
 def test_what_measuring_took_is_told() -> None:
     of_run = history()
     rows = len(of_run["step"])

@@ -10,7 +10,7 @@ from html import escape
 from noisescale.bounded import Bounded
 from noisescale.prediction.costing import PredictedRow
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.questions import device_counts, priced, timed
+from noisescale.prediction.questions import device_counts, priced, shows_hours
 from noisescale.report.numbers import Duration, duration_for, value_from_bounds
 
 
@@ -42,7 +42,7 @@ def axes_of(p: PredictionRecord) -> Axes:
     """Return what a prediction has to be drawn by."""
     unit = duration_for(row.hours for row in p.rows)
     examples = f"compute: {escape(p.unit)} processed"
-    if not timed(p):
+    if not shows_hours(p):
         steps = "time: optimizer steps"
         return Axes(lambda row: row.examples, lambda row: row.steps, examples, steps, unit)
 

@@ -16,9 +16,9 @@ from noisescale.prediction.questions import (
     critical_or_least,
     on_twice_the_devices,
     row_at,
+    shows_hours,
     steps_ratio,
     time_ratio,
-    timed,
 )
 from noisescale.report.colours import BLACK, BLUE, GREY, VERMILLION
 from noisescale.report.drawing import (
@@ -74,7 +74,7 @@ def speed_up_figure(p: PredictionRecord) -> go.Figure:
             line={"color": BLUE, "width": 2.5},
             hovertemplate="batch size %{x:,.3g}: %{y:.3g} times in steps<extra></extra>",
         )
-    if timed(p):
+    if shows_hours(p):
         _draw_hours(drawn, p, low, high)
     drawn.add_scatter(
         x=[own],
@@ -162,13 +162,13 @@ def _ticks(p: PredictionRecord, low: float, high: float) -> dict[str, list[Any]]
 
 def _finding(p: PredictionRecord) -> str:
     twice = on_twice_the_devices(p)
-    time = twice.time
+    time = time_ratio(p, twice)
     if math.isfinite(time.value):
         gained = f"{number(1 / time.value)} times as fast"
     else:
         gained = f"{number(1 / time.high)} to {number(1 / time.low)} times as fast"
-    measure = "" if timed(p) else " in steps"
-    return f"Twice the devices: {gained}{measure} (batch {count(twice.row.batch_size)})"
+    measure = "" if shows_hours(p) else " in steps"
+    return f"Twice the devices: {gained}{measure} (batch {count(twice.batch_size)})"
 
 
 def _caption(p: PredictionRecord) -> str:
@@ -176,4 +176,4 @@ def _caption(p: PredictionRecord) -> str:
         "Perfect scaling: examples within 20 % of their fewest (batch size up to B_crit/5)."
         " Maximal data parallelism: steps within 20 % of their fewest (5 B_crit and more)."
     )
-    return said + (" Open diamonds: the step time is assumed." if timed(p) else "")
+    return said + (" Open diamonds: the step time is assumed." if shows_hours(p) else "")

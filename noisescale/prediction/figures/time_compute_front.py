@@ -22,7 +22,7 @@ from noisescale.prediction.questions import (
     pareto,
     priced,
     same,
-    timed,
+    shows_hours,
 )
 from noisescale.report.colours import BLACK, BLUE, EDGE, GREY, ORANGE, SERIES, VERMILLION
 from noisescale.report.drawing import (
@@ -52,7 +52,7 @@ def front_figure(p: PredictionRecord) -> go.Figure:
     marked = [row for row in (own_row(p), p.recommended, critical_row(p)) if row]
     corners = [axes.point(row) for row in (*p.rows, *marked)]
     corners += [end for row in bounded for end in (axes.low(row), axes.high(row))]
-    if p.resolved and not timed(p):
+    if p.resolved and not shows_hours(p):
         corners.append((p.law.middle.min_examples, p.law.middle.min_steps))
     drawn = figure(
         _finding(p, axes),
@@ -61,9 +61,9 @@ def front_figure(p: PredictionRecord) -> go.Figure:
         log_axis(axes.y_title, *spread([y for _, y in corners])),
     )
     _draw_band(drawn, p, axes, bounded)
-    if p.resolved and not timed(p):
+    if p.resolved and not shows_hours(p):
         _draw_law(drawn, p)
-    for k, devices in enumerate(device_counts(p) if timed(p) else [front[0].devices]):
+    for k, devices in enumerate(device_counts(p) if shows_hours(p) else [front[0].devices]):
         _draw_rows(drawn, p, axes, devices, k % len(SYMBOLS))
     if p.resolved:
         _draw_front(drawn, p, axes, front)
@@ -73,7 +73,7 @@ def front_figure(p: PredictionRecord) -> go.Figure:
 
 def _front(p: PredictionRecord, axes: Axes) -> list[PredictedRow]:
     """Return the rows that no other beats; if nothing is resolved the best of each device count."""
-    if not timed(p):
+    if not shows_hours(p):
         nearest = min(device_counts(p), key=lambda n: abs(n - p.own_devices))
         return p.rows_for(nearest)
     if p.resolved:
@@ -88,7 +88,7 @@ def _draw_band(
 ) -> None:
     """Fill what is between the lower and the upper bounds of the rows."""
     low, high = [axes.low(row) for row in rows], [axes.high(row) for row in rows]
-    if not timed(p):
+    if not shows_hours(p):
         sizes = _fine([row.batch_size for row in rows])
         bands = [p.law.steps(size) for size in sizes]
         low = [(s.low * size, s.low) for s, size in zip(bands, sizes, strict=True)]
@@ -120,7 +120,7 @@ def _draw_law(drawn: go.Figure, p: PredictionRecord) -> None:
 def _draw_rows(drawn: go.Figure, p: PredictionRecord, axes: Axes, devices: int, k: int) -> None:
     """Draw a point for each row; where only bounds are known a line from one to the other."""
     rows = p.rows_for(devices)
-    alone = not timed(p)
+    alone = not shows_hours(p)
     points: list[Point] = [axes.point(row) for row in rows]
     if not p.resolved:
         if len(device_counts(p)) > 1 and not alone:  # All of them would lie on one line.
@@ -143,13 +143,13 @@ def _draw_front(
     drawn: go.Figure, p: PredictionRecord, axes: Axes, front: Sequence[PredictedRow]
 ) -> None:
     """Mark the rows that no other beats, with their batch sizes; without hours all rows."""
-    many = timed(p) and len(device_counts(p)) > 1
+    many = shows_hours(p) and len(device_counts(p)) > 1
     name = f"Pareto-optimal: batch{' on devices' if many else ' size'}"
     texts = [f"{count(row.batch_size)} on {row.devices}" for row in front]
     drawn.add_scatter(
         **coordinates(map(axes.point, front)),
         text=texts if many else [count(row.batch_size) for row in front],
-        name=name if timed(p) else "batch sizes",
+        name=name if shows_hours(p) else "batch sizes",
         mode="lines+markers+text" if many else "markers+text",
         textposition="bottom left",
         textfont={"size": 12},
@@ -189,7 +189,7 @@ def _finding(p: PredictionRecord, axes: Axes) -> str:
     what = f"Batch size {batch_on_devices(best)}"
     if not p.resolved:
         return f"{what}, or more: the noise scale is not resolved"
-    if not timed(p):
+    if not shows_hours(p):
         steps, examples = number(best.steps.value), number(best.examples.value)
         return f"Batch size {count(best.batch_size)}: {steps} steps, {examples} {escape(p.unit)}"
     time = f"{axes.unit(best.hours.value)} {axes.unit.name}"
@@ -200,7 +200,7 @@ def _finding(p: PredictionRecord, axes: Axes) -> str:
 
 
 def _caption(p: PredictionRecord) -> str:
-    if not timed(p):
+    if not shows_hours(p):
         return (
             "Steps and examples to the run's result. At the critical batch size both are twice"
             " their fewest; beyond it a step saved costs ever more."
