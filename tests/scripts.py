@@ -64,8 +64,9 @@ def as_main(file: str | Path, words: list[str], cwd: Path) -> None:
 
 def run_main(words: list[str]) -> None:
     """Run a script, or `-m` and a module, as the program of this process."""
+    # As long as the process.
     sys.stdout = sys.stderr = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    subprocess.Popen = Forked  # type: ignore[assignment,misc]
+    subprocess.Popen = Forked  # type: ignore[assignment,misc]  # for the program that runs here
     warnings.simplefilter("default")
     if words[0] == "-m":
         sys.argv = words[1:]
@@ -76,7 +77,7 @@ def run_main(words: list[str]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
-class Forked(subprocess.Popen):  # type: ignore[type-arg]
+class Forked(subprocess.Popen):  # type: ignore[type-arg]  # of texts or of bytes, as it is asked
     """A process; a Python program is a fork of this process, which has imported most of it.
 
     What exec would leave is left: files, handlers of signals, and the modules of the folder.

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -119,11 +119,11 @@ def memory_of(device: torch.device) -> Memory | None:
 
     The host asks its own allocator, and does not wait for the device.
     """
-    of_kind = getattr(torch, device.type, None)
+    of_kind: Any = getattr(torch, device.type, None)
     try:
         return Memory(
-            float(of_kind.max_memory_allocated(device)),  # type: ignore[union-attr]  # see below
-            float(of_kind.get_device_properties(device).total_memory),  # type: ignore[union-attr]
+            float(of_kind.max_memory_allocated(device)),
+            float(of_kind.get_device_properties(device).total_memory),
         )
     except (AttributeError, NotImplementedError):  # CPU, MPS
         return None
