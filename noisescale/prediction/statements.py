@@ -99,7 +99,9 @@ def more_devices(p: PredictionRecord) -> Statement:
         ratio = time_ratio(p, row)
         verdict = verdict_on(ratio)
         pays = {"yes": "", "probably": "probably ", "unknown": "perhaps "}[verdict]
-        cost = f"{_times(ratio * by)} the device-time"
+        if ratio.low > 1:
+            verdict, pays = "yes", "slower, "
+        cost = f"{_times(ratio * by)} the device-time, as timed"
         return Statement(
             label, f"{plan}: {pays}{_times(ratio)} the time for {cost}", ratio, verdict, "timed"
         )
@@ -154,7 +156,9 @@ def _cheapest(p: PredictionRecord) -> Statement:
     what += f" {_times(ratio * (best.devices / p.own_devices))} the device-time of this run"
     if best.basis != "timed":
         what += ". The step time is assumed"
-    return Statement("Cheapest with waiting", what, ratio, verdict_on(ratio), best.basis)
+    # Which row is the cheapest follows from the values alone.
+    verdict: Verdict = "probably" if best.basis == "timed" else "unknown"
+    return Statement("Cheapest with waiting", what, ratio, verdict, best.basis)
 
 
 def _how_sure(p: PredictionRecord, position: Position) -> Statement:

@@ -99,11 +99,15 @@ def identifiable_parameters(plans: Plans) -> tuple[list[int], list[int]]:
     parameters before it can: its derivative is then not a combination of theirs. A time that moves
     the timings in a way that other parameters can as well is only hinted at: some values of it are
     impossible.
+
+    Timings of two devices and more, but not of one, do not tell "sync" from "growth". Then "growth"
+    is fitted: in proportion to an assumed "sync" it could hardly grow.
     """
     parameters = np.array([0.5, 0.25, 0.25, 0.02, 0.02, 1.0, 0.1])  # none at a bound that matters
     at = np.log(relative_seconds(parameters, plans))
     known, told, hinted = [np.ones_like(at)], [], []
-    for index, name in enumerate(NAMES):
+    for name in sorted(NAMES, key=lambda name: name not in GROWTHS):
+        index = NAMES.index(name)
         step = 1e-6 * (np.arange(len(NAMES)) == index)
         derivative = (np.log(relative_seconds(parameters + step, plans)) - at) / 1e-6
         basis = np.stack(known, axis=1)

@@ -87,6 +87,23 @@ def test_the_fastest_of_the_timed_batch_sizes_is_named() -> None:
     assert own.sentence.startswith("on this device 32 is")
 
 
+def test_more_devices_that_were_timed_have_their_time_and_a_verdict() -> None:
+    timings = [StepTiming(32, 1, n, 1, 0.5 + n / 1000) for n in (2, 4, 8, 16)]
+    slow = [StepTiming(32, 1, n, 1, 0.2 * n) for n in (2, 4, 8, 16)]
+
+    fast, dear = (
+        statements(predict(history(noise_scale=300.0), step_times=fit_step_time(times)))
+        for times in (timings, slow)
+    )
+
+    more = fast["More devices"]
+    assert (more.verdict, more.basis) == ("yes", "timed")
+    assert more.sentence.startswith("8 devices with 32 each, a batch of 256: 0.")
+    assert more.sentence.endswith(" x the device-time, as timed")
+    assert dear["More devices"].verdict == "yes"
+    assert ": slower, 1.5 (1.4 to 1.7) x the time" in dear["More devices"].sentence
+
+
 def test_a_loader_that_bounds_the_training_is_the_first_answer() -> None:
     p = predict(history())
     slow, fast = (LoaderTiming(64, seconds, 0.012, 2) for seconds in (0.031, 0.002))
@@ -129,7 +146,7 @@ def test_with_prices_the_cheapest_row_has_a_line() -> None:
     where = f"{best.batch_size:,.0f} on {best.devices} devices: "
     assert found.sentence.startswith(where)
     assert found.sentence.endswith(" of this run. The step time is assumed")
-    assert found.basis == "assumed"
+    assert (found.verdict, found.basis) == ("unknown", "assumed")
 
 
 def test_what_is_not_resolved_recommends_no_smaller_batch() -> None:

@@ -113,6 +113,19 @@ def test_what_a_run_on_two_devices_was_timed_at_holds_its_synchronisation() -> N
     assert accumulated.value == pytest.approx(0.1 * 4.25 / 1.25, rel=1e-3)
 
 
+@pytest.mark.parametrize("each", [0.001, 0.1, 1.0])
+def test_synchronisation_may_grow_by_any_factor_though_no_single_device_was_timed(
+    each: float,
+) -> None:
+    """Steps of 0.2 s, and some seconds more for each device."""
+    counts = (2, 4, 8, 16)
+
+    model = fit_step_time([StepTiming(32, 1, n, 1, 0.2 + each * n) for n in counts])
+
+    found = [model.seconds(32, 1, n, 1).value for n in counts]
+    assert found == pytest.approx([0.2 + each * n for n in counts], rel=0.01)
+
+
 def test_batch_sizes_alone_tell_the_fixed_share_and_nothing_of_synchronisation() -> None:
     model = fit_step_time(timings([(b, 1, 1, 1) for b in (8, 16, 32, 64)]))
 
