@@ -100,7 +100,7 @@ class Document:
     written: Sequence[str] = ()
     """Files that were written, each with what it is: "Report: a.html"."""
     next: Sequence[str] = ()
-    """What to do next: sentences that end with a command."""
+    """What to do next: sentences that end with a command, or have it in a line of its own."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return headline, status, statements, doubts and next steps in builtins."""

@@ -24,7 +24,8 @@ def fragment_of(document: Document) -> str:
     least = 0 if summary else 1
     shown = [table for k, table in enumerate(document.tables) if k < least or not table.detail]
     doubts = "".join(f"<p><b>Warning:</b> {escape(doubt)}</p>" for doubt in document.doubts)
-    after = "".join(f"<p>{escape(said)}</p>" for said in (*document.next, *document.written))
+    steps = (escape(step).replace("\n", "<br>") for step in document.next)
+    after = "".join(f"<p>{said}</p>" for said in (*steps, *map(escape, document.written)))
     return (
         f"<p><b>{escape(document.headline)}</b></p>"
         f"{first}<table><tbody>{answers}</tbody></table>{doubts}"

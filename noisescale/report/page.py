@@ -41,7 +41,7 @@ def page_html(document: Document) -> str:
         tables="\n".join(map(_table, document.tables)),
         warnings=_list("Warnings", document.doubts),
         assumptions=_list("Assumptions", document.assumptions),
-        next=_list("Next", document.next),
+        next="\n".join(f'<p class="next">{escape(step)}</p>' for step in document.next),
         how_to_read=_paragraph("How to read this", document.how_to_read),
         versions=escape(f"noisescale {__version__}, plotly {plotly.__version__}"),
         plotly=packed_plotly(),

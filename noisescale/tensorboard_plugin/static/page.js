@@ -189,7 +189,8 @@ export class Page {
     } else {
       parts.push(element("p", {className: "headline"}, one.headline));
       if (one.summary) parts.push(...table(one.summary));
-      parts.push(answers(one.answers), ...listed("Next", one.next, "next"));
+      parts.push(answers(one.answers));
+      parts.push(...one.next.map((step) => element("p", {className: "next"}, step)));
       parts.push(...listed("Warnings", one.warnings, "warnings"));
       parts.push(...one.figures.map((figure) => this.place(figure, one, [{id: this.detail.value}])));
       parts.push(...one.tables.flatMap((each) => table(each)));
