@@ -195,6 +195,11 @@ class LoggedMeter:
         """Remove everything from the model, see `NoiseScaleMeter.close`."""
         with self.guard("The last steps are missing from the averages"):
             self.meter.close(interrupted=interrupted)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Let go of the optimizer. The learning rate stays that of the last measured step."""
+        self._optimizer = None
 
     def read(self, log_step: float = math.nan, *, at_end: bool = False) -> Metrics:
         """Return the metrics, and add a row to the history if a step was to be measured.
@@ -289,12 +294,10 @@ class LoggedMeter:
 
     def _learning_rate(self, *, in_step: bool) -> float:
         """Return the learning rate now; between steps, the rate in the last measured step."""
-        if self._optimizer is None:
-            return math.nan
         with self.guard(_NO_LEARNING_RATE):
-            if in_step or not self._rates_in_step:
+            if self._optimizer is not None and (in_step or not self._rates_in_step):
                 return learning_rate_of(self._optimizer)
-            return max(map(float, self._rates_in_step))
+            return max(map(float, self._rates_in_step), default=math.nan)
         return math.nan
 
     def _is_in_force(self) -> bool:

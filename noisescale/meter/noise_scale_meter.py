@@ -230,6 +230,7 @@ class NoiseScaleMeter(Meter):
                 self._log_row(at_end=True)
             self._logged.end()
         super().close(interrupted=interrupted)
+        self._logged.let_go()
         if "_writer" in vars(self):
             self._writer.close()
 
