@@ -61,7 +61,7 @@ def test_gradients_changed_before_the_step_are_measured_as_the_pass_made_them(
     found, told = trained(ScalingTrainer, gradient_accumulation_steps=accumulation)
 
     assert found.noise_scale == untouched.noise_scale
-    assert found.state["history"]["measured_steps"][-1] == 7
+    assert found.state["meter"]["counts"]["measured_steps"] == 7
     assert told == []
 
 
