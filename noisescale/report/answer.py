@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from noisescale.extras import need
+from noisescale.extras import is_installed, need
 from noisescale.report.document import Document
 
 
@@ -64,3 +64,23 @@ class Answer(ABC):
         from noisescale.report.fragment import fragment_of
 
         return fragment_of(self.document())
+
+    def _ipython_display_(self) -> None:
+        """Show the same in Jupyter, and the first figure if plotly is installed.
+
+        In IPython's terminal, where plotly would open a browser, this is as if it were not there.
+        """
+        from IPython.core.getipython import get_ipython
+        from IPython.display import HTML, display
+
+        from noisescale.report.fragment import finding_of
+
+        if not hasattr(get_ipython(), "kernel"):
+            raise NotImplementedError("only in Jupyter")
+        display(HTML(self._repr_html_()))
+        figures = self.document().figures() if is_installed("plotly") else ()
+        for first in figures[:1]:
+            from plotly.graph_objects import Figure
+
+            display(HTML(finding_of(first)))
+            display(Figure(first.drawing))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from noisescale.report.document import Cell, Document, Line, Statement, Table
+from noisescale.report.document import Cell, Document, Figure, Line, Statement, Table
 
 _LEFT = 'style="text-align: left; white-space: normal"'
 """Notebooks align cells to the right."""
@@ -31,6 +31,11 @@ def fragment_of(document: Document) -> str:
         f"{first}<table><tbody>{answers}</tbody></table>{doubts}"
         f"{''.join(map(_table, shown))}{after}"
     )
+
+
+def finding_of(figure: Figure) -> str:
+    """Return what stands above a figure, as HTML: what the figure shows, and how to read it."""
+    return f"<p><b>{escape(figure.finding)}</b><br>{escape(figure.caption)}</p>"
 
 
 def _statements(statements: Iterable[Statement], indent: str = "") -> Iterable[str]:

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import re
+import sys
 from html.parser import HTMLParser
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import pytest
 from reported_runs import history
 
 from noisescale.prediction.predict import predict
@@ -51,3 +55,36 @@ def test_the_fragment_loads_nothing_and_escapes_names() -> None:
     assert "<script" not in fragment
     assert "&lt;script&gt;" in fragment
     assert not re.search(r"http|src=|url\(|color", fragment)
+
+
+def in_ipython(monkeypatch: pytest.MonkeyPatch, **shell: Any) -> list[Any]:
+    """Stand in for IPython, which no other test needs, and return what is displayed."""
+    shown: list[Any] = []
+    getipython, display = ModuleType("IPython.core.getipython"), ModuleType("IPython.display")
+    vars(getipython)["get_ipython"] = lambda: SimpleNamespace(**shell)
+    vars(display).update(HTML=lambda text: text, display=shown.append)
+    for module in (ModuleType("IPython"), ModuleType("IPython.core"), getipython, display):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return shown
+
+
+def test_jupyter_shows_the_first_figure_below_the_fragment(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = in_ipython(monkeypatch, kernel=object())
+    p = predict(history(), [32, 64, 128])
+    first = p.document().figures()[0]
+
+    p._ipython_display_()
+
+    fragment, finding, figure = shown
+    assert fragment == p._repr_html_()
+    assert " ".join(Words(finding).text.split()) == f"{first.finding} {first.caption}"
+    assert figure.to_plotly_json()["layout"]["height"] == first.height
+
+
+def test_ipythons_terminal_shows_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = in_ipython(monkeypatch)
+
+    with pytest.raises(NotImplementedError):  # IPython then goes on to the next form
+        predict(history())._ipython_display_()
+
+    assert shown == []

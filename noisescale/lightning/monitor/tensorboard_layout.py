@@ -61,16 +61,16 @@ def charts(
     def lines(*patterns: str) -> list[Any]:
         return ["Multiline", [f"^{re.escape(prefix)}{pattern}" for pattern in patterns]]
 
-    bands = {f"Simple noise scale and {interval}": band("simple")}
+    bands = {f"Noise scale now and {interval}": band("simple")}
     bands |= {f"{title} and {interval}": band(name) for name, title in (extra or {}).items()}
     details = {
-        f"Noise scale against batch size [{unit}]": lines("simple$", "batch_size$"),
+        f"Noise scale now against batch size [{unit}]": lines("simple$", "batch_size$"),
         "Efficiency: progress per example": lines("efficiency$"),
         "Signal: |G|²": lines("grad_sq_norm$"),
         "Noise: tr(Σ)": lines("noise_trace$"),
     }
     if groups:
-        details[f"Simple noise scale of parameter groups [{unit}]"] = lines("group/", "simple$")
+        details[f"Noise scale now of parameter groups [{unit}]"] = lines("group/", "simple$")
     title = f"Noise scale, {monitor}" if monitor else "Noise scale"
     # In a category TensorBoard shows charts with a band after all others (2.21).
     return {title: bands, f"{title} in detail": details}

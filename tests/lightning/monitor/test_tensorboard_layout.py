@@ -175,9 +175,9 @@ def test_a_fit_leaves_the_users_charts_and_ours(tmp_path: Path) -> None:
 
     assert titles(tmp_path) == {
         "Losses": ["both"],
-        "Noise scale": ["Simple noise scale and its 95 % interval [examples]"],
+        "Noise scale": ["Noise scale now and its 95 % interval [examples]"],
         "Noise scale in detail": [
-            "Noise scale against batch size [examples]",
+            "Noise scale now against batch size [examples]",
             "Efficiency: progress per example",
             "Signal: |G|²",
             "Noise: tr(Σ)",
@@ -199,5 +199,5 @@ def test_bands_come_first_and_parameter_groups_last() -> None:
     # TensorBoard would show a band after all other charts of its category.
     assert [kind for kind, _ in bands.values()] == ["Margin", "Margin"]
     assert {kind for kind, _ in details.values()} == {"Multiline"}
-    assert next(iter(bands)) == "Simple noise scale and its 90 % interval [tokens]"
-    assert [*details][-1] == "Simple noise scale of parameter groups [tokens]"
+    assert next(iter(bands)) == "Noise scale now and its 90 % interval [tokens]"
+    assert [*details][-1] == "Noise scale now of parameter groups [tokens]"
