@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from noisescale.lab.compare.comparison import ComparisonRecord
 from noisescale.lab.compare.names import name_of, short_list
+from noisescale.lab.compare.next_steps import next_steps_of
 from noisescale.lab.compare.outcomes import Standing
 from noisescale.lab.compare.statements import lead_over, statements_of, statements_of_sweep
 from noisescale.lab.compare.tables import sweep_table, tables_of
@@ -51,6 +52,7 @@ def document_of(c: ComparisonRecord) -> Document:
         how_to_read=_HOW_TO_READ
         + (_HOW_TO_READ_SWEEPS if c.sweeps else "")
         + (_HOW_TO_READ_SCORES if c.scores is not None else ""),
+        next=next_steps_of(c, _may_be_chance(c)),
     )
 
 
@@ -65,19 +67,29 @@ def headline_of(c: ComparisonRecord) -> str:
     goal = c.goals[c.workloads[0]]
     if not standings:
         return f"{goal} was reached by some runs only"
-    best = standings[0].best.at(c.clock)
-    tied = [each for each in standings if each.best.at(c.clock) == best]
-    first = short_list([name_of(each) for each in tied])
+    first = short_list([name_of(each) for each in _tied(c, standings)])
     said = f"{first} reached {goal}{' first' if len(c.standings) > 1 else ''}"
-    return f"{said}, which may be chance" if _may_be_chance(c, standings, len(tied)) else said
+    return f"{said}, which may be chance" if _may_be_chance(c) else said
 
 
-def _may_be_chance(c: ComparisonRecord, standings: Sequence[Standing], tied: int) -> bool:
-    """Return whether the bounds of the lead over the next submission include 1."""
-    if tied == len(standings):
-        return False  # one submission, or all of them at once
-    lead = lead_over(c, standings[tied], standings[0])
-    return lead is not None and lead.low <= 1 <= lead.high
+def _tied(c: ComparisonRecord, standings: Sequence[Standing]) -> list[Standing]:
+    """Return those who were first."""
+    return [each for each in standings if each.best.at(c.clock) == standings[0].best.at(c.clock)]
+
+
+def _may_be_chance(c: ComparisonRecord) -> tuple[str, ...]:
+    """Return the first and the next submission of one workload if their order may be chance.
+
+    It may be if the bounds of the lead over the next include 1.
+    """
+    standings = [standing for standing in c.standings if standing.best.reached is not None]
+    tied = len(_tied(c, standings)) if standings else 0
+    if len(c.workloads) > 1 or tied == len(standings):
+        return ()  # one submission, or all of them at once
+    first, following = standings[0], standings[tied]
+    lead = lead_over(c, following, first)
+    chance = lead is not None and lead.low <= 1 <= lead.high
+    return (name_of(first), name_of(following)) if chance else ()
 
 
 def _headline_of_workloads(c: ComparisonRecord) -> str:

@@ -58,6 +58,7 @@ def document_of(found: TuneRecord) -> Document:
         doubts=found.doubts,
         how_to_read=_HOW_TO_READ,
         written=[f"{what}: {place.output / name}" for what, name in written if place.output],
+        next=_next(found),
     )
 
 
@@ -67,6 +68,15 @@ def headline_of(front: CostFront) -> str:
     if front.best is None:
         return f"No training has a result, of {trainings}"
     return f"Best {front.metric} of {trainings}: {four_digits(front.best.value)}"
+
+
+def _next(found: TuneRecord) -> list[str]:
+    """Return how to search on, if a training has a result."""
+    if found.front.best is None:
+        return []
+    limits = [] if found.most_trials is None else [f"--trials {2 * found.most_trials}"]
+    limits += [] if found.budget is None else [f"--budget {2 * found.budget:.3g}h"]
+    return [f"Next: search on with the same command and {' '.join(limits)}"] if limits else []
 
 
 def progress_sentence(found: TuneRecord) -> str:

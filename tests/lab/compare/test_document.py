@@ -576,3 +576,43 @@ def test_variants_are_no_workloads_of_the_scores() -> None:
     c = compare_trials(trials, GOAL, variants={"x_wide": "x", "x_deep": "x"})
 
     assert tables_of(c)[4].title == "All 2 workloads, checked by 2 variants"
+
+
+def test_a_lead_whose_bounds_include_1_may_be_chance_and_both_are_trained_again() -> None:
+    close, clear = (document_of(single(*steps)) for steps in ((400, 300), (400, 100)))
+
+    assert close.headline == "version_1 reached loss <= 0.1 first, which may be chance"
+    (step,) = close.next
+    assert step.startswith("Next: train version_1 and version_0 again with other seeds")
+    assert clear.headline == "version_1 reached loss <= 0.1 first"
+    assert clear.next == []
+
+
+def test_a_goal_that_no_run_reached_leads_to_one_that_the_best_run_reached() -> None:
+    c = single(math.inf, math.inf)
+    best = min(o.best for s in c.standings for o in s.outcomes)
+
+    (step,) = document_of(c).next
+
+    command = step.splitlines()[1].strip()
+    assert command == f"noisescale compare RUNS --goal 'loss<={best!r}'"
+    again = compare_trials(
+        [o.trial for s in c.standings for o in s.outcomes], Goal.read(f"loss<={best!r}")
+    )
+    assert again.reached
+
+
+def test_best_learning_rates_at_an_edge_are_to_be_followed() -> None:
+    rates = {0.1: 400, 0.2: 300, 0.4: 200}
+    trials = [
+        trial(steps * 64 / size, batch_size=size, learning_rate=rate, name=f"{size}-{rate}")
+        for size in (64.0, 128.0)
+        for rate, steps in rates.items()
+    ]
+
+    (step, *_) = document_of(compare_trials(trials, GOAL)).next
+
+    assert step == (
+        "Next: try higher learning rates for the sweep: at batch sizes 64 and 128 the highest one"
+        " was the best."
+    )

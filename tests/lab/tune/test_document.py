@@ -160,3 +160,20 @@ def test_the_page_is_whole_and_escapes_what_it_shows(tmp_path: Path) -> None:
         assert heading in text
     with pytest.raises(FileNotFoundError, match="must be in a folder that exists"):
         found_in(search()).to_html(tmp_path / "none" / "tune.html")
+
+
+def test_a_finished_search_goes_on_with_larger_limits() -> None:
+    def next_of(**limits: float | None) -> list[str]:
+        return [*document_of(replace(found_in(search()), **limits)).next]
+
+    assert next_of(most_trials=None) == []
+    assert next_of(most_trials=9) == ["Next: search on with the same command and --trials 18"]
+    both = "Next: search on with the same command and --trials 18 --budget 0.5h"
+    assert next_of(most_trials=9, budget=0.25) == [both]
+
+
+def test_a_search_without_a_result_is_not_to_go_on() -> None:
+    front = search()
+    failed = CostFront("val_loss", False, front.searched, front.trials[-2:])
+
+    assert document_of(replace(found_in(failed), most_trials=2)).next == []
