@@ -10,22 +10,23 @@ import torch
 from torch import nn
 
 from fake_device.streams import SYNC_DEVICE, Streams
-from noisescale import NoiseScaleMeter
 from noisescale.collectors import devices
 from noisescale.lab.sweep.timed_run import TimedRun
 from noisescale.meter.logged_meter import LoggedMeter, Metrics
+from noisescale.meter.meter import Meter
+from noisescale.meter.options import MeterOptions
 
 DEVICE = torch.device("fake:1")
+OPTIONS = MeterOptions(every_n_steps=2, small_batch="micro_batch")
 
 
 def trained(model: nn.Module, steps: int = 12) -> Metrics:
     """What is logged after some steps of two micro-batches."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
-    meter = NoiseScaleMeter(model, every_n_steps=2, small_batch="micro_batch")
-    logged = LoggedMeter(meter, optimizer)
+    logged = LoggedMeter(Meter.from_options(model, OPTIONS, optimizer), optimizer)
     for _ in range(steps):
         train(logged, model, optimizer)
-    assert meter.measured_steps == steps / 2
+    assert logged.meter.measured_steps == steps / 2
     return logged.read()
 
 
@@ -68,14 +69,13 @@ def test_without_events_or_streams_training_is_measured_with_one_warning(
 
     assert math.isnan(seconds(metrics))
     assert math.isfinite(metrics.estimate.low)
-    assert len(warned) == 1
+    assert len(warned) == 1, [str(w.message) for w in warned]
 
 
 def test_another_device_is_timed_from_the_next_log_step_on() -> None:
     model = nn.Linear(8, 4).to("fake:0")
     optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
-    meter = NoiseScaleMeter(model, every_n_steps=2, small_batch="micro_batch")
-    logged = LoggedMeter(meter, optimizer)
+    logged = LoggedMeter(Meter.from_options(model, OPTIONS, optimizer), optimizer)
     found = []
 
     for device in ("fake:0", "fake:1", "fake:1"):
