@@ -116,8 +116,9 @@ def predict_run(
     step_times: Annotated[
         Path | None,
         typer.Option(
-            help="File of `noisescale profile`. Default: the times that `noisescale profile --run`"
-            " left in the run's folder, else those of the run's own steps.",
+            help="File of `noisescale profile`, or a run of some steps at another batch size."
+            " Default: the times that `noisescale profile --run` left in the run's folder, else"
+            " those of the run's own steps.",
             rich_help_panel=TIMES,
         ),
     ] = None,

@@ -118,6 +118,8 @@ class History(Mapping[str, NDArray[np.float64]]):
         """The folder or file that the history was read from."""
         self.under_way = False
         """Whether the run still trained when the history was read."""
+        self.loop = ""
+        """What took the steps: "lightning", "transformers" or "own"; "" if it was not recorded."""
         self._most_rows = most_rows
         self._stride = 1
         self._seen = 0
@@ -191,7 +193,7 @@ class History(Mapping[str, NDArray[np.float64]]):
             optimizer=self.optimizer,
             parameters=self.parameters,
         )
-        part.source = self.source
+        part.source, part.loop = self.source, self.loop
         return part
 
     def between(self, start: float, end: float) -> History:

@@ -70,8 +70,8 @@ class Log(ABC):
         """The number of each name, in the order in which the names were found."""
         self.last_row_at: float | None = None
         """The time at which a monitor's metric was last written, in seconds since the epoch."""
-        self.about: dict[str, tuple[str, float]] = {}
-        """The unit and the confidence of each monitor, by prefix, where the log has them."""
+        self.about: dict[str, tuple[str, float, str]] = {}
+        """Unit, confidence and `loop` of each monitor's history, by prefix, where known."""
         self._of = array("l")
         self._parts = array("l")
         self._steps, self._values, self._seconds = array("d"), array("d"), array("d")

@@ -148,7 +148,9 @@ def history_in(log: Log, path: Path, monitor: str, optimizer: int) -> History:
             stacklevel=2,
         )
     found = history_of(rows, printable(path), (monitor, optimizer), log.other_names(prefix))
-    found.unit, found.confidence = log.about.get(prefix, (found.unit, found.confidence))
+    found.unit, found.confidence, found.loop = log.about.get(
+        prefix, (found.unit, found.confidence, found.loop)
+    )
     found.source = path
     found.under_way = isinstance(log, RecordLog) and is_written(log, found)
     return found

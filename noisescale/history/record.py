@@ -4,8 +4,8 @@
 A logger gets what a person looks at. The record has all columns, in full precision. It is a file
 with a JSON object in each line, which is a row of one history:
 
-    {"of": "noise_scale/", "unit": "sequences", "confidence": 0.95, "after": 50.0, "behind": 1.0,
-     "optimizer_kind": 3.0, "parameters": 85002.0, "step": 100.0, "examples": 3200.0, ...}
+    {"of": "noise_scale/", "unit": "sequences", "loop": "lightning", "confidence": 0.95,
+     "after": 50.0, "behind": 1.0, "optimizer_kind": 3.0, "parameters": 85002.0, "step": 100.0, ...}
 
 `of` is the prefix of the metrics, so that several monitors share a file. Values that are not finite
 are left out. `behind` is the row's step minus the step of the trainer's logs. `after` is the step
@@ -106,7 +106,9 @@ class Recorder:
         about = dict(zip(ABOUT_RUN, (kind, history.parameters), strict=True))
         numbers = {"confidence": history.confidence, AFTER: after, BEHIND: behind, **about, **row}
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
-        return json.dumps({"of": self._prefix, "unit": history.unit, **finite}) + "\n"
+        texts = {"of": self._prefix, "unit": history.unit}
+        texts |= {"loop": history.loop} if history.loop else {}
+        return json.dumps({**texts, **finite}) + "\n"
 
 
 class RecordLog(Log):
@@ -162,7 +164,8 @@ class RecordLog(Log):
             if self.ended:
                 return
             prefix, unit = (row.pop(name) for name in _TEXTS)
-            self.about[prefix] = str(unit), float(row.pop("confidence"))
+            loop = str(row.pop("loop", ""))
+            self.about[prefix] = str(unit), float(row.pop("confidence")), loop
             numbers = {str(name): float(value) for name, value in row.items()}
         except (ValueError, TypeError, AttributeError, KeyError):
             raise Refusal(

@@ -157,7 +157,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             def make() -> list[LoggedMeter]:
                 check_wrapper(called)
                 of = Meter.from_options(called, options, optimizer, grad_scaler=scaler)
-                return [LoggedMeter(of, optimizer)]
+                return [LoggedMeter(of, optimizer, loop="transformers")]
 
             self._make_meters(make)
             if not self._meters:

@@ -109,6 +109,7 @@ class LoggedMeter:
         optimizer: The optimizer that steps, not a wrapper of it; None if it is not known.
         averaged: See `NoiseScaleMeter`. The theory was tried on no run without.
         prefix: Prefix of the names of its metrics.
+        loop: See `History`.
     """
 
     def __init__(
@@ -118,8 +119,10 @@ class LoggedMeter:
         prefix: str = ROOT,
         *,
         averaged: bool = True,
+        loop: str = "",
     ) -> None:
         self.meter = meter
+        self._loop = loop
         self.guard = Guard()
         self._optimizer = optimizer
         self._kind: OptimizerKind | None = None
@@ -366,13 +369,15 @@ class LoggedMeter:
 
     def _new_history(self) -> History:
         estimate = self.meter.noise_scale
-        return History(
+        history = History(
             extra_columns=[f"group/{g}" for g in self.meter.group_noise_scales],
             unit=estimate.unit,
             confidence=estimate.confidence,
             optimizer=self._kind,
             parameters=self._parameters,
         )
+        history.loop = self._loop
+        return history
 
 
 def last_row_of(history: History) -> str:

@@ -147,7 +147,7 @@ class NoiseScaleMeter(Meter):
         # Fabric and accelerate wrap the optimizer.
         optimizer = getattr(optimizer, "optimizer", optimizer)
         self._open(model, options, optimizer, parameters, grad_scaler, averaged=averaged)
-        self._logged = LoggedMeter(self, optimizer, averaged=averaged)
+        self._logged = LoggedMeter(self, optimizer, averaged=averaged, loop="own")
         self._writes = self._log_to is not None and _is_first_rank()
         if self._log_to is not None and self._writes:
             self._logged.record_in([self._log_to])

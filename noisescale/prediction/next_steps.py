@@ -32,8 +32,18 @@ def next_steps_of(p: PredictionRecord, position: Position) -> list[str]:
         )
     if fastest_timed(p) is None and position.place not in ("above", "unknown"):
         what = "Next" if not found else "And"
-        found.append(
-            f"{what}: time other batch sizes. {TARGET} stands for your script and function:\n"
+        found.append(f"{what}: {_how_to_time(p, run)}")
+    return found
+
+
+def _how_to_time(p: PredictionRecord, run: str) -> str:
+    """Return how other batch sizes are timed: `profile` times modules of Lightning alone."""
+    if getattr(p.history, "loop", "") in ("", "lightning"):
+        return (
+            f"time other batch sizes. {TARGET} stands for your script and function:\n"
             f"  noisescale profile {TARGET} --run {run}"
         )
-    return found
+    return (
+        f"time another batch size: train 100 steps at {count(2 * p.run_batch_size)} on this device,"
+        f" and then run\n  noisescale predict {run} --step-times RUN2"
+    )

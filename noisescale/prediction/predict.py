@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from noisescale.checks import require_positive
@@ -120,9 +121,11 @@ def predict(
         branch_examples: For a CSV file of branches: the examples of each branch.
         loss_scatter: For a CSV file of branches: the scatter of losses. Default: the scatter of
             repeated branches, or 0.01.
-        step_times: The file of `noisescale profile`, or a model from `fit_step_time`. Default: the
-            times that `profile` left in the run's folder. Without these, the times of the run's own
-            steps, with wide bounds where other configurations have to be assumed.
+        step_times: The file of `noisescale profile`, a model from `fit_step_time`, or the folder of
+            a run of some steps at another batch size on the same device, whose times count beside
+            the run's own. Default: the times that `profile` left in the run's folder. Without
+            these, the times of the run's own steps, with wide bounds where other configurations
+            have to be assumed.
         max_device_batch_size: The most examples on a device at once; larger batches are
             accumulated. Default: the largest number that was timed.
         devices_per_node: Devices in a node. Default: all devices are in one node.
@@ -167,10 +170,17 @@ def predict(
         raise Refusal(
             ("second_run", other_way), "not be combined", "both", "Give the one that you trust."
         )
-    if isinstance(step_times, (str, PathLike)):
-        step_times = arguments.read_step_times(step_times)
     which = {"optimizer": optimizer, "monitor": monitor, "allow_truncated": allow_truncated}
     history = arguments.history_of(run, which)
+    also_timed: list[Mapping[str, Array]] = []
+    if isinstance(step_times, (str, PathLike)):
+        if Path(step_times).is_dir():
+            with rename_arguments({"run": "step_times", "second_run": "step_times"}):
+                also_timed.append(arguments.history_of(step_times, which))
+                arguments.check_units(history, also_timed[0])
+            step_times = None
+        else:
+            step_times = arguments.read_step_times(step_times)
     other, second = None, None
     if second_run is not None:
         with rename_arguments({"run": "second_run"}):
@@ -188,7 +198,7 @@ def predict(
     segments = arguments.checked_run(history)
     law, calibration = law_of(history, segments, second, calibration)
     hardware = arguments.hardware_from(
-        [history, other] if other is not None else [history],
+        [history, *([] if other is None else [other]), *also_timed],
         segments,
         step_times,
         max_device_batch_size=max_device_batch_size,

@@ -102,6 +102,7 @@ def test_a_fit_is_read_back_from_the_folder_of_each_logger(tmp_path: Path) -> No
     runs = [read_run(path) for path in (tmp_path / "board", tmp_path / "csv", event_file)]
 
     assert len(own) > 2
+    assert {run.loop for run in runs} == {"lightning"}
     for run in runs:
         assert_same(run, own)
         assert run.unit == "rows"
@@ -268,3 +269,15 @@ def test_a_folder_with_a_record_alone_is_a_run(tmp_path: Path) -> None:
     assert only_run_in(tmp_path) == tmp_path / "wandb/run-1/files"
     assert only_run_in(tmp_path / "wandb/run-1/files/noise_scale.jsonl") == only_run_in(tmp_path)
     assert read_run(tmp_path)["step"].tolist() == [10]
+
+
+def test_what_takes_the_steps_is_recorded(tmp_path: Path) -> None:
+    own, of_old = Written(tmp_path / "own"), Written(tmp_path / "old")
+    own.history.loop = "transformers"
+
+    own.train(50, 100)
+    of_old.train(50)
+
+    assert read_run(tmp_path / "own").loop == "transformers"
+    assert read_run(tmp_path / "own").until(75).loop == "transformers"
+    assert read_run(tmp_path / "old").loop == ""

@@ -405,6 +405,7 @@ def test_a_run_is_read_back_from_where_the_trainer_writes(tmp_path: Path, report
     fit(*reports, callback, gradient_accumulation_steps=2, output_dir=str(output))
 
     read = read_run(board if reported else output)
+    assert read.loop == "transformers"
     assert read["step"].tolist() == callback.history["step"].tolist() == list(range(1, 8))
     assert read.unit == "rows"
     for column in ("examples", "low", "increment_noise_trace", "accumulation"):

@@ -78,6 +78,7 @@ def test_what_a_loop_logs_is_read_as_the_history_of_its_meter(tmp_path: Path) ->
 
     assert meter.history["step"].tolist() == [10, 20, 30, 40, 45]
     assert meter.history["examples"].tolist() == [160, 320, 480, 640, 720]
+    assert read.loop == "own"
     assert_same(read, meter.history)
     assert not read.under_way
     assert (read.unit, read.optimizer) == ("sequences", OptimizerKind.ADAM)

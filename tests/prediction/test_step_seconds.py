@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from noisescale import History, predict
+from noisescale.history.record import Recorder
 from noisescale.prediction.predict import Prediction
 from noisescale.prediction.run_hardware import TimedPlan
 from noisescale.prediction.step_seconds import step_time_of
+from noisescale.refusal import Refusal
 from noisescale.step_time import FILE, DeviceTimes, StepTiming
 
 
@@ -119,6 +121,53 @@ def test_times_that_are_given_win(tmp_path: Path) -> None:
     assert seconds_at(found, 16) == (pytest.approx(9 * 0.026, rel=0.01), "timed")
     assert seconds_at(found, 64) == (pytest.approx(9 * 0.074, rel=0.01), "timed")
     assert found.hardware.doubts == ()
+
+
+def short_run(folder: Path, unit: str = "examples") -> Path:
+    """The folder of 100 steps of 64 examples at 74 ms."""
+    history, recorder = History(unit=unit), Recorder(folder, "noise_scale/")
+    for step in (50, 100):
+        row = {"step": step, "examples": 64 * step, "batch_size": 64, "devices": 1}
+        row |= {"accumulation": 1, "seconds_per_step": 0.074, "low": 1.0}
+        recorder.add(history, row, behind=1.0)
+        history.append(**row)
+    return folder
+
+
+def test_the_times_of_a_short_run_count_beside_the_runs_own(tmp_path: Path) -> None:
+    found = predict(run_in(tmp_path), [16, 32, 64, 256], step_times=short_run(tmp_path / "short"))
+
+    assert seconds_at(found, 16) == (pytest.approx(0.026), "timed")
+    assert seconds_at(found, 64) == (pytest.approx(0.074), "timed")
+    assert 0.026 < seconds_at(found, 32)[0] < 0.074
+    assert seconds_at(found, 256)[1] == "assumed"
+
+
+def test_a_short_run_in_another_unit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refusal) as refused:
+        predict(run_in(tmp_path), step_times=short_run(tmp_path / "short", "tokens"))
+
+    assert refused.value.arguments == ("step_times",)
+    assert refused.value.requirement == "count its batches in examples, as the run does"
+
+
+@pytest.mark.parametrize(
+    ("loop", "command"),
+    [
+        ("", "profile train.py:make --run RUN"),
+        ("lightning", "profile train.py:make --run RUN"),
+        ("transformers", "predict RUN --step-times RUN2"),
+        ("own", "predict RUN --step-times RUN2"),
+    ],
+)
+def test_other_batch_sizes_are_timed_by_profile_only_where_it_can(loop: str, command: str) -> None:
+    history = run_in(Path("RUN"))
+    history.loop = loop
+
+    (step,) = predict(history).document().next
+
+    assert step.splitlines()[1] == f"  noisescale {command}"
+    assert ("train 100 steps at 32 on this device" in step) == (loop in ("transformers", "own"))
 
 
 DOUBT = "Step times are doubtful: a step of this run took 2 times as long as a step like it in "

@@ -63,7 +63,11 @@ def meters_for(
             for made in reversed(meters):
                 made.meter.close()
             raise
-        meters.append(LoggedMeter(meter, optimizer, prefix_of(index, name), averaged=averaged))
+        meters.append(
+            LoggedMeter(
+                meter, optimizer, prefix_of(index, name), averaged=averaged, loop="lightning"
+            )
+        )
     return meters
 
 
