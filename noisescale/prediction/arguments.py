@@ -157,10 +157,12 @@ def batch_sizes_from(
     law: RunLaw,
     own: float | None,
     far: tuple[float, float],
+    timed: Iterable[float] = (),
 ) -> list[float]:
     """Return batch sizes by rising size; by default powers of two around what matters.
 
-    No default batch size lies outside `far`: beyond it the law may not hold.
+    No default batch size lies outside `far`: beyond it the law may not hold. Whole ones that were
+    timed are among them.
     """
     if given is not None:
         given = _values_of("batch_sizes", given, MOST_BATCH_SIZES)
@@ -177,6 +179,7 @@ def batch_sizes_from(
     least = math.floor(math.log2(max(min(around), 1.0))) - 2
     most = math.ceil(math.log2(max(*around, 1.0))) + 3
     ladder = {2.0**k for k in range(max(least, 0), most + 1)}
+    ladder |= {size for size in timed if not size % 1}
     near = {size for size in ladder if far[0] <= size <= far[1]}
     return sorted((near or {around[0]}) | ({own} if own else set()))
 

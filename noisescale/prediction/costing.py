@@ -12,7 +12,7 @@ from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.history.run_law import RunLaw
 from noisescale.plan import Plan, mean_plan
 from noisescale.prediction.run_hardware import OwnSteps, nodes_of
-from noisescale.step_time import LoaderTiming, StepTimeModel
+from noisescale.step_time import FittedStepTime, LoaderTiming, StepTimeModel
 
 Basis = Literal["timed", "assumed"]
 
@@ -113,6 +113,12 @@ class Hardware:
             extrapolated=("batch size",) if far else (),
             basis=basis,
         )
+
+    def timed_batch_sizes(self, devices: int) -> set[float]:
+        """Return the batch sizes that were timed on a number of devices."""
+        model = self.step_time
+        timings = model.timings if isinstance(model, FittedStepTime) else ()
+        return {each.plan.batch_size for each in timings if each.devices == devices}
 
     def _plan(self, batch_size: float, devices: int) -> Plan:
         own = self.own and self.own.plan

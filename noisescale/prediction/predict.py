@@ -209,7 +209,8 @@ def predict(
     own, own_devices = own_batch_size(history, segments), devices_of(history) or 1
     trained_at = [*segments.batch_size, *(second.batch_sizes if second else ())]
     far = min(trained_at) / FAR, max(trained_at) * FAR
-    sizes = arguments.batch_sizes_from(batch_sizes, segments, law, own, far)
+    timed = hardware.timed_batch_sizes(own_devices) if own else set()  # a schedule has many
+    sizes = arguments.batch_sizes_from(batch_sizes, segments, law, own, far, timed)
     counts = arguments.devices_from(devices, own_devices)
     rows = tuple(
         hardware.row(law, size, count, far=not far[0] <= size <= far[1])

@@ -76,9 +76,10 @@ def time_here(p: PredictionRecord) -> Statement:
     timed = f"of {', '.join(sizes)}, as timed"
     ratio = time_ratio(p, best)
     if best.batch_size == p.own_batch_size:
-        what = f"on {here} the run's own batch size, {own}, is the fastest {timed}"
         others = [time_ratio(p, row) for row in timed_rows(p) if row is not best]
         sure = all(other.low > 1 for other in others)
+        how = "is" if sure else "is probably"
+        what = f"on {here} the run's own batch size, {own}, {how} the fastest {timed}"
         return Statement("Time", what, ratio, "yes" if sure else "probably", "timed")
     verdict = verdict_on(ratio)
     how = "is" if verdict == "yes" else "is probably"

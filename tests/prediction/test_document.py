@@ -256,3 +256,20 @@ def test_in_a_line_a_prediction_says_where_its_batch_size_stands() -> None:
     assert said == (
         "<Prediction: batch size 64, near the critical batch size 100 (80.0 to 125), 2 rows>"
     )
+
+
+@pytest.mark.parametrize(("scatter", "verdict"), [(1.001, "yes"), (2.0, "probably")])
+def test_the_runs_own_batch_size_is_the_fastest_as_surely_as_the_bounds_say(
+    scatter: float, verdict: str
+) -> None:
+    timings = [
+        StepTiming(size, 1, 1, 1, size * factor / 1000)
+        for size in (64, 128, 256)
+        for factor in (scatter, 1 / scatter)
+    ]
+
+    found = statements(predict(history(devices=1), step_times=fit_step_time(timings)))["Time"]
+
+    how = "is" if verdict == "yes" else "is probably"
+    assert found.sentence.startswith(f"on this device the run's own batch size, 64, {how} the fast")
+    assert found.verdict == verdict

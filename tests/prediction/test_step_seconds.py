@@ -143,6 +143,17 @@ def test_the_times_of_a_short_run_count_beside_the_runs_own(tmp_path: Path) -> N
     assert seconds_at(found, 256)[1] == "assumed"
 
 
+def test_batch_sizes_that_were_timed_are_among_the_rows(tmp_path: Path) -> None:
+    DeviceTimes((*PROFILED, timing(48), timing(24.5)), "CPU", "2.9").write(tmp_path / FILE)
+
+    found = predict(run_in(tmp_path))
+
+    sizes = {row.batch_size for row in found.rows if row.basis == "timed" and row.devices == 1}
+    assert sizes >= {16, 32, 48, 64, 128}
+    assert 24.5 not in sizes
+    assert predict(run_in(tmp_path), [16, 64]).rows[0].batch_size == 16
+
+
 def test_a_short_run_in_another_unit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refusal) as refused:
         predict(run_in(tmp_path), step_times=short_run(tmp_path / "short", "tokens"))
