@@ -1,12 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links that leave the folder of the docs, which a reader on GitHub can follow, for the site."""
+"""For the site: links that leave the folder of the docs, and pictures for dark pages."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 OUT_OF_THE_DOCS = re.compile(r"(\]\()(?:\.\./)+((?!docs/)[^)#\s]+)")
+PICTURE = re.compile(r"!\[([^\]]*)\]\((pictures/\w+)\.png\)")
 
 
 def on_page_markdown(markdown: str, config: Any, **_: Any) -> str:
-    """Point them at the repository."""
+    """Point the links, which a reader on GitHub can follow, at the repository.
+
+    A picture that has a dark one beside it becomes both, of which a page shows one.
+    """
+
+    def in_both_themes(found: re.Match[str]) -> str:
+        alt, name = found.groups()
+        if not Path(config["docs_dir"], f"{name}_dark.png").exists():
+            return found[0]
+        return f"![{alt}]({name}.png#only-light)\n![{alt}]({name}_dark.png#only-dark)"
+
+    markdown = PICTURE.sub(in_both_themes, markdown)
     return OUT_OF_THE_DOCS.sub(rf"\1{config['repo_url']}/blob/main/\2", markdown)

@@ -161,8 +161,12 @@ def main() -> None:
                 shutil.copytree(trained / "digits/version_0", both / name, dirs_exist_ok=True)
             with tensorboard(both) as address:
                 page.goto(f"{address}/#noise_scale")
-                page.wait_for_timeout(8000)
-                page.screenshot(path=PICTURES / "tab.png")
+                for theme, suffix in (("light", ""), ("dark", "_dark")):
+                    page.emulate_media(color_scheme=theme)
+                    page.reload()
+                    page.wait_for_timeout(8000)
+                    page.screenshot(path=PICTURES / f"tab{suffix}.png")
+                page.emulate_media(color_scheme="light")
             page.goto("about:blank")  # another part of the same address would not load anew
             with tensorboard(logs) as address:
                 page.goto(f"{address}/#custom_scalars")
