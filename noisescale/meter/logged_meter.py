@@ -138,10 +138,7 @@ class LoggedMeter:
         self._measured_by_last_row = 0
         self._in_force = False
         self._rates_in_step: list[Any] = []
-        """The learning rates in the last measured step.
-
-        BatchSizeScheduler scales learning rates only within steps.
-        """
+        """The learning rates of the last measured step, as it was taken."""
         self._names: tuple[str, ...] = NAMES
         self._last_read_step = -1
         self._recorders: list[Recorder] = []
@@ -192,7 +189,8 @@ class LoggedMeter:
         self.timer.step(measured=measured)
         if measured and self._optimizer is not None:
             with self.guard(_NO_LEARNING_RATE):
-                self._rates_in_step = [group["lr"] for group in self._optimizer.param_groups]
+                factor = self.meter.lr_factor
+                self._rates_in_step = [factor * g["lr"] for g in self._optimizer.param_groups]
 
     def close(self, *, interrupted: bool = False) -> None:
         """Remove everything from the model, see `NoiseScaleMeter.close`."""
@@ -299,7 +297,7 @@ class LoggedMeter:
         """Return the learning rate now; between steps, the rate in the last measured step."""
         with self.guard(_NO_LEARNING_RATE):
             if self._optimizer is not None and (in_step or not self._rates_in_step):
-                return learning_rate_of(self._optimizer)
+                return self.meter.lr_factor * learning_rate_of(self._optimizer)
             return max(map(float, self._rates_in_step), default=math.nan)
         return math.nan
 

@@ -134,6 +134,8 @@ class Meter:
         self._device = collector.device
         self._coverage_at_close = 1.0
         self._state_at_close: dict[str, Any] = {}
+        self.lr_factor = 1.0
+        """The factor on the learning rate while the optimizer steps, of a batch-size scheduler."""
         self.suspects: list[str] = []
         """What else may write to gradients, for warnings."""
         self.measuring = True

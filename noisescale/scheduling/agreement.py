@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 
@@ -77,27 +79,49 @@ class Agreement:
         self.same_schedule = True
 
 
+class Reduction:
+    """Numbers of the host that are reduced over all ranks, on their way. All ranks must begin it.
+
+    Each number is reduced in two parts, as the 32 bits of some devices are too few for it.
+
+    Args:
+        numbers: The numbers of this rank.
+        device: A device to reduce on, if the process group's backend reduces there.
+        op: How they are reduced.
+    """
+
+    def __init__(
+        self, numbers: Sequence[float], device: torch.device, op: dist.ReduceOp.RedOpType
+    ) -> None:
+        device = device_for(None, device)
+        dtype = wide_dtype(device)
+        rounded = torch.tensor(numbers, dtype=dtype, device="cpu").tolist()
+        rests = [number - near for number, near in zip(numbers, rounded, strict=True)]
+        on_device = to_device(torch.tensor([*rounded, *rests], dtype=dtype, device="cpu"), device)
+        self._work = dist.all_reduce(on_device, op, async_op=True)
+        if self._work is not None:
+            let_stream_wait(self._work, device)
+        self._reduced = OnItsWay(on_device)
+
+    def read(self) -> list[float]:
+        """Return the numbers, once the ranks and the device have them."""
+        if self._work is not None:
+            self._work.wait()
+        reduced = self._reduced.read()
+        half = len(reduced) // 2
+        return [near + rest for near, rest in zip(reduced[:half], reduced[half:], strict=True)]
+
+
 class _Range:
     """The least and the most that a number is on any rank, on its way."""
 
     def __init__(self, value: float, device: torch.device) -> None:
-        device = device_for(None, device)
-        dtype = wide_dtype(device)
-        rounded = float(torch.tensor(value, dtype=dtype, device="cpu"))
-        rest = value - rounded  # 32 bits are too few for a checksum
-        ends = [rounded, -rounded, rest, -rest]
-        on_device = to_device(torch.tensor(ends, dtype=dtype, device="cpu"), device)
-        self._work = dist.all_reduce(on_device, dist.ReduceOp.MAX, async_op=True)
-        if self._work is not None:
-            let_stream_wait(self._work, device)
-        self._ends = OnItsWay(on_device)
+        self._ends = Reduction([value, -value], device, dist.ReduceOp.MAX)
 
     def read(self) -> tuple[float, float]:
         """Return the least and the most, once the ranks and the device have them."""
-        if self._work is not None:
-            self._work.wait()
-        most, negative_least, most_rest, negative_least_rest = self._ends.read()
-        return -negative_least - negative_least_rest, most + most_rest
+        most, negative_least = self._ends.read()
+        return -negative_least, most
 
 
 def _several_ranks() -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -30,6 +31,7 @@ from noisescale.scheduling.decision import (
     most_rows,
     plan_of,
     resume,
+    with_batches_of,
     with_noise_scale,
 )
 from noisescale.scheduling.learning_rate import LearningRateScaling
@@ -78,7 +80,8 @@ class BatchSizeController:
     Args:
         plan: The plan that the run starts with.
         optimizers: One, or all of them.
-        policy: "tradeoff", "ratio", "norm_test", "doubling"; "seesaw", "smith"; a mapping from
+        policy: "tradeoff", "ratio", "norm_test", "doubling"; "seesaw", "bounded_seesaw", "smith"; a
+            mapping from
             steps to batch sizes; a `Policy`; or a function from (noise scale, plan, progress) to
             the global batch that is wanted. A function is called at every step, unless it has the
             attribute `needs_noise_scale = True`.
@@ -225,6 +228,10 @@ steps on
         news = measured_step is None or measured_step > state.measured_step
         if news and state.steps >= state.next_decision:
             return True
+        if self.settings.policy.at_every_step:
+            # All ranks have the same answer: they meet only where it changes the plan.
+            wanted = self._ask_policy(state, state.noise_scale)
+            return decision(self.settings, state, wanted)[1] is not None
         # The learning rate follows the noise scale, but a schedule by steps is kept to the step.
         scheduled = self.settings.policy.checksum is not None
         agreed = self._agreement.same_schedule
@@ -261,16 +268,20 @@ steps on
             self._check_measured_by(meter)
         self.step(examples)
         measured_step = None if meter is None else meter.last_measured_step
-        if not self.due_after(measured_step):
-            return None
-        if meter is None or not self.settings.takes_noise_scale:
-            return self.decide()
-        return self.decide(
-            meter.noise_scale,
-            meter.average_moments,
-            extra=meter.extra_noise_scales,
-            measured_step=measured_step,
-        )
+        move = None
+        if self.due_after(measured_step):
+            if meter is None or not self.settings.takes_noise_scale:
+                move = self.decide()
+            else:
+                move = self.decide(
+                    meter.noise_scale,
+                    meter.average_moments,
+                    extra=meter.extra_noise_scales,
+                    measured_step=measured_step,
+                )
+        if meter is not None:
+            meter.lr_factor = self.lr_factor  # for the learning rate that is recorded
+        return move
 
     def step(self, examples: float | None = None) -> None:
         """Count an optimizer step.
@@ -349,6 +360,31 @@ steps on
                 `max_device_batch_size` allows if it is given, else as now.
         """
         return plan_of(self.settings, self._state, batch_size, device_batch_size)
+
+    def follow_batches(
+        self, size: float, examples: float | None = None, *, max_batch_size: float | None = None
+    ) -> None:
+        """Take the batches that came in place of those that were planned. All ranks must call it.
+
+        Plans and the batch size that the learning rate was chosen for are made up of micro-batches
+        of this size from now on. It is no move: the number of micro-batches stays.
+
+        Args:
+            size: Mean examples of a micro-batch on one device, over all ranks.
+            examples: Examples of all devices in the steps so far, as they came. Default: as
+                counted.
+            max_batch_size: Largest global batch from now on. Default: as before.
+        """
+        state, bounds = self._state, self.settings.bounds
+        if max_batch_size is not None:
+            bounds = bounds._replace(max_batch_size=max_batch_size)
+        if examples is not None:
+            more = examples - state.examples
+            moved = state.examples_at_move + more
+            state = state._replace(examples=examples, examples_at_move=moved)
+        if not math.isclose(size, state.plan.device_batch_size, rel_tol=1e-9):
+            self.settings, state = with_batches_of(self.settings, state, size, bounds=bounds)
+        self._state = state
 
     def lower_max_device_batch_size(self, rows: int) -> None:
         """Try micro-batches of at most `rows` rows from now on, as memory ran out."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from noisescale.checks import is_positive
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.plan import Plan, plan_for
+from noisescale.plan import Bounds, Plan, plan_for
 from noisescale.refusal import Refusal
 from noisescale.scheduling.learning_rate import NO_FACTORS, Factors, factors_for
 from noisescale.scheduling.policy import Progress, Wanted
@@ -106,6 +106,8 @@ class ControllerState(NamedTuple):
     """The lower bound of the noise scale at the last decision."""
     measured_step: int = 0
     """The last measured step before the last decision; 0: none, or not given."""
+    noise_scale: NoiseScale = NOTHING_MEASURED
+    """The noise scale at the last decision, for policies that are asked at every step."""
 
     def progress(self, learning_rate: float) -> Progress:
         """Return the progress of the run, with the learning rate of its own schedule."""
@@ -116,6 +118,8 @@ class ControllerState(NamedTuple):
             self.run.critical_batch_size,
             learning_rate,
             self.peak_learning_rate,
+            self.base_batch_size,
+            self.steps - self.steps_observed,
         )
 
 
@@ -201,8 +205,42 @@ def with_noise_scale(
         next_decision=steps + min(max(steps // 4, 1), settings.decide_every_n_steps),
         low=noise_scale.low,
         measured_step=measured_step,
+        noise_scale=noise_scale,
         peak_learning_rate=max(state.peak_learning_rate, learning_rate),
     )
+
+
+def with_batches_of(
+    settings: Settings, state: ControllerState, size: float, *, bounds: Bounds
+) -> tuple[Settings, ControllerState]:
+    """Return settings and state whose micro-batches have `size` examples, as those that came have.
+
+    The batch size that the learning rate was chosen for was made up of such micro-batches, too, so
+    their ratio stays. Bounds that no such plan meets are widened to the plan: the batches have
+    come.
+
+    Args:
+        settings: The settings so far.
+        state: The state so far.
+        size: The mean examples of a micro-batch on one device.
+        bounds: The bounds from now on.
+    """
+    factor = size / state.plan.device_batch_size
+    plan = replace(state.plan, device_batch_size=size)
+    state = state._replace(
+        plan=plan,
+        base_batch_size=state.base_batch_size * factor,
+        wanted=state.wanted if state.steps else plan.batch_size,
+    )
+    settings = replace(settings, bounds=bounds, examples_per_row=settings.examples_per_row * factor)
+    try:
+        plan_of(settings, state, plan.batch_size)
+    except ValueError:
+        least = min(bounds.min_batch_size, plan.batch_size)
+        most = max(bounds.max_batch_size, plan.batch_size)
+        few = min(bounds.min_accumulation, plan.accumulation)
+        settings = replace(settings, bounds=Bounds(least, most, few))
+    return settings, state
 
 
 def decision(

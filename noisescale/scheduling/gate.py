@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gate: a batch size moves only where the noise scale's interval says so."""
+"""Policies that move the batch size only as far as the noise scale's interval lets them."""
 
 from __future__ import annotations
 
-from noisescale.checks import is_positive
+import math
+
+from noisescale.checks import is_positive, require_positive
 from noisescale.estimation.noise_scale import NoiseScale, three_digits
 from noisescale.plan import Plan
 from noisescale.refusal import Refusal
-from noisescale.scheduling.policies import Rule
+from noisescale.scheduling.policies import InsteadOfDecay, Rule, TradeoffRule
 from noisescale.scheduling.policy import Policy, Progress, Wanted
 
 DWELL_STEPS = 8
@@ -109,6 +111,77 @@ class Gate(Policy):
             wanted = min(max(asked, least), most)
             return Wanted(wanted, f"{seen} asks for {three_digits(asked)}{limit}")
         return Wanted(now, f"{seen} agrees with {three_digits(now)}")
+
+
+class BoundedSeesaw(Policy):
+    """Grow where the run's own schedule lowers the learning rate, as far as the noise scale allows.
+
+        B = max(B now, lift·√(r·b) behind a gate, min(B0·lr_peak/lr, bound·√(r·b)))
+
+    b is the noise scale now, and r the critical batch size of the run so far, as in `TradeoffRule`.
+    The schedule says when to grow. The noise scale lifts a batch that is far too small, and holds
+    one that is large enough. The batch never shrinks.
+
+    While the noise scale is not resolved its lower bound is taken. Before it is measured the batch
+    stays.
+
+    Args:
+        batch_size: B0, the global batch at the peak of the learning rate. Default: the batch
+            size that the run starts with.
+        lift: Up to what share of √(r·b) a small batch is lifted; 0: it is not.
+        bound: Up to what multiple of √(r·b) the schedule lets the batch grow.
+
+    Examples:
+        >>> b = NoiseScale(400.0, 300.0, 500.0, grad_sq_norm=1.0, noise_trace=400.0, steps=50)
+        >>> half = Progress(1000, 6.4e4, learning_rate=0.05, peak_learning_rate=0.1)
+        >>> wanted = BoundedSeesaw(128)(b, Plan(128, 1), half)
+        >>> float(wanted), wanted.reason
+        (256.0, "the schedule's lr is 1/2 of its peak")
+        >>> late = half._replace(learning_rate=0.01)
+        >>> float(BoundedSeesaw(128)(b, Plan(128, 1), late))
+        400.0
+
+    References:
+        Meterez et al. 2025, "Seesaw"; McCandlish et al. 2018, arXiv:1812.06162, appendix D.
+    """
+
+    _saved = ("_schedule", "_examples_at_lift")
+    needs_noise_scale = at_every_step = by_reduced_values = True
+
+    def __init__(
+        self, batch_size: float | None = None, *, lift: float = 0.25, bound: float = 1.0
+    ) -> None:
+        if lift and not 0 < lift <= bound:
+            raise Refusal("lift", "lie between 0 and `bound`", repr(lift), "Leave it at 0.25.")
+        self._schedule = InsteadOfDecay(batch_size)
+        self._rule = TradeoffRule()
+        self._bound = require_positive("bound", bound, "Leave it at 1.")
+        self._lift = Gate(self._lifted_to, min_dwell=0) if lift else None
+        self._share = lift
+        self._examples_at_lift = -math.inf
+
+    def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
+        """Return the wanted batch size with a reason; the plan's own batch size to stay."""
+        now = float(plan.batch_size)
+        scheduled = self._schedule(noise_scale, plan, progress)
+        known = noise_scale.value if noise_scale.resolved else noise_scale.low
+        most = self._bound * self._rule(max(known, 0.0), plan, progress)
+        found = Wanted(now, f"the noise scale holds it at {three_digits(now)}")
+        if scheduled > most:
+            reason = f"{scheduled.reason}, and the noise scale asks for {three_digits(most)}"
+            scheduled = Wanted(most, reason)
+        if scheduled > now:
+            found = scheduled
+        fresh = progress.noise_scale_age == 0
+        dwelt = progress.examples - self._examples_at_lift >= DWELL_STEPS * now
+        if self._lift is not None and fresh and dwelt:
+            lifted = self._lift(noise_scale, plan, progress)
+            if lifted > max(now, found):
+                self._examples_at_lift, found = progress.examples, lifted
+        return found
+
+    def _lifted_to(self, noise_scale: float, plan: Plan, progress: Progress) -> float:
+        return self._share * self._rule(noise_scale, plan, progress)
 
 
 def _describe(noise_scale: NoiseScale) -> str:

@@ -198,7 +198,8 @@ class InsteadOfDecay(Policy):
         Smith et al. 2018, arXiv:1711.00489. Meterez et al. 2025, "Seesaw".
     """
 
-    _saved = ("_batch_size",)
+    _saved = ("_start",)
+    follows_schedule = True
 
     def __init__(self, batch_size: float | None = None) -> None:
         if batch_size is not None:
@@ -206,15 +207,18 @@ class InsteadOfDecay(Policy):
                 "batch_size", batch_size, "Give the global batch at the peak of the learning rate."
             )
         self._batch_size = batch_size
+        self._start = 0.0
+        """The batch size at the start over the base batch size, which follows the loader's."""
 
     def __call__(self, noise_scale: object, plan: Plan, progress: Progress) -> Wanted:
         """Return B0 times lr_peak/lr."""
-        self._batch_size = self._batch_size or plan.batch_size
+        self._start = self._start or plan.batch_size / progress.base_batch_size
+        at_peak = self._batch_size or self._start * progress.base_batch_size
         rate, peak = progress.learning_rate, progress.peak_learning_rate
         if rate <= 0 or peak <= 0:
             return Wanted(plan.batch_size, "the schedule's learning rate is zero")
         decay = peak / rate
-        return Wanted(self._batch_size * decay, f"the schedule's lr is 1/{decay:.3g} of its peak")
+        return Wanted(at_peak * decay, f"the schedule's lr is 1/{decay:.3g} of its peak")
 
 
 PolicyLike = (
@@ -224,6 +228,7 @@ PolicyLike = (
         "norm_test",
         "doubling",
         "seesaw",
+        "bounded_seesaw",
         "smith",
     ]
     | Mapping[int, float]

@@ -30,6 +30,10 @@ class Progress(NamedTuple):
     """The learning rate of the run's own schedule, without the factor of `lr_scaling`."""
     peak_learning_rate: float = 1.0
     """The largest learning rate of the run's own schedule so far."""
+    base_batch_size: float = 1.0
+    """The batch size that the learning rate was chosen for."""
+    noise_scale_age: int = 0
+    """Optimizer steps since the noise scale was read."""
     extra: Mapping[str, NoiseScale] = MappingProxyType({})
     """`NoiseScaleMeter.extra_noise_scales`, for policies that need one."""
 
@@ -68,10 +72,17 @@ class Policy(State):
 
     Otherwise the policy is asked at every step.
     """
+    at_every_step: bool = False
+    """Whether a policy that needs the noise scale is asked at every step, also without a new one.
+
+    It is then given the last one, see `Progress.noise_scale_age`. It must be `by_reduced_values`.
+    """
     extra: type[ExtraMeasurement] | None = None
     """What the meter has to measure beside the noise scale; `Progress.extra` has it by name."""
     takes_noise_scale: bool = False
     """Whether the policy gets the noise scale, resolved or not, even if it does not need one."""
+    follows_schedule: bool = False
+    """Whether the batch size follows the run's own schedule of the learning rate alone."""
     by_reduced_values: bool = False
     """Whether all ranks always want the same, as the policy's inputs are reduced over ranks.
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.optim import Optimizer
@@ -21,8 +21,8 @@ class ScaledSteps:
     schedules and their checkpoints are the same as without it.
 
     If a GradScaler skips a step, nothing is changed. If `step` runs a closure, as in Lightning, the
-    factor is applied while the closure runs. A learning rate that the closure sets is used without
-    the factor, and stays.
+    factor is applied after the closure. So `training_step` sees the scheduled learning rate, and a
+    learning rate that it sets is scaled, too.
 
     Args:
         optimizers: The optimizers whose steps are scaled.
@@ -44,7 +44,7 @@ class ScaledSteps:
         self.factors = NO_FACTORS
         """The factors on the next steps."""
         self.overridden = False
-        """Whether a closure has set what was scaled, so that a factor had no effect."""
+        """Whether a closure has set a learning rate, or a step what was scaled."""
         self._optimizers = list(optimizers)
         self._kept: list[tuple[dict[str, Any], str, Any, Any]] = []
         self._handles = [
@@ -58,8 +58,9 @@ class ScaledSteps:
 
     @property
     def learning_rate(self) -> float:
-        """The scheduled learning rate of the first parameter group, without the factor."""
-        return float(self._optimizers[0].param_groups[0]["lr"])
+        """The scheduled learning rate, without the factor: the mean of all parameter groups."""
+        rates = [float(g["lr"]) for one in self._optimizers for g in one.param_groups]
+        return sum(rates) / len(rates)
 
     def close(self) -> None:
         """Remove the hooks, and restore what a failed step has left changed."""
@@ -68,10 +69,33 @@ class ScaledSteps:
             handle.remove()
         self._handles = []
 
-    def _scale_before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _scale_before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self._restore()  # what a step that failed has left
         if self.factors == NO_FACTORS:
-            return
+            return None
+        if callable(closure := kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._scaling_after(optimizer, closure)}
+        own, *given = args  # the optimizer comes first
+        if given and callable(closure := given[0]):
+            return (own, self._scaling_after(optimizer, closure), *given[1:]), kwargs
+        self._scale(optimizer)
+        return None
+
+    def _scaling_after(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
+        def run() -> Any:
+            self._restore()  # some optimizers run it several times a step
+            before = [group["lr"] for group in optimizer.param_groups]
+            loss = closure()
+            after = [group["lr"] for group in optimizer.param_groups]
+            self.overridden |= any(x is not y for x, y in zip(before, after, strict=True))
+            self._scale(optimizer)
+            return loss
+
+        return run
+
+    def _scale(self, optimizer: Optimizer) -> None:
         for group in optimizer.param_groups:
             for name, value in _scale_settings(group, self.factors).items():
                 self._kept.append((group, name, group[name], value))

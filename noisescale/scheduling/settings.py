@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 from noisescale.checks import require_bounds, require_choice, require_count, require_positive
 from noisescale.plan import Bounds
 from noisescale.refusal import Refusal, TypeRefusal
-from noisescale.scheduling.gate import Gate
+from noisescale.scheduling.gate import BoundedSeesaw, Gate
 from noisescale.scheduling.learning_rate import BY_NOISE_SCALE, NAMES, LearningRateScaling
 from noisescale.scheduling.policies import (
     DoublingRule,
@@ -32,9 +32,10 @@ _NAMED: dict[str, Callable[[], Policy]] = {
     "doubling": lambda: Gate(DoublingRule()),
     "seesaw": InsteadOfDecay,
     "smith": InsteadOfDecay,
+    "bounded_seesaw": BoundedSeesaw,
 }
 
-_SCALINGS: dict[str, LearningRateScaling] = {"seesaw": "sqrt", "smith": "linear"}
+_SCALINGS: dict[str, LearningRateScaling] = {"seesaw": "sqrt", "bounded_seesaw": "sqrt", "smith": "linear"}
 """The `lr_scaling` that makes a policy the published rule."""
 
 DECIDE_EVERY_N_STEPS = 8

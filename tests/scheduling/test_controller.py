@@ -354,7 +354,7 @@ def test_another_policy_begins_without_the_state_of_the_first() -> None:
         other.load_state_dict(first.state_dict())
 
     assert counts.asked == 1
-    assert other.settings.policy.state_dict() == {"batch_size": None}
+    assert other.settings.policy.state_dict() == {"start": 0.0}
     assert (other.steps, other.examples) == (1, 32.0)
 
 
@@ -738,3 +738,68 @@ def test_seesaw_follows_the_schedule_of_the_optimizer() -> None:
         seen.append((controller.plan.batch_size, round(lr, 6)))
 
     assert seen == [(32, 0.4), (128, 0.2), (128, 0.2), (512, 0.1), (512, 0.1), (2048, 0.05)]
+
+
+def test_a_policy_by_schedule_and_noise_scale_moves_between_measurements() -> None:
+    optimizer = sgd()
+    controller = BatchSizeController(Plan(8, 4), optimizer, "bounded_seesaw")
+    decided, batch_sizes = [], []
+
+    for step in range(1, 41):
+        optimizer.param_groups[0]["lr"] = 0.1 * min(1.0, 10 / step)
+        controller.step()
+        measured = 8 * (step // 8)
+        if controller.due_after(measured):
+            controller.decide(KNOWN, measured_step=measured)
+            decided.append(step)
+        batch_sizes.append(controller.plan.batch_size)
+
+    assert batch_sizes[:7] == [32] * 7  # nothing is measured before
+    assert batch_sizes[7] == 128  # the first measurement lifts it, to a quarter of 500
+    assert batch_sizes[-1] == pytest.approx(128, rel=0.1)  # 32·4, by the decay
+    between = [step for step in decided if step % 8]
+    assert len(between) < 3
+    assert controller.lr_factor == pytest.approx(math.sqrt(batch_sizes[-1] / 32))
+
+
+def test_a_schedule_moves_a_bounded_batch_at_its_own_steps() -> None:
+    optimizer = sgd()
+    controller = BatchSizeController(Plan(8, 4), optimizer, "bounded_seesaw")
+    controller.step()
+    controller.decide(KNOWN, measured_step=1)  # lifted to 128
+    seen = []
+
+    for rate in (0.1, 0.02, 0.015, 0.0149, 0.01, 0.001):
+        optimizer.param_groups[0]["lr"] = rate
+        controller.step()
+        seen.append(controller.due_after(1))
+        if seen[-1]:
+            controller.decide(KNOWN, measured_step=1)
+
+    assert seen == [False, True, True, False, True, True]
+    assert controller.plan.batch_size == pytest.approx(500, abs=8)
+
+
+def test_the_batches_that_came_take_the_place_of_those_that_were_planned() -> None:
+    controller = BatchSizeController(Plan(8, 4), sgd(), {0: 32, 2: 160}, max_batch_size=200)
+    controller.step()
+
+    controller.follow_batches(20.0, 75.0, max_batch_size=500)
+
+    assert controller.plan == Plan(20.0, 4)
+    assert (controller.base_batch_size, controller.examples) == (80, 75)
+    controller.step()
+    move = controller.decide()
+    assert move is not None
+    assert controller.plan == Plan(20.0, 8)
+    assert controller.lr_factor == pytest.approx(math.sqrt(2))
+
+
+def test_batches_that_meet_no_bound_are_trained_with_all_the_same() -> None:
+    controller = BatchSizeController(Plan(8, 4), sgd(), {0: 32}, max_batch_size=40)
+
+    controller.follow_batches(200.0)
+    controller.step()
+
+    controller.decide()
+    assert controller.plan == Plan(200.0, 1)  # the nearest to 32 that there is

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from noisescale import NoiseScale, Plan
 from noisescale.scheduling import Gate, NormTestRule, Progress, RatioRule, TradeoffRule
+from noisescale.scheduling.gate import BoundedSeesaw
 
 LATER = Progress(steps=1000, examples=1e6)
 
@@ -106,3 +107,58 @@ def test_reasons_are_told() -> None:
     assert reason(2, 3, 4) == "noise scale 3 (2 to 4) asks for 3, 1/4 a move at most"
     assert reason(100, math.nan, math.inf) == "noise scale above 100 asks for 100"
     assert reason(10, 64, 100) == "noise scale 64 (10 to 100) agrees with 64"
+
+
+DECAYED = Progress(1000, 1e6, learning_rate=0.02, peak_learning_rate=0.1, base_batch_size=64)
+
+
+@pytest.mark.parametrize(
+    ("low", "value", "high", "wanted", "reason"),
+    [
+        (900, 1000, 1100, 320, "the schedule's lr is 1/5 of its peak"),
+        (100, 200, 300, 200, "1/5 of its peak, and the noise scale asks for 200"),
+        (20, 30, 40, 64, "the noise scale holds it at 64"),
+        (150, math.nan, math.inf, 150, "and the noise scale asks for 150"),  # its lower bound
+        (0, math.nan, math.inf, 64, "the noise scale holds it at 64"),
+    ],
+)
+def test_a_bounded_seesaw_grows_with_the_decay_as_far_as_the_noise_scale_allows(
+    low: float, value: float, high: float, wanted: float, reason: str
+) -> None:
+    policy = BoundedSeesaw(lift=0)
+
+    found = policy(noise_scale(low, value, high), Plan(64, 1), DECAYED)
+
+    assert found == pytest.approx(wanted)
+    assert reason in found.reason
+
+
+def test_a_bounded_seesaw_lifts_a_small_batch_with_a_dwell_of_its_own() -> None:
+    policy, b = BoundedSeesaw(), noise_scale(900, 1000, 1100)
+    early = Progress(10, 640, examples_since_move=0.0, base_batch_size=64)
+
+    first = policy(b, Plan(64, 1), early)  # small moves of the schedule hold nothing back
+    again = policy(noise_scale(3000, 3200, 3400), Plan(250, 1), early._replace(examples=2000))
+    later = policy(noise_scale(3000, 3200, 3400), Plan(250, 1), early._replace(examples=2640))
+
+    assert first == pytest.approx(250)
+    assert "noise scale 1,000 (900 to 1,100) asks for 250" in first.reason
+    assert again == 250
+    assert later == pytest.approx(800)
+
+
+def test_a_bounded_seesaw_lifts_by_new_noise_scales_alone_and_goes_on_where_it_was() -> None:
+    policy, b = BoundedSeesaw(), noise_scale(900, 1000, 1100)
+    at_rest = Progress(10, 640, base_batch_size=64)
+
+    assert policy(b, Plan(64, 1), at_rest._replace(noise_scale_age=3)) == 64
+    assert policy(b, Plan(64, 1), at_rest) == pytest.approx(250)
+    other = BoundedSeesaw()
+    other.load_state_dict(policy.state_dict())
+    assert other(b, Plan(64, 1), at_rest._replace(examples=700)) == 64
+
+
+@pytest.mark.parametrize("options", [{"lift": -0.1}, {"lift": 2.0}, {"bound": 0}])
+def test_shares_that_contradict_each_other_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="lift|bound"):
+        BoundedSeesaw(**options)

@@ -193,3 +193,57 @@ def test_betas_that_cannot_follow_are_refused() -> None:
         check_betas([adam], 16.0)
     with pytest.raises(ValueError, match=r'^`lr_scaling="malladi"` must be used with an optimizer'):
         check_betas([sgd()], 2.0)
+
+
+def in_a_closure(set_to: float | None, times: int = 1) -> tuple[list[float], list[float], Any]:
+    """What closures see of the learning rate, what the updates have, and the factor's owner."""
+
+    class Repeats(Seen):
+        def step(self, closure: Any = None) -> Any:
+            for _ in range(times):
+                closure()
+                self.lrs.append(float(self.param_groups[0]["lr"]))
+
+    optimizer, seen = Repeats([torch.nn.Parameter(torch.ones(2))], lr=0.1), list[float]()
+    scaled = ScaledSteps([optimizer])
+    scaled.factors = Factors(3.0)
+
+    def closure() -> None:
+        seen.append(optimizer.param_groups[0]["lr"])
+        if set_to is not None:
+            optimizer.param_groups[0]["lr"] = set_to
+
+    optimizer.step(closure)
+    optimizer.step(closure=closure)
+    assert optimizer.param_groups[0]["lr"] == (0.1 if set_to is None else set_to)
+    return seen, optimizer.lrs, scaled
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_closure_sees_the_scheduled_rate_and_the_step_has_the_factor(times: int) -> None:
+    seen, used, scaled = in_a_closure(None, times)
+
+    assert seen == [0.1] * 2 * times
+    assert used == pytest.approx([0.3] * 2 * times)
+    assert not scaled.overridden
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_rate_that_a_closure_sets_is_scaled_and_stays(times: int) -> None:
+    seen, used, scaled = in_a_closure(0.2, times)
+
+    assert seen == [0.1] + [0.2] * (2 * times - 1)
+    assert used == pytest.approx([0.6] * 2 * times)
+    assert scaled.overridden
+
+
+def test_the_scheduled_rate_is_the_mean_of_all_groups() -> None:
+    groups = [{"params": [torch.nn.Parameter(torch.ones(1))], "lr": lr} for lr in (0.1, 0.3)]
+    optimizer = SGD(groups)
+    scaled = ScaledSteps([optimizer])
+    before = scaled.learning_rate
+
+    optimizer.param_groups[1]["lr"] = 0.1  # a decay of the second group alone
+
+    assert before == pytest.approx(0.2)
+    assert scaled.learning_rate == pytest.approx(0.1)

@@ -22,6 +22,6 @@ def test_the_policy_of_each_run_has_a_state_of_its_own() -> None:
     options = SchedulerOptions(policy="seesaw")
     first, second = (Settings.from_options(options).policy for _ in range(2))
 
-    first.load_state_dict({"batch_size": 8})
+    first.load_state_dict({"start": 8.0})
 
-    assert second.state_dict() == {"batch_size": None}
+    assert second.state_dict() == {"start": 0.0}

@@ -304,6 +304,16 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         """Whether the user chose to compare halves of a batch, or single examples."""
         return self._options.cut is not None or self._options.small_batch in ("half", "example")
 
+    def note_factor(self, lr_factor: float) -> None:
+        """Note the factor on the learning rate while an optimizer steps: it is recorded."""
+        for logged in self._meters:
+            logged.meter.lr_factor = lr_factor
+
+    @property
+    def local_batch_size(self) -> float | None:
+        """This rank's examples in the batch under way; None if nothing is measured."""
+        return self._fit.local_batch_size if self._measuring else None
+
     def examples_in(self, batch: Any) -> float:
         """Return the number of examples in a batch, by `batch_size_fn`."""
         size = (self._count or self._fit.counter)(batch)

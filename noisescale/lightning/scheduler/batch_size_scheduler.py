@@ -53,7 +53,8 @@ class BatchSizeScheduler(trainer_access.Callback):
     | key | meaning |
     |---|---|
     | `batch_size/wanted` | global batch that the policy asked for last, in examples |
-    | `batch_size/given` | global batch that the steps have |
+    | `batch_size/planned` | global batch of the plan, from the mean of the batches that came |
+    | `batch_size/given` | global batch that the steps had since the last log step, as they came |
     | `batch_size/lr_factor` | factor on the learning rate that the run's own schedule gives |
     | `batch_size/noise_scale` | noise scale of the last steps, for decisions; only if resolved |
 
@@ -77,7 +78,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         policy: "tradeoff": √(r·B_simple), where r is the run's critical batch size so far; "ratio":
             B_simple; "norm_test": 4·B_simple; "doubling": twice the batch once B_simple
             exceeds twice the batch; "seesaw", "smith": grow when your schedule lowers the learning
-            rate. Or a mapping from steps to global batch sizes, a `Policy`, or a function from
+            rate; "bounded_seesaw": so, as far as √(r·B_simple). Or a mapping from steps to global batch sizes, a `Policy`, or a function from
             (noise scale, plan, progress) to a global batch size.
         min_batch_size: Least global batch, in examples. Default: one batch a device.
         max_batch_size: Largest global batch, in examples. Default: a tenth of an epoch; no maximum
@@ -95,8 +96,8 @@ class BatchSizeScheduler(trainer_access.Callback):
             with the run. The share is counted in examples if epochs end the run, in optimizer steps
             if `max_steps` does. If the end is not known, "run" is the same as "examples".
             "examples": steps of the first batch size. "steps": optimizer steps, as Lightning
-            counts. "gain": AdaScale's scale-invariant steps. Default: "gain" if you pass
-            `lr_scaling="adascale"`, else "run". A resumed run keeps its clock.
+            counts. "gain": AdaScale's scale-invariant steps, of which a run may have more or fewer
+            than a schedule. A resumed run keeps its clock.
         confidence: Coverage of the noise scale's interval, which allows or holds back a move.
         decide_every_n_steps: Steps between decisions on the noise scale. Each decision waits for
             the device once. Schedules by steps change the batch size at the exact step, whatever
@@ -227,6 +228,14 @@ class BatchSizeScheduler(trainer_access.Callback):
         self._taken = self._fit = None
         check_schedulable(trainer, self)
         self._taken = Takeover(trainer, self._options.max_device_batch_size, saved)
+        settings = Settings.from_options(self._options)
+        if settings.policy.follows_schedule and not trainer.lr_scheduler_configs:
+            trainer_access.rank_zero_warn(
+                f"BatchSizeScheduler: `policy={self._options.policy!r}` grows the batch where a"
+                " schedule lowers the learning rate, and the module has no schedule. The batch size"
+                " stays, unless the module lowers the learning rate itself. Return a schedule from"
+                ' `configure_optimizers`, or choose `policy="tradeoff"`.'
+            )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._publish(trainer)
@@ -254,6 +263,9 @@ class BatchSizeScheduler(trainer_access.Callback):
             if self._fit.controller.due_after(measured_step):
                 self._decide(trainer, self._fit, measured_step)
             self._fit.begin_step(trainer, batch_idx)
+            if self._monitor is not None:
+                self._monitor.note_factor(self._fit.controller.lr_factor)
+        self._count(trainer, self._fit, batch)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
@@ -327,10 +339,7 @@ class BatchSizeScheduler(trainer_access.Callback):
             needed = 1 if trainer.world_size > 1 or halves else 2
             needed = max(self._monitor.least_micro_batches, needed)
             least = min(needed, taken.accumulation)
-        by_gain = self._options.lr_scaling == "adascale"
-        progress = self._progress or default_progress(
-            taken.saved, by_gain=by_gain, measured=self._needs_monitor
-        )
+        progress = self._progress or default_progress(taken.saved, measured=self._needs_monitor)
         return ScheduledFit(trainer, taken, examples, least, self._options, progress)
 
     def _decide(self, trainer: pl.Trainer, fit: ScheduledFit, measured_step: int | None) -> None:
@@ -341,6 +350,8 @@ class BatchSizeScheduler(trainer_access.Callback):
         if monitor is not None and (self._needs_monitor or controller.settings.takes_noise_scale):
             measured = monitor.noise_scale_at(self._confidence), monitor.average_moments
             extra = monitor.extra_noise_scales
+        if surprise := fit.follow_batches():
+            trainer_access.rank_zero_warn(f"BatchSizeScheduler: {surprise}")
         move = controller.decide(
             *measured,
             extra=extra,
@@ -370,7 +381,8 @@ class BatchSizeScheduler(trainer_access.Callback):
         controller = fit.controller
         metrics = {
             _ROOT + "wanted": controller.wanted,
-            _ROOT + "given": float(controller.plan.batch_size),
+            _ROOT + "planned": float(controller.plan.batch_size),
+            _ROOT + "given": fit.given(),
             _ROOT + "lr_factor": controller.lr_factor,
         }
         if self._monitor is not None and (now := self._monitor.noise_scale).resolved:
@@ -380,7 +392,13 @@ class BatchSizeScheduler(trainer_access.Callback):
     def _publish(self, trainer: pl.Trainer) -> None:
         """Put all metrics where other callbacks look for them; NaN stands for unknown values."""
         with self._guard("The batch size is not in `callback_metrics`"):
-            names = ("wanted", "given", "lr_factor", *(["noise_scale"] if self._monitor else []))
+            names = (
+                "wanted",
+                "planned",
+                "given",
+                "lr_factor",
+                *(["noise_scale"] if self._monitor else []),
+            )
             unknown = dict.fromkeys((_ROOT + name for name in names), math.nan)
             known = {} if self._fit is None else self._metrics(self._fit)
             trainer_access.publish(trainer, unknown | known)
@@ -392,6 +410,13 @@ class BatchSizeScheduler(trainer_access.Callback):
                 with self._guard("A move of the batch size is not in TensorBoard"):
                     if writer := trainer_access.summary_writer_of(logger):
                         writer.add_text("batch_size/moves", text, trainer_access.log_step(trainer))
+
+    def _count(self, trainer: pl.Trainer, fit: ScheduledFit, batch: Any) -> None:
+        examples = fit.controller.plan.device_batch_size
+        with self._guard("The examples of a batch cannot be counted, and are taken as usual"):
+            counted = None if self._monitor is None else self._monitor.local_batch_size
+            examples = self._examples_in(trainer, batch) if counted is None else counted
+        fit.count_batch(trainer, examples)
 
     def _examples_in(self, trainer: pl.Trainer, batch: Any) -> float:
         if self._monitor is None:

@@ -16,6 +16,7 @@ from noisescale.collectors.squared_norms import wide_dtype
 from noisescale.estimation.moments import GradientMoments
 from noisescale.lightning import trainer_access
 from noisescale.lightning.scheduler.accumulation import Accumulation
+from noisescale.lightning.scheduler.counted_batches import CountedBatches
 from noisescale.lightning.scheduler.device_batches import ResizedLoaders
 from noisescale.lightning.scheduler.memory_trial import fits
 from noisescale.lightning.scheduler.schedulable import check_may_resize
@@ -33,7 +34,22 @@ if TYPE_CHECKING:
 _EPOCH_SHARE = 10
 """The least steps of an epoch without `max_batch_size` (Smith et al. 2018)."""
 
-_SAVED = ("controller", "max_batch_size", "window", "rows", "resized", "largest_rows", "schedules")
+_SURPRISING = 1.5
+"""By what factor batches differ from the first one so that it is worth a warning."""
+
+_STEPS_BETWEEN_COUNTS = 8
+"""Steps between additions over ranks of the examples that came."""
+
+_SAVED = (
+    "controller",
+    "max_batch_size",
+    "came",
+    "window",
+    "rows",
+    "resized",
+    "largest_rows",
+    "schedules",
+)
 """Keys of a saved fit."""
 
 
@@ -129,6 +145,7 @@ class ScheduledFit:
             size = _mean_over_ranks(examples, trainer)
         plan = Plan(size, taken.accumulation, trainer.world_size)
         max_batch_size = options.max_batch_size
+        self._caps_itself = max_batch_size is None
         if max_batch_size is None and saved:
             max_batch_size = saved["max_batch_size"]
         elif max_batch_size is None and math.isfinite(trainer.num_training_batches):
@@ -138,6 +155,10 @@ class ScheduledFit:
                 # A prime number of rows would be reached by micro-batches of one row.
                 full = most * size / rows * plan.devices
                 max_batch_size = max(max_batch_size // full * full, plan.batch_size)
+        came = saved.get("came", ()) if saved.get("rows", rows) == rows else ()
+        self._came = CountedBatches(trainer.world_size, trainer.strategy.root_device, came)
+        self._since_log = [0.0, 0]
+        self._told = False
         self.controller = BatchSizeController(
             plan,
             trainer.optimizers,
@@ -151,6 +172,7 @@ class ScheduledFit:
         self.schedules = ClockedSchedules(
             trainer, self.controller, progress, accumulation=taken.accumulation, saved=saved
         )
+        self._first_size, self._of_step, self._given = size, 0.0, plan.batch_size
         self.logged_step = -1
         """The last step that was logged, see `note_logged`."""
         self._max_batch_size = max_batch_size  # None where an epoch has no known end
@@ -183,19 +205,58 @@ class ScheduledFit:
             if gradients:
                 torch._foreach_mul_(gradients, length / taken)
 
+    def count_batch(self, trainer: pl.Trainer, examples: float) -> None:
+        """Count a batch of this rank."""
+        self._came.add(examples, ends_epoch=trainer_access.is_last_batch(trainer))
+        self._of_step += examples
+        self._since_log[0] += examples * trainer.world_size
+
+    def follow_batches(self) -> str | None:
+        """Have plans made up of the batches that came. Return what surprises, once.
+
+        All ranks must call it, at the same step. It may wait for the device.
+        """
+        controller, before = self.controller, self.controller.plan.device_batch_size
+        came = self._came.read(controller.examples)
+        if came is None or (size := came.size()) is None:
+            return None
+        if self._caps_itself and self._max_batch_size is not None:
+            self._max_batch_size *= size / before
+        controller.follow_batches(size, came.examples, max_batch_size=self._max_batch_size)
+        if self._told or 1 / _SURPRISING < size / self._first_size < _SURPRISING:
+            return None
+        self._told = True
+        return (
+            f"The first batch had {self._first_size:.3g} examples on a device, and batches have"
+            f" {size:.3g} on average. Batch sizes and the learning rate follow the average."
+        )
+
     def count_step(self, trainer: pl.Trainer, batch: Any) -> None:
         """Count a step, and step the schedules that are due after it."""
-        plan = self.controller.plan
+        controller, plan = self.controller, self.controller.plan
         examples = plan.device_batch_size * _batches_taken(trainer) * plan.devices
-        self.controller.step(examples)
+        if plan.devices == 1 and self._of_step:
+            examples = self._of_step
+        self._of_step = 0.0
+        self._since_log[1] += 1
+        controller.step(examples)
+        if controller.steps <= 2 or controller.steps % _STEPS_BETWEEN_COUNTS == 0:
+            self._came.add_up(controller.examples)
         self.schedules.advance(trainer, examples)
         may_be_short = self._batch is not None and trainer_access.is_last_batch(trainer)
         if self._loaders is not None and self._rows and not may_be_short:
             self._batch = batch, self._rows
 
+    def given(self) -> float:
+        """Return the mean global batch size since the last log step, as batches came."""
+        examples, steps = self._since_log
+        # At a log step the batches of the step under way are there, and it is not counted yet.
+        return examples / (steps + bool(self._of_step)) if examples else self._given
+
     def note_logged(self, step: int) -> None:
         """Remember that this step was logged."""
-        self.logged_step = step
+        self.logged_step, self._given = step, self.given()
+        self._since_log = [0.0, -bool(self._of_step)]
 
     def resize(self, trainer: pl.Trainer, average: GradientMoments | None) -> Move | str | None:
         """Make a new plan for the wanted batch, with the loader's batches as large as allowed.
@@ -230,6 +291,7 @@ class ScheduledFit:
         self._largest_rows = max(self._largest_rows, rows)
         self._loaders.change(rows)
         self._rows = rows
+        self._came.begin_again()
         return controller.adopt(plan, "micro-batches of another size", average)
 
     def state_dict(self) -> dict[str, Any]:
@@ -237,6 +299,7 @@ class ScheduledFit:
         return {
             "controller": self.controller.state_dict(),
             "max_batch_size": self._max_batch_size,
+            "came": self._came.state,
             "window": [int(self._under_way), self._under_way.begin],
             "rows": self._rows,
             "resized": None if self._loaders is None else self._loaders.size,

@@ -190,17 +190,15 @@ def saved_progress(saved: dict[str, Any]) -> ProgressBy | None:
     return saved["schedules"]["progress"] if taken else None
 
 
-def default_progress(saved: dict[str, Any], *, by_gain: bool, measured: bool) -> ProgressBy:
+def default_progress(saved: dict[str, Any], *, measured: bool) -> ProgressBy:
     """Return the default clock of the schedules: a resumed run keeps its clock.
 
     Args:
         saved: State of the callback to go on from; empty for a new run.
-        by_gain: Whether the user chose that the learning rate follows AdaScale's gain.
         measured: Whether there is a noise scale, from which the gain is computed.
     """
-    default: ProgressBy = "gain" if by_gain else "run"
     went = saved_progress(saved)
-    return default if went is None or (went == "gain" and not measured) else went
+    return "run" if went is None or (went == "gain" and not measured) else went
 
 
 _BY_EXAMPLES = ("run", "examples")

@@ -45,7 +45,7 @@ def scheduler(*lengths: int, **options: Any) -> BatchSizeScheduler:
             {"policy": "trade"},
             ValueError,
             '`policy` must be one of "tradeoff", "ratio", "norm_test", "doubling", "seesaw",'
-            " \"smith\", a mapping from steps to batch sizes or a function, got 'trade'. Leave it"
+            ' "smith", "bounded_seesaw", a mapping from steps to batch sizes or a function, got 'trade'. Leave it"
             ' at "tradeoff".',
         ),
         (

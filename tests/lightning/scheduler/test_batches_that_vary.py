@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loaders whose batches differ in size: what is counted, planned, scaled and logged."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fits import classifier, data, fit, trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import DataLoader
+
+from noisescale import BatchSizeScheduler, NoiseScaleMonitor
+
+SIZES = (2, 9, 7, 8, 8, 6, 10, 8)
+"""After the first one 8 on average, in a cycle."""
+
+
+class Varying:
+    """Batches of examples in order: the first one, then the others over and over."""
+
+    def __init__(self, first: int, batches: int, sizes: tuple[int, ...] = SIZES[1:]) -> None:
+        self.sizes = [first, *(sizes[k % len(sizes)] for k in range(batches - 1))]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        begin = 0
+        for size in self.sizes:
+            yield [k % 100 for k in range(begin, begin + size)]
+            begin += size
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+def varying(first: int, batches: int = 57) -> DataLoader[Any]:
+    return DataLoader(data(), batch_sampler=Varying(first, batches))
+
+
+def stays(noise_scale: Any, plan: Any, progress: Any) -> float:
+    return float(plan.batch_size)
+
+
+def trained(first: int, policy: Any = stays, ranks: int = 1, **options: Any) -> Any:
+    callback = BatchSizeScheduler(policy, **options)
+
+    def found(trainer: Any, module: Any) -> Any:
+        assert callback._fit is not None
+        controller = callback._fit.controller
+        sizes = controller.plan.batch_size, controller.base_batch_size
+        return controller.examples, sizes, callback._fit._max_batch_size, controller.lr_factor
+
+    loader = varying(first)
+    (result, *others) = fit(
+        callback,
+        ranks=ranks,
+        train_loader=loader,
+        accumulate_grad_batches=2,
+        use_distributed_sampler=False,
+        results=found,
+    )
+    assert all(other == result for other in others)
+    return result
+
+
+@pytest.mark.filterwarnings("ignore:BatchSizeScheduler. The first batch had")
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("first", [1, 40])
+def test_examples_plans_and_the_cap_follow_the_batches_that_came(first: int, ranks: int) -> None:
+    examples, (size, base), cap, _ = trained(first, ranks=ranks)
+
+    came = ranks * sum(Varying(first, 57).sizes)
+    usual = sum(Varying(first, 57).sizes[:-1]) / 56
+    late = 0 if ranks == 1 else 0.15  # ranks add up every eighth step
+    assert examples == pytest.approx(came, rel=late)
+    assert size == pytest.approx(2 * ranks * usual, rel=0.1 + late)
+    assert base == pytest.approx(size)
+    assert cap == pytest.approx(size * 57 / 2 / 10)
+
+
+def test_a_first_batch_that_is_odd_is_told_once(recwarn: pytest.WarningsRecorder) -> None:
+    trained(40)
+
+    told = [str(w.message) for w in recwarn if "The first batch had" in str(w.message)]
+    assert len(told) == 1
+    assert "The first batch had 40 examples on a device, and batches have" in told[0]
+
+
+@pytest.mark.filterwarnings("ignore:BatchSizeScheduler. The first batch had")
+def test_the_learning_rate_follows_the_number_of_micro_batches_alone() -> None:
+    """A first batch that is odd changes nothing: it is no larger batch size."""
+    *_, factor = trained(1, lambda b, plan, progress: 4 * progress.base_batch_size)
+
+    assert factor == pytest.approx(2.0)  # the square root of 4
+
+
+@pytest.mark.filterwarnings("ignore:BatchSizeScheduler. The first batch had")
+def test_bounds_that_the_batches_do_not_meet_are_widened() -> None:
+    _, (size, _), *_ = trained(1, min_batch_size=2, max_batch_size=3)
+
+    assert size == pytest.approx(16, rel=0.1)
+
+
+@pytest.mark.parametrize("first", [8, 9])
+def test_batches_of_one_size_stay_as_they_are(first: int) -> None:
+    callback = BatchSizeScheduler(stays)
+    loader = DataLoader(data(8 * 6 + 3), batch_size=8)
+
+    trainer(1, strategy="auto", callbacks=[callback], accumulate_grad_batches=2).fit(
+        classifier(), loader
+    )
+
+    saved = callback.state_dict()["controller"]
+    assert saved["plan"]["device_batch_size"] == 8
+    assert saved["base_batch_size"] == 16
+    assert saved["examples"] == 8 * 6 + 3
+
+
+@pytest.mark.filterwarnings("ignore:BatchSizeScheduler. The first batch had")
+def test_what_came_and_what_is_planned_are_logged(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    callbacks = [NoiseScaleMonitor(), BatchSizeScheduler(stays)]
+
+    trainer(
+        1,
+        strategy="auto",
+        callbacks=callbacks,
+        accumulate_grad_batches=2,
+        logger=logger,
+        log_every_n_steps=7,
+    ).fit(classifier(), varying(40))
+
+    events = EventAccumulator(str(tmp_path)).Reload()
+    given, planned = (
+        [event.value for event in events.Scalars(f"batch_size/{name}")]
+        for name in ("given", "planned")
+    )
+    sizes = torch.tensor(Varying(40, 57).sizes)
+    steps = torch.stack([part.sum() for part in sizes.split(2)]).tolist()
+    assert given[:3] == pytest.approx([sum(steps[k : k + 7]) / 7 for k in (0, 7, 14)])
+    assert planned[0] == pytest.approx(80, rel=0.5)
+    assert planned[-1] == pytest.approx(2 * float(sizes[:-1].float().mean()), rel=0.1)
