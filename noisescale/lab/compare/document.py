@@ -67,12 +67,12 @@ def headline_of(c: ComparisonRecord) -> str:
     goal = c.goals[c.workloads[0]]
     if not standings:
         return f"{goal} was reached by some runs only"
-    first = short_list([name_of(each) for each in _tied(c, standings)])
+    first = short_list([name_of(each) for each in _leaders(c, standings)])
     said = f"{first} reached {goal}{' first' if len(c.standings) > 1 else ''}"
     return f"{said}, which may be chance" if _may_be_chance(c) else said
 
 
-def _tied(c: ComparisonRecord, standings: Sequence[Standing]) -> list[Standing]:
+def _leaders(c: ComparisonRecord, standings: Sequence[Standing]) -> list[Standing]:
     """Return those who were first."""
     return [each for each in standings if each.best.at(c.clock) == standings[0].best.at(c.clock)]
 
@@ -83,7 +83,7 @@ def _may_be_chance(c: ComparisonRecord) -> tuple[str, ...]:
     It may be if the bounds of the lead over the next include 1.
     """
     standings = [standing for standing in c.standings if standing.best.reached is not None]
-    tied = len(_tied(c, standings)) if standings else 0
+    tied = len(_leaders(c, standings)) if standings else 0
     if len(c.workloads) > 1 or tied == len(standings):
         return ()  # one submission, or all of them at once
     first, following = standings[0], standings[tied]
