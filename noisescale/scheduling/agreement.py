@@ -121,7 +121,7 @@ class _Range:
     def read(self) -> tuple[float, float]:
         """Return the least and the most, once the ranks and the device have them."""
         most, negative_least = self._ends.read()
-        return -negative_least, most
+        return 0.0 - negative_least, most  # of 0 without a sign
 
 
 def _several_ranks() -> bool:

@@ -362,7 +362,7 @@ steps on
         return plan_of(self.settings, self._state, batch_size, device_batch_size)
 
     def follow_batches(
-        self, size: float, examples: float | None = None, *, max_batch_size: float | None = None
+        self, size: float, more: float = 0.0, *, max_batch_size: float | None = None
     ) -> None:
         """Take the batches that came in place of those that were planned. All ranks must call it.
 
@@ -371,17 +371,15 @@ steps on
 
         Args:
             size: Mean examples of a micro-batch on one device, over all ranks.
-            examples: Examples of all devices in the steps so far, as they came. Default: as
-                counted.
+            more: How many more examples the steps so far had than were counted.
             max_batch_size: Largest global batch from now on. Default: as before.
         """
         state, bounds = self._state, self.settings.bounds
         if max_batch_size is not None:
             bounds = bounds._replace(max_batch_size=max_batch_size)
-        if examples is not None:
-            more = examples - state.examples
-            moved = state.examples_at_move + more
-            state = state._replace(examples=examples, examples_at_move=moved)
+        state = state._replace(
+            examples=state.examples + more, examples_at_move=state.examples_at_move + more
+        )
         if not math.isclose(size, state.plan.device_batch_size, rel_tol=1e-9):
             self.settings, state = with_batches_of(self.settings, state, size, bounds=bounds)
         self._state = state

@@ -43,8 +43,6 @@ class ScaledSteps:
     def __init__(self, optimizers: Iterable[Optimizer]) -> None:
         self.factors = NO_FACTORS
         """The factors on the next steps."""
-        self.overridden = False
-        """Whether a closure has set a learning rate, or a step what was scaled."""
         self._optimizers = list(optimizers)
         self._kept: list[tuple[dict[str, Any], str, Any, Any]] = []
         self._handles = [
@@ -75,21 +73,19 @@ class ScaledSteps:
         self._restore()  # what a step that failed has left
         if self.factors == NO_FACTORS:
             return None
-        if callable(closure := kwargs.get("closure")):
+        closure = kwargs.get("closure")
+        if closure is not None:
             return args, {**kwargs, "closure": self._scaling_after(optimizer, closure)}
         own, *given = args  # the optimizer comes first
-        if given and callable(closure := given[0]):
-            return (own, self._scaling_after(optimizer, closure), *given[1:]), kwargs
+        if given and callable(given[0]):
+            return (own, self._scaling_after(optimizer, given[0]), *given[1:]), kwargs
         self._scale(optimizer)
         return None
 
     def _scaling_after(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
         def run() -> Any:
             self._restore()  # some optimizers run it several times a step
-            before = [group["lr"] for group in optimizer.param_groups]
             loss = closure()
-            after = [group["lr"] for group in optimizer.param_groups]
-            self.overridden |= any(x is not y for x, y in zip(before, after, strict=True))
             self._scale(optimizer)
             return loss
 
@@ -106,10 +102,8 @@ class ScaledSteps:
 
     def _restore(self) -> None:
         for group, name, kept, scaled in self._kept:
-            if group[name] is scaled:
+            if group[name] is scaled:  # else the step has set it
                 group[name] = kept
-            else:
-                self.overridden = True
         self._kept = []
 
 

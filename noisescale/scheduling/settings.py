@@ -35,7 +35,11 @@ _NAMED: dict[str, Callable[[], Policy]] = {
     "bounded_seesaw": BoundedSeesaw,
 }
 
-_SCALINGS: dict[str, LearningRateScaling] = {"seesaw": "sqrt", "bounded_seesaw": "sqrt", "smith": "linear"}
+_SCALINGS: dict[str, LearningRateScaling] = {
+    "seesaw": "sqrt",
+    "bounded_seesaw": "sqrt",
+    "smith": "linear",
+}
 """The `lr_scaling` that makes a policy the published rule."""
 
 DECIDE_EVERY_N_STEPS = 8

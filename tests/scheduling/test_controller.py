@@ -784,7 +784,7 @@ def test_the_batches_that_came_take_the_place_of_those_that_were_planned() -> No
     controller = BatchSizeController(Plan(8, 4), sgd(), {0: 32, 2: 160}, max_batch_size=200)
     controller.step()
 
-    controller.follow_batches(20.0, 75.0, max_batch_size=500)
+    controller.follow_batches(20.0, 43.0, max_batch_size=500)
 
     assert controller.plan == Plan(20.0, 4)
     assert (controller.base_batch_size, controller.examples) == (80, 75)

@@ -160,5 +160,5 @@ def test_a_bounded_seesaw_lifts_by_new_noise_scales_alone_and_goes_on_where_it_w
 
 @pytest.mark.parametrize("options", [{"lift": -0.1}, {"lift": 2.0}, {"bound": 0}])
 def test_shares_that_contradict_each_other_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="lift|bound"):
+    with pytest.raises(ValueError, match=r"lift|bound"):
         BoundedSeesaw(**options)

@@ -111,25 +111,6 @@ def set_values(
     return scaled
 
 
-def refuse_overridden(scaled: ScaledSteps) -> None:
-    """Refuse a module that sets the learning rate while an optimizer steps.
-
-    Lightning runs `training_step` and the hooks up to `on_before_optimizer_step` inside of
-    `optimizer.step`. All trainings would have the learning rate that is set there.
-
-    Raises:
-        ValueError: If the module has set it.
-    """
-    if scaled.overridden:
-        raise Refusal(
-            "module",
-            "not set the learning rate in `training_step` or a hook around the backward pass",
-            "one that does",
-            "The searched learning rate would have no effect. Set it in"
-            " `on_train_batch_start`, or use a schedule.",
-        )
-
-
 def refuse_unsearchable(
     optimizers: Sequence[Optimizer], schedules: Iterable[Any], names: Sequence[str]
 ) -> None:

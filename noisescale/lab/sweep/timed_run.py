@@ -11,7 +11,6 @@ import torch
 
 from noisescale.lab.jobs.jobs import Record
 from noisescale.lab.sweep.hyperparameters import (
-    refuse_overridden,
     refuse_unsearchable,
     set_values,
 )
@@ -91,7 +90,6 @@ class TimedRun(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any
     ) -> None:
         self._batches_of_epoch += 1
-        refuse_overridden(self._scaled)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         self._loss = loss if isinstance(loss, torch.Tensor) else None
         step = trainer.global_step

@@ -27,7 +27,6 @@ from noisescale.lab.sweep.hyperparameters import (
     own_learning_rate,
     own_momentum,
     own_weight_decay,
-    refuse_overridden,
     refuse_unsearchable,
 )
 from noisescale.lab.sweep.results import DIVERGED, OUT_OF_STEPS, PRUNED, REACHED
@@ -49,8 +48,6 @@ from noisescale.lightning.trainer_access import (
 from noisescale.lightning.training import copy_to_train, plain_trainer, quiet
 from noisescale.made.data import train_and_val
 from noisescale.refusal import Refusal
-from noisescale.scheduling.learning_rate import Factors
-from noisescale.scheduling.scaled_steps import ScaledSteps
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -199,9 +196,6 @@ class _Describe(Callback):
             momentum=own_momentum(trainer.optimizers),
             weight_decay=own_weight_decay(trainer.optimizers),
         )
-        # Only a factor shows whether the module sets the learning rate itself.
-        self._scaled = ScaledSteps(trainer.optimizers)
-        self._scaled.factors = Factors(learning_rate=0.5)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
@@ -225,8 +219,6 @@ class _Describe(Callback):
             self.own = replace(self.own, of_a_batch=same, met=met)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._scaled.close()
-        refuse_overridden(self._scaled)
         metric_of(trainer, self._goal.metric)
         if not self._looked:
             raise Refusal(

@@ -12,19 +12,13 @@ import torch.distributed as dist
 from noisescale.scheduling.agreement import Reduction
 
 
-class Counted(NamedTuple):
-    """What has come, on all ranks."""
+class Came(NamedTuple):
+    """What came, on all ranks."""
 
-    examples: float = 0.0
-    """Examples."""
-    usual: float = 0.0
-    """Examples in batches that do not end an epoch."""
-    batches: float = 0.0
-    """The number of these batches."""
-
-    def size(self) -> float | None:
-        """Return the mean examples of a usual batch on one device; None before the first."""
-        return self.usual / self.batches if self.batches and self.usual else None
+    size: float
+    """Mean examples of a usual batch on one device."""
+    more: float
+    """How many more examples there were than the plan's steps have."""
 
 
 class CountedBatches:
@@ -36,53 +30,58 @@ class CountedBatches:
     Args:
         ranks: The number of ranks.
         device: A device to add up on, if the process group's backend reduces there.
-        saved: A `state` to go on from.
+        planned: Examples of all ranks so far, by the plans.
+        saved: A `state` to go on from, the same on all ranks.
     """
 
-    def __init__(self, ranks: int, device: torch.device, saved: Sequence[float] = ()) -> None:
+    def __init__(
+        self, ranks: int, device: torch.device, planned: float, saved: Sequence[float] = ()
+    ) -> None:
         self._ranks, self._device = ranks, device
-        self._own = Counted(*(number / ranks for number in saved))
-        self._counted = Counted(*saved)
+        self._usual, self._batches = [*saved] or [0.0, 0.0]
+        """This rank's examples in usual batches, and the number of these batches."""
+        self._since, self._planned = 0.0, planned
         self._on_its_way: tuple[Reduction, float] | None = None
 
     @property
     def state(self) -> list[float]:
-        """What goes on in a resumed run: what was last added up, the same on all ranks."""
-        return [*(self._own if self._ranks == 1 else self._counted)]
+        """What goes on in a resumed run, on all ranks as on this one."""
+        return [self._usual, self._batches]
 
     def add(self, examples: float, *, ends_epoch: bool) -> None:
         """Count a batch of this rank."""
-        own, usual = self._own, not ends_epoch
-        self._own = Counted(
-            own.examples + examples, own.usual + usual * examples, own.batches + usual
-        )
+        self._since += examples
+        if not ends_epoch:
+            self._usual += examples
+            self._batches += 1
 
     def begin_again(self) -> None:
         """Forget the size of a usual batch, as the loader makes batches of another size."""
-        self._own = self._own._replace(usual=0.0, batches=0.0)
-        self._counted = self._counted._replace(usual=0.0, batches=0.0)
+        self._usual = self._batches = 0.0
         self._on_its_way = None
 
-    def add_up(self, at: float) -> None:
-        """Begin to add up over ranks. All ranks must call it, at the same step.
+    def add_up(self, planned: float) -> None:
+        """Begin to add up over ranks. All ranks must call it, at the end of the same step.
 
         Args:
-            at: The examples of all ranks by another count, to go on from.
+            planned: Examples of all ranks so far, by the plans.
         """
         if self._ranks > 1 and self._on_its_way is None:
-            reduction = Reduction(self._own, self._device, dist.ReduceOp.SUM)
-            self._on_its_way = reduction, at
+            numbers = (self._since, self._usual, self._batches)
+            reduction = Reduction(numbers, self._device, dist.ReduceOp.SUM)
+            self._on_its_way = reduction, planned - self._planned
+            self._since, self._planned = 0.0, planned
 
-    def read(self, now: float) -> Counted | None:
-        """Return what has come up to now; None if nothing was added up since the last call.
+    def read(self) -> Came | None:
+        """Return what has come; None if nothing was added up since the last call.
 
-        Args:
-            now: The examples of all ranks by the count of `add_up`.
+        It may wait for the ranks and the device. One process knows its batches at once.
         """
-        if self._ranks == 1:
-            return self._own
-        if self._on_its_way is None:
-            return None
-        (reduction, at), self._on_its_way = self._on_its_way, None
-        self._counted = Counted(*reduction.read())
-        return self._counted._replace(examples=self._counted.examples + now - at)
+        usual, batches, more = self._usual, self._batches, 0.0
+        if self._ranks > 1:
+            if self._on_its_way is None:
+                return None
+            (reduction, planned), self._on_its_way = self._on_its_way, None
+            since, usual, batches = reduction.read()
+            more = since - planned
+        return Came(usual / batches, more) if usual else None

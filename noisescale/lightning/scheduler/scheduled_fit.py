@@ -155,8 +155,6 @@ class ScheduledFit:
                 # A prime number of rows would be reached by micro-batches of one row.
                 full = most * size / rows * plan.devices
                 max_batch_size = max(max_batch_size // full * full, plan.batch_size)
-        came = saved.get("came", ()) if saved.get("rows", rows) == rows else ()
-        self._came = CountedBatches(trainer.world_size, trainer.strategy.root_device, came)
         self._since_log = [0.0, 0]
         self._told = False
         self.controller = BatchSizeController(
@@ -169,6 +167,12 @@ class ScheduledFit:
         )
         if saved:
             self.controller.load_state_dict(saved["controller"], device_batch_size=size)
+        self._came = CountedBatches(
+            trainer.world_size,
+            trainer.strategy.root_device,
+            self.controller.examples,
+            saved.get("came", ()) if saved.get("rows", rows) == rows else (),
+        )
         self.schedules = ClockedSchedules(
             trainer, self.controller, progress, accumulation=taken.accumulation, saved=saved
         )
@@ -217,12 +221,12 @@ class ScheduledFit:
         All ranks must call it, at the same step. It may wait for the device.
         """
         controller, before = self.controller, self.controller.plan.device_batch_size
-        came = self._came.read(controller.examples)
-        if came is None or (size := came.size()) is None:
+        if (came := self._came.read()) is None:
             return None
+        size = came.size
         if self._caps_itself and self._max_batch_size is not None:
             self._max_batch_size *= size / before
-        controller.follow_batches(size, came.examples, max_batch_size=self._max_batch_size)
+        controller.follow_batches(size, came.more, max_batch_size=self._max_batch_size)
         if self._told or 1 / _SURPRISING < size / self._first_size < _SURPRISING:
             return None
         self._told = True
@@ -292,6 +296,7 @@ class ScheduledFit:
         self._loaders.change(rows)
         self._rows = rows
         self._came.begin_again()
+        self._first_size = plan.device_batch_size
         return controller.adopt(plan, "micro-batches of another size", average)
 
     def state_dict(self) -> dict[str, Any]:

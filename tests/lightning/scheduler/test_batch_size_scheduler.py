@@ -45,8 +45,8 @@ def scheduler(*lengths: int, **options: Any) -> BatchSizeScheduler:
             {"policy": "trade"},
             ValueError,
             '`policy` must be one of "tradeoff", "ratio", "norm_test", "doubling", "seesaw",'
-            ' "smith", "bounded_seesaw", a mapping from steps to batch sizes or a function, got 'trade'. Leave it"
-            ' at "tradeoff".',
+            ' "smith", "bounded_seesaw", a mapping from steps to batch sizes or a function, got'
+            " 'trade'. Leave it at \"tradeoff\".",
         ),
         (
             {"policy": 64},
@@ -400,7 +400,8 @@ def test_tensorboard_gets_scalars_at_log_steps_and_every_move_as_text(
 
     at = [1, 3, 5, 6]  # the last step, too
     assert scalars("wanted") == [(step, 2.0 * lengths[step]) for step in at]
-    assert scalars("given") == scalars("wanted")
+    assert scalars("planned") == scalars("wanted")
+    assert scalars("given") == [(1, 4.0), (3, 3.0), (5, 5.0), (6, 2.0)]  # means of both steps
     assert scalars("lr_factor") == [(step, float(lengths[step])) for step in at]
     texts = [
         event.tensor_proto.string_val[0].decode()

@@ -385,9 +385,11 @@ def test_malladi_scales_betas_and_eps_while_adam_steps() -> None:
 
     class Adam(torch.optim.AdamW):
         def step(self, closure: Any = None) -> Any:
+            loss = closure()
             group = self.param_groups[0]
             seen.append((group["lr"], *group["betas"], group["eps"]))
-            return super().step(closure)
+            super().step()
+            return loss
 
     class WithAdam(Names):
         def configure_optimizers(self) -> Any:
@@ -425,8 +427,8 @@ def test_by_gains_a_schedule_goes_as_far_as_steps_are_worth() -> None:
 
     class Notes(L.Callback):
         def on_before_optimizer_step(self, fitting: Any, module: Any, optimizer: Any) -> None:
-            rates.append(optimizer.param_groups[0]["lr"])
             factors.append(fitting.callback_metrics["batch_size/lr_factor"].item())
+            rates.append(optimizer.param_groups[0]["lr"] * factors[-1])
 
     class Scheduled(type(classifier())):  # type: ignore[misc]
         def configure_optimizers(self) -> Any:
@@ -437,7 +439,9 @@ def test_by_gains_a_schedule_goes_as_far_as_steps_are_worth() -> None:
         1,
         strategy="auto",
         callbacks=[
-            BatchSizeScheduler({0: 16, 6: 64, 12: 48}, 8, 64, lr_scaling="adascale"),
+            BatchSizeScheduler(
+                {0: 16, 6: 64, 12: 48}, 8, 64, lr_scaling="adascale", progress="gain"
+            ),
             NoiseScaleMonitor(),
             Notes(),
         ],
@@ -454,7 +458,7 @@ def test_by_gains_a_schedule_goes_as_far_as_steps_are_worth() -> None:
     assert rates == pytest.approx(0.1 * 0.99**steps * factors, rel=1e-5)
 
 
-def test_a_rate_set_in_the_middle_of_a_step_stays() -> None:
+def test_a_rate_set_in_the_middle_of_a_step_is_scaled_and_stays() -> None:
     """Lightning's steps run the module's hooks: what they set is not overwritten afterwards."""
 
     class Sets(Names):
@@ -465,4 +469,29 @@ def test_a_rate_set_in_the_middle_of_a_step_stays() -> None:
     module = Sets(24)
     trainer(1, strategy="auto", callbacks=[scheduler((1, 3, 2, 4))]).fit(module, names(24, 2))
 
-    assert module.rates == pytest.approx([0.1, 0.3, 0.7, 2.8, 0.7, 2.1])
+    assert module.rates == pytest.approx([0.1, 0.3, 1.4, 2.8, 0.7, 2.1])
+
+
+@pytest.mark.parametrize("lr_scaling", ["adascale", "sqrt"])
+def test_a_cosine_ends_with_the_run_whatever_the_learning_rate_follows(lr_scaling: Any) -> None:
+    class Scheduled(type(classifier())):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            steps = int(self.trainer.estimated_stepping_batches)
+            cosine = lr_scheduler.CosineAnnealingLR(optimizer, steps)
+            return [optimizer], [{"scheduler": cosine, "interval": "step"}]
+
+    module = Scheduled()
+    callbacks = [BatchSizeScheduler({0: 16, 6: 64}, 8, 64, lr_scaling=lr_scaling)]
+    trainer(1, strategy="auto", callbacks=callbacks, accumulate_grad_batches=2, max_epochs=2).fit(
+        module, loader(8, examples=320)
+    )
+
+    assert module.optimizers().param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_seesaw_without_a_schedule_says_that_it_will_not_move() -> None:
+    fitting = trainer(1, strategy="auto", callbacks=[BatchSizeScheduler("seesaw")])
+
+    with pytest.warns(UserWarning, match="the module has no schedule. The batch size stays"):
+        fitting.fit(classifier(), loader())
