@@ -8,6 +8,7 @@ at both ends of the interval. Schedules are policies by themselves.
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
@@ -221,6 +222,36 @@ class InsteadOfDecay(Policy):
         return Wanted(at_peak * decay, f"the schedule's lr is 1/{decay:.3g} of its peak")
 
 
+_SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
+
+
+def given_by_examples(batch_sizes: Mapping[str, float]) -> Given:
+    """Return a schedule by the examples that were seen, from numbers with a suffix k, M or B.
+
+    Raises:
+        ValueError: If a key is no such number, or a batch size is not positive.
+
+    Examples:
+        >>> plan = given_by_examples({"0": 64, "1.5M": 128})
+        >>> [float(plan(None, Plan(64, 1), Progress(1, n))) for n in (1.4e6, 1.5e6)]
+        [64.0, 128.0]
+    """
+    parsed = {}
+    for text, size in batch_sizes.items():
+        found = _COUNT.fullmatch(text.strip())
+        if found is None:
+            raise Refusal(
+                "policy",
+                "have numbers of examples as keys that are texts",
+                repr(text),
+                'Write, for example, {"0": 64, "500k": 128, "2M": 256}.',
+            )
+        parsed[round(float(found[1]) * _SUFFIXES[found[2].lower()])] = size
+    return Given(parsed, by="examples")
+
+
+_COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([kKmMbB]?)")
+
 PolicyLike = (
     Literal[
         "tradeoff",
@@ -232,6 +263,7 @@ PolicyLike = (
         "smith",
     ]
     | Mapping[int, float]
+    | Mapping[str, float]
     | Callable[[NoiseScale, Plan, Progress], float]
 )
 """What users can give as a policy."""

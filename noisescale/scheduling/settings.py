@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from torch.optim import SGD, Optimizer
 
@@ -22,6 +23,7 @@ from noisescale.scheduling.policies import (
     PolicyLike,
     RatioRule,
     TradeoffRule,
+    given_by_examples,
 )
 from noisescale.scheduling.policy import FunctionPolicy, Policy
 
@@ -151,7 +153,10 @@ def _policy_of(policy: PolicyLike) -> Policy:
         require_choice("policy", policy, _NAMED, remedy, or_else=otherwise)
         return _NAMED[policy]()
     if isinstance(policy, Mapping):
-        return Given(policy)
+        by_examples = {since: size for since, size in policy.items() if isinstance(since, str)}
+        if by_examples and len(by_examples) == len(policy):
+            return given_by_examples(by_examples)
+        return Given(cast(Mapping[int, float], policy))
     if not callable(policy):
         raise TypeRefusal(
             "policy", "be a name, a mapping or a function", repr(policy), 'Leave it at "tradeoff".'

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from noisescale import NoiseScale, Plan, Tradeoff
+from noisescale.refusal import Refusal
 from noisescale.scheduling import (
     DoublingRule,
     Gate,
@@ -21,6 +22,7 @@ from noisescale.scheduling import (
     TradeoffRule,
 )
 from noisescale.scheduling.decision import RunSoFar
+from noisescale.scheduling.settings import SchedulerOptions, Settings
 from noisescale.state import restore, to_builtins
 
 NOW = Progress(steps=100, examples=3200.0)
@@ -197,3 +199,31 @@ def test_a_schedule_at_zero_leaves_the_batch_alone() -> None:
 def test_wrong_arguments_are_named(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         make()
+
+
+def test_a_schedule_whose_keys_are_texts_counts_examples() -> None:
+    policy = Settings.from_options(
+        SchedulerOptions(policy={"0": 64, "1.5k": 96, "2M": 128, "1e7": 160, "0.1B": 256})
+    ).policy
+
+    at = [0, 1499, 1500, 2e6 - 1, 2e6, 1e7, 1e8]
+    sizes = [float(policy(None, Plan(8, 3), Progress(5, n))) for n in at]  # type: ignore[arg-type]
+    assert sizes == [64, 64, 96, 96, 128, 160, 256]
+
+
+@pytest.mark.parametrize(
+    ("policy", "got"),
+    [({"0": 64, "1T": 128}, "'1T'"), ({"": 64}, "''"), ({"-1": 64}, "'-1'")],
+)
+def test_keys_that_are_no_numbers_of_examples_are_refused(
+    policy: dict[str, float], got: str
+) -> None:
+    with pytest.raises(Refusal, match=r"have numbers of examples") as refused:
+        Settings.from_options(SchedulerOptions(policy=policy))
+
+    assert refused.value.got == got
+
+
+def test_steps_and_examples_in_one_schedule_are_refused() -> None:
+    with pytest.raises(Refusal, match="numbers of steps as keys, got '1M'"):
+        Settings.from_options(SchedulerOptions(policy={0: 64, "1M": 128}))  # type: ignore[dict-item]

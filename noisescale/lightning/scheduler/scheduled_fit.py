@@ -244,7 +244,9 @@ class ScheduledFit:
         self._of_step = 0.0
         self._since_log[1] += 1
         controller.step(examples)
-        if controller.steps <= 2 or controller.steps % _STEPS_BETWEEN_COUNTS == 0:
+        # Batches of so many rows as the loader says need no ranks to agree on their size.
+        often = controller.steps <= 2 or controller.steps % _STEPS_BETWEEN_COUNTS == 0
+        if often and plan.device_batch_size != self._rows:
             self._came.add_up(controller.examples)
         self.schedules.advance(trainer, examples)
         may_be_short = self._batch is not None and trainer_access.is_last_batch(trainer)
