@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from noisescale.state import State
 
@@ -50,6 +51,19 @@ class Clock(State):
     def is_past_end(self) -> bool:
         """Whether the clock stopped because the run has no more steps at the first batch size."""
         return math.floor(self._reached + _ROUNDING) > self._end
+
+    def share(self, optimizer_steps: int) -> float | None:
+        """Return the share of the run that is over, from 0 to 1; None if its end is not known."""
+        if not math.isfinite(self._end):
+            return None
+        return min(1.0, max(self.time / self._of_epochs, optimizer_steps / self._of_steps))
+
+    def ends_by(self, optimizer_steps: int) -> Literal["epochs", "steps"] | None:
+        """Return what ends the run first, as it goes now."""
+        if not math.isfinite(self._end):
+            return None
+        by_steps = optimizer_steps / self._of_steps > self.time / self._of_epochs
+        return "steps" if by_steps or math.isinf(self._of_epochs) else "epochs"
 
     def end_with(
         self, *, steps_of_epochs: float = math.inf, optimizer_steps: float = math.inf

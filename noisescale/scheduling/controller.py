@@ -202,7 +202,7 @@ steps on
     @property
     def progress(self) -> Progress:
         """The progress of the run, as the policy gets it."""
-        return self._state.progress(self._scaled.learning_rate)
+        return self._progress(self._state)
 
     @property
     def max_device_batch_size(self) -> int | None:
@@ -453,8 +453,13 @@ steps on
         noise_scale: NoiseScale = NOTHING_MEASURED,
         extra: Mapping[str, NoiseScale] = MappingProxyType({}),
     ) -> Any:
-        progress = state.progress(self._scaled.learning_rate)._replace(extra=extra)
+        progress = self._progress(state)._replace(extra=extra)
         return self.settings.policy(noise_scale, state.plan, progress)
+
+    def _progress(self, state: ControllerState) -> Progress:
+        return state.progress(self._scaled.learning_rate)._replace(
+            share=self.clock.share(state.steps), ends_by=self.clock.ends_by(state.steps)
+        )
 
     def _check_measured_by(self, meter: NoiseScaleMeter | None) -> None:
         if meter is None:

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.meter.extra import ExtraMeasurement
@@ -34,6 +34,11 @@ class Progress(NamedTuple):
     """The batch size that the learning rate was chosen for."""
     noise_scale_age: int = 0
     """Optimizer steps since the noise scale was read."""
+    share: float | None = None
+    """The share of the run that is over, from 0 to 1; None if its end is not known."""
+    ends_by: Literal["epochs", "steps"] | None = None
+    """What ends the run first, as it goes now: a number of epochs, and so of examples, or a number
+    of optimizer steps; None if its end is not known."""
     extra: Mapping[str, NoiseScale] = MappingProxyType({})
     """`NoiseScaleMeter.extra_noise_scales`, for policies that need one."""
 

@@ -118,3 +118,17 @@ def test_a_clock_that_goes_on_without_a_time_stands_at_the_steps_taken() -> None
     clock.go_on(9)
 
     assert (clock.taken, clock.time, clock.steps_per_epoch, clock.epoch_began) == (9, 9.0, 4, 9)
+
+
+def test_the_share_of_the_run_is_that_of_the_nearest_end() -> None:
+    clock = Clock()
+    assert (clock.share(5), clock.ends_by(5)) == (None, None)
+
+    clock.end_with(steps_of_epochs=40, optimizer_steps=100)
+    clock.time = 10.0
+    assert (clock.share(10), clock.ends_by(10)) == (0.25, "epochs")
+    assert (clock.share(50), clock.ends_by(50)) == (0.5, "steps")
+    assert clock.share(150) == 1
+
+    clock.end_with(optimizer_steps=100)
+    assert (clock.share(0), clock.ends_by(0)) == (0.0, "steps")

@@ -495,3 +495,32 @@ def test_a_seesaw_without_a_schedule_says_that_it_will_not_move() -> None:
 
     with pytest.warns(UserWarning, match="the module has no schedule. The batch size stays"):
         fitting.fit(classifier(), loader())
+
+
+@pytest.mark.parametrize(
+    ("options", "ends_by", "shares"),
+    [
+        ({"max_epochs": 2}, "epochs", [0, 1 / 4, 1 / 2, 3 / 4]),
+        ({"max_steps": 8, "max_epochs": -1}, "steps", [k / 8 for k in range(8)]),
+        ({"max_epochs": -1, "limit_train_batches": 20, "max_time": "00:00:00:01"}, None, None),
+    ],
+)
+def test_a_policy_knows_how_much_of_the_run_is_over(
+    options: dict[str, Any], ends_by: str | None, shares: list[float] | None
+) -> None:
+    seen: list[Any] = []
+
+    def policy(noise_scale: Any, plan: Any, progress: Any) -> float:
+        seen.append((progress.share, progress.ends_by))
+        return 160.0
+
+    scheduler = BatchSizeScheduler(policy, max_batch_size=160, lr_scaling="none")
+    trainer(1, strategy="auto", callbacks=[scheduler], accumulate_grad_batches=20, **options).fit(
+        classifier(), loader(8, examples=320)
+    )
+
+    assert {by for _, by in seen} == {ends_by}
+    if shares is None:
+        assert {share for share, _ in seen} == {None}
+    else:
+        assert [share for share, _ in seen] == pytest.approx(shares)
