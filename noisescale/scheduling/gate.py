@@ -156,7 +156,7 @@ class BoundedSeesaw(Policy):
         self._schedule = InsteadOfDecay(batch_size)
         self._rule = TradeoffRule()
         self._bound = require_positive("bound", bound, "Leave it at 1.")
-        self._lift = Gate(self._lifted_to, min_dwell=0) if lift else None
+        self._lift = Gate(self._lift_of, min_dwell=0) if lift else None
         self._share = lift
         self._examples_at_lift = -math.inf
 
@@ -180,7 +180,7 @@ class BoundedSeesaw(Policy):
                 self._examples_at_lift, found = progress.examples, lifted
         return found
 
-    def _lifted_to(self, noise_scale: float, plan: Plan, progress: Progress) -> float:
+    def _lift_of(self, noise_scale: float, plan: Plan, progress: Progress) -> float:
         return self._share * self._rule(noise_scale, plan, progress)
 
 

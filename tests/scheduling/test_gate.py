@@ -9,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noisescale import NoiseScale, Plan
-from noisescale.scheduling import Gate, NormTestRule, Progress, RatioRule, TradeoffRule
-from noisescale.scheduling.gate import BoundedSeesaw
+from noisescale.scheduling import (
+    BoundedSeesaw,
+    Gate,
+    NormTestRule,
+    Progress,
+    RatioRule,
+    TradeoffRule,
+)
 
 LATER = Progress(steps=1000, examples=1e6)
 

@@ -311,7 +311,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
     @property
     def local_batch_size(self) -> float | None:
-        """This rank's examples in the batch under way; None if nothing is measured."""
+        """The examples of this rank in the batch under way; None if nothing is measured."""
         return self._fit.local_batch_size if self._measuring else None
 
     def examples_in(self, batch: Any) -> float:

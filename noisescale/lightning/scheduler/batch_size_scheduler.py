@@ -384,7 +384,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         metrics = {
             _ROOT + "wanted": controller.wanted,
             _ROOT + "planned": float(controller.plan.batch_size),
-            _ROOT + "given": fit.given(),
+            _ROOT + "given": fit.mean_batch_size(),
             _ROOT + "lr_factor": controller.lr_factor,
         }
         if self._monitor is not None and (now := self._monitor.noise_scale).resolved:

@@ -39,7 +39,7 @@ class CountedBatches:
     ) -> None:
         self._ranks, self._device = ranks, device
         self._usual, self._batches = [*saved] or [0.0, 0.0]
-        """This rank's examples in usual batches, and the number of these batches."""
+        """The examples of this rank in usual batches, and the number of these batches."""
         self._since, self._planned = 0.0, planned
         self._on_its_way: tuple[Reduction, float] | None = None
 

@@ -35,7 +35,7 @@ _EPOCH_SHARE = 10
 """The least steps of an epoch without `max_batch_size` (Smith et al. 2018)."""
 
 _SURPRISING = 1.5
-"""By what factor batches differ from the first one so that it is worth a warning."""
+"""A factor between the first batch and the others that is worth a warning."""
 
 _STEPS_BETWEEN_COUNTS = 8
 """Steps between additions over ranks of the examples that came."""
@@ -43,7 +43,6 @@ _STEPS_BETWEEN_COUNTS = 8
 _SAVED = (
     "controller",
     "max_batch_size",
-    "came",
     "window",
     "rows",
     "resized",
@@ -253,7 +252,7 @@ class ScheduledFit:
         if self._loaders is not None and self._rows and not may_be_short:
             self._batch = batch, self._rows
 
-    def given(self) -> float:
+    def mean_batch_size(self) -> float:
         """Return the mean global batch size since the last log step, as batches came."""
         examples, steps = self._since_log
         # At a log step the batches of the step under way are there, and it is not counted yet.
@@ -261,7 +260,7 @@ class ScheduledFit:
 
     def note_logged(self, step: int) -> None:
         """Remember that this step was logged."""
-        self.logged_step, self._given = step, self.given()
+        self.logged_step, self._given = step, self.mean_batch_size()
         self._since_log = [0.0, -bool(self._of_step)]
 
     def resize(self, trainer: pl.Trainer, average: GradientMoments | None) -> Move | str | None:
