@@ -242,7 +242,7 @@ def test_the_schedulers_keys_are_those_that_are_logged() -> None:
     logged = set(re.findall(r"`(batch_size/\w+)`", noisescale.BatchSizeScheduler.__doc__ or ""))
 
     assert documented == logged - {"batch_size/moves"}
-    assert len(documented) == 4
+    assert len(documented) == 5
 
 
 def test_the_code_on_scheduling_runs() -> None:
