@@ -1,0 +1,407 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train a fixed number of examples, and ask what a scheduled batch size costs in loss.
+
+People train a fixed number of examples, with warm-up and decay of the learning rate, and want the
+same final loss in fewer serial steps. Fixed batch sizes are trained first, each with its learning
+rate searched by factors of 2 and √2: the front of loss against steps. Its best batch size lies
+within the grid, and so does the best learning rate of each batch size. Then each policy starts from
+the best fixed batch size, from a quarter of it and from four times it, at the learning rate that
+was the best there, with the seeds of the fixed runs.
+
+    python benchmarks/scheduling/fixed_budget.py [--budget MINUTES] [--only NAME] [--report]
+
+The loss of a scheduled run is compared with that of the best fixed batch size at the same seed: the
+same initial weights. A verdict goes by the upper end of the 95 % interval of the mean difference,
+and is only given where the standard error is at most 0.15 %. Results are saved as they come, and a
+later call goes on from there.
+
+Runs are on one thread, two at a time. The noise scale comes from single examples.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import t as student
+from torch import nn
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from benchmarks.lib.results import saved_rows, write_results
+from benchmarks.lib.sweeping import Command, Row
+from benchmarks.lib.workloads import WORKLOADS, Workload, convolutions
+from noisescale import BatchSizeController, NoiseScaleMeter, Plan
+from noisescale.scheduling import BoundedSeesaw
+
+NAME = "scheduling/fixed_budget"
+
+
+def momentum(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
+    return [torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)]
+
+
+def adamw(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
+    return [torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1)]
+
+
+def muon(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
+    """Muon for matrices between layers, AdamW for all others, at rates that go together."""
+    inner = [p for name, p in model.named_parameters() if p.ndim == 2 and _is_inner(name)]
+    known = {id(p) for p in inner}
+    others = [p for p in model.parameters() if id(p) not in known]
+    return [
+        torch.optim.Muon(inner, lr=lr, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.1),
+    ]
+
+
+def _is_inner(name: str) -> bool:
+    return not any(part in name for part in ("tokens", "positions", "head"))
+
+
+def cosine(share: float) -> float:
+    return 0.5 * (1 + math.cos(math.pi * share))
+
+
+def stable_then_decay(share: float) -> float:
+    return min(1.0, (1 - share) / 0.2)
+
+
+def constant(share: float) -> float:
+    return 1.0
+
+
+WARM_UP = 0.05
+"""The share of the budget over which the learning rate rises on a line."""
+
+
+def rate(schedule: Callable[[float], float], share: float) -> float:
+    """The factor on the peak learning rate, at a share of the budget."""
+    if share < WARM_UP:
+        return share / WARM_UP
+    return schedule((share - WARM_UP) / (1 - WARM_UP))
+
+
+@dataclass(frozen=True)
+class Budgeted:
+    """A training of a fixed number of examples."""
+
+    name: str
+    of: str
+    """Name in `WORKLOADS`: data and model."""
+    optimizers: Callable[[nn.Module, float], list[torch.optim.Optimizer]]
+    schedule: Callable[[float], float]
+    examples: int
+    batch_sizes: tuple[int, ...]
+    first_lr: float
+    """Where the search begins at each batch size."""
+    kept_out: bool = False
+    """Whether nothing was chosen by it."""
+    model: Callable[[], nn.Module] | None = None
+    seeds: int = 5
+
+    @property
+    def workload(self) -> Workload:
+        own = WORKLOADS[self.of]
+        return own if self.model is None else replace(own, model=self.model)
+
+
+_SIZES = (8, 16, 32, 64, 128, 256)
+_DIGITS = Budgeted("digits, momentum", "digits", momentum, cosine, 30_000, (2, 4, *_SIZES), 0.05)
+_MNIST = Budgeted("mnist, momentum", "mnist", momentum, cosine, 60_000, _SIZES, 0.02, kept_out=True)
+_CHARACTERS = Budgeted("characters, AdamW", "characters", adamw, cosine, 40_000, _SIZES, 0.004)
+BUDGETS = {
+    each.name: each
+    for each in (
+        _DIGITS,
+        replace(
+            _MNIST,
+            name="convolutions, AdamW",
+            optimizers=adamw,
+            first_lr=0.004,
+            model=convolutions,
+            kept_out=False,
+        ),
+        _CHARACTERS,
+        replace(_CHARACTERS, name="characters, AdamW, WSD", schedule=stable_then_decay),
+        replace(_CHARACTERS, name="characters, AdamW, constant", schedule=constant),
+        _MNIST,
+        replace(_CHARACTERS, name="characters, Muon", optimizers=muon, kept_out=True),
+        replace(_MNIST, name="mnist, momentum, WSD", schedule=stable_then_decay),
+    )
+}
+SMOKE = replace(
+    BUDGETS["digits, momentum"], name="smoke", examples=1_200, batch_sizes=(1, 4, 16), seeds=2
+)
+
+KEPT = "kept"
+POLICIES: dict[str, tuple[Callable[[], Any], str]] = {
+    KEPT: (lambda: None, "none"),
+    "tradeoff, auto": (lambda: "tradeoff", "auto"),
+    "tradeoff, sqrt": (lambda: "tradeoff", "sqrt"),
+    "seesaw": (lambda: "seesaw", "sqrt"),
+    "bounded, lift 1/4": (lambda: BoundedSeesaw(lift=0.25), "sqrt"),
+    "bounded, lift 1/2": (lambda: BoundedSeesaw(lift=0.5), "sqrt"),
+    "bounded, no lift": (lambda: BoundedSeesaw(lift=0.0), "sqrt"),
+}
+STARTS = {"best": 1.0, "1/4": 0.25, "4 x": 4.0}
+SURE = 0.15
+"""The largest standard error, in percent of the loss, with which a verdict is given."""
+
+
+def budgeted(name: str) -> Budgeted:
+    return SMOKE if name == SMOKE.name else BUDGETS[name]
+
+
+def final_loss(task: tuple[str, str, int, float, int]) -> tuple[float, int, list[list[float]]]:
+    """Train a budget; return the held-out loss at its end, the steps, and the moves."""
+    name, policy, start, lr, seed = task
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    budget = budgeted(name)
+    workload = budget.workload
+    model = workload.seeded_model(seed)
+    optimizers = budget.optimizers(model, lr)
+    make, lr_scaling = POLICIES[policy]
+    controller, meter = None, None
+    if policy != KEPT:
+        controller = BatchSizeController(
+            Plan(start, 1),
+            optimizers,
+            make(),
+            lr_scaling=lr_scaling,  # type: ignore[arg-type]
+            min_batch_size=1,
+            max_batch_size=budget.examples // 20,
+            max_device_batch_size=budget.examples // 20,
+        )
+        controller.clock.end_with(steps_of_epochs=budget.examples / start)
+        if controller.settings.needs_noise_scale:
+            meter = NoiseScaleMeter(model, unit=workload.unit, small_batch="example")
+            meter.follow()
+    data = workload.data()[0]
+    generator = torch.Generator().manual_seed(1000 + seed)
+    done, steps = 0, 0
+    while done < budget.examples:
+        size = start if controller is None else int(controller.plan.batch_size)
+        size = min(size, budget.examples - done)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr * rate(budget.schedule, done / budget.examples)
+            optimizer.zero_grad()
+        chosen = torch.randint(len(data[0]), (size,), generator=generator)
+        loss = workload.loss(model, (data[0][chosen], data[1][chosen]))
+        if meter is None:
+            loss.backward()
+        else:
+            meter.backward(loss, local_batch_size=size)
+            meter.step()
+        for optimizer in optimizers:
+            optimizer.step()
+        done, steps = done + size, steps + 1
+        if controller is not None:
+            controller.clock.advance(size / start)
+            controller.update(meter, examples=size)
+    found = workload.held_out_loss(model)
+    moves = [] if controller is None else [[m.step, m.after.batch_size] for m in controller.moves]
+    return (found if math.isfinite(found) else math.inf), steps, moves[:: len(moves) // 20 + 1]
+
+
+class Runs:
+    """All runs so far, and a pool to make more."""
+
+    def __init__(
+        self, rows: list[Row], pool: ProcessPoolExecutor, save: Callable[[], None]
+    ) -> None:
+        self.rows, self.pool, self.save = rows, pool, save
+
+    def losses(self, name: str, policy: str, start: int, lr: float) -> dict[int, float]:
+        """Losses by seed."""
+        return {row["seed"]: row["loss"] or math.inf for row in self.of(name, policy, start, lr)}
+
+    def of(self, name: str, policy: str, start: int, lr: float) -> list[Row]:
+        wanted = (name, policy, start)
+        return [
+            row
+            for row in self.rows
+            if (row["workload"], row["policy"], row["start"]) == wanted
+            and math.isclose(row["lr"], lr, rel_tol=1e-6)
+        ]
+
+    def make(self, name: str, policy: str, start: int, lrs: Sequence[float], seeds: int) -> None:
+        """Train what is missing of these learning rates and seeds."""
+        tasks = [
+            (name, policy, start, lr, seed)
+            for lr in lrs
+            for seed in range(seeds)
+            if seed not in self.losses(name, policy, start, lr)
+        ]
+        if not tasks:
+            return
+        for task, (loss, steps, moves) in zip(tasks, self.pool.map(final_loss, tasks), strict=True):
+            known = {"loss": round(loss, 6) if math.isfinite(loss) else None, "steps": steps}
+            names = ("workload", "policy", "start", "lr", "seed")
+            self.rows.append(dict(zip(names, task, strict=True)) | known | {"moves": moves})
+        self.save()
+        mean = statistics.fmean(self.losses(name, policy, start, lrs[0]).values())
+        print(f"{name}: {policy} from {start}, lr {lrs[0]:.3g}: {mean:.4f}", flush=True)
+
+    def tried(self, name: str, size: int) -> dict[float, float]:
+        """Mean loss of each learning rate of a fixed batch size."""
+        rates = {
+            r["lr"]
+            for r in self.rows
+            if (r["workload"], r["policy"], r["start"]) == (name, KEPT, size)
+        }
+        return {
+            lr: statistics.fmean(self.losses(name, KEPT, size, lr).values()) for lr in sorted(rates)
+        }
+
+    def best_rate(self, name: str, size: int) -> float | None:
+        """The best learning rate of a fixed batch size, if it lies between worse ones."""
+        tried = self.tried(name, size)
+        if not tried:
+            return None
+        best = min(tried, key=lambda lr: tried[lr])
+        return best if min(tried) < best < max(tried) else None
+
+    def front(self, budget: Budgeted) -> dict[int, float]:
+        """The mean loss of each fixed batch size at its best learning rate, where it is known."""
+        rates = {size: self.best_rate(budget.name, size) for size in budget.batch_sizes}
+        return {
+            size: self.tried(budget.name, size)[lr] for size, lr in rates.items() if lr is not None
+        }
+
+    def best_batch_size(self, budget: Budgeted) -> int | None:
+        """The fixed batch size with the least loss, if it lies within the grid."""
+        front = self.front(budget)
+        if len(front) < len(budget.batch_sizes):
+            return None
+        best = min(front, key=lambda size: front[size])
+        return best if min(front) < best < max(front) else None
+
+
+def untried(runs: Runs, budget: Budgeted, size: int) -> Iterator[list[float]]:
+    """Learning rates to try, by factors of 2 and then of √2, until the best is between others."""
+    for factor in (2.0, math.sqrt(2)):
+        while True:
+            tried = runs.tried(budget.name, size)
+            if not tried:
+                yield [budget.first_lr]
+                continue
+            best = min(tried, key=lambda lr: tried[lr])
+            around = (best / factor, best * factor)
+            wanted = [
+                x for x in around if not any(math.isclose(x, lr, rel_tol=1e-6) for lr in tried)
+            ]
+            if not wanted or max(tried) / min(tried) > 3000:
+                break
+            yield wanted
+
+
+def train(runs: Runs, budget: Budgeted, deadline: float) -> bool:
+    """Train what is missing; return whether all is there."""
+    for size in budget.batch_sizes:
+        for lrs in untried(runs, budget, size):
+            if time.monotonic() > deadline:
+                return False
+            runs.make(budget.name, KEPT, size, lrs, budget.seeds)
+    best = runs.best_batch_size(budget)
+    if best is None:
+        return True
+    for policy in POLICIES:
+        for start in starts_of(budget, best).values():
+            lr = runs.best_rate(budget.name, start)
+            if lr is None:
+                continue
+            if time.monotonic() > deadline:
+                return False
+            runs.make(budget.name, policy, start, [lr], budget.seeds)
+    return True
+
+
+def starts_of(budget: Budgeted, best: int) -> dict[str, int]:
+    """The batch sizes that scheduled runs start from, as far as they are in the grid."""
+    found = {name: round(best * factor) for name, factor in STARTS.items()}
+    return {name: size for name, size in found.items() if size in budget.batch_sizes}
+
+
+def report(runs: Runs, names: Sequence[str], console: Console) -> None:
+    """Print the front, and loss and steps of each policy beside the best fixed batch size."""
+    for name in names:
+        budget = budgeted(name)
+        front = runs.front(budget)
+        console.print(
+            f"\n[bold]{name}[/], {budget.examples:,} examples{', kept out' * budget.kept_out}"
+        )
+        for size, loss in front.items():
+            lr = runs.best_rate(name, size)
+            console.print(
+                f"  fixed {size:>4}: loss {loss:.4f}, {budget.examples // size} steps, lr {lr:.3g}"
+            )
+        best = runs.best_batch_size(budget)
+        if best is None:
+            console.print("  The best fixed batch size is not within the grid, or not known yet.")
+            continue
+        table = Table("start", "policy", "loss, %", "95 % interval", "steps", "verdict")
+        own = runs.losses(name, KEPT, best, runs.best_rate(name, best) or 0.0)
+        for label, start in starts_of(budget, best).items():
+            lr = runs.best_rate(name, start)
+            if lr is None:
+                continue
+            for policy in POLICIES:
+                rows = runs.of(name, policy, start, lr)
+                if rows:
+                    table.add_row(label, policy, *compared(rows, own, budget.examples / best))
+        console.print(table)
+
+
+def compared(rows: Sequence[Row], own: dict[int, float], steps: float) -> tuple[str, ...]:
+    """The mean difference of the loss, its interval, the share of the steps, and a verdict."""
+    differences = [
+        100 * ((row["loss"] or math.inf) / own[row["seed"]] - 1)
+        for row in rows
+        if row["seed"] in own
+    ]
+    share = statistics.fmean(row["steps"] for row in rows) / steps
+    mean = statistics.fmean(differences)
+    if len(differences) < 2 or not math.isfinite(mean):
+        return f"{mean:+.2f}", "", f"{share:.2f} x", "undecided"
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    width = float(student.ppf(0.975, len(differences) - 1)) * error
+    verdict = "undecided" if error > SURE else "passes" if mean + width <= 0.3 else "fails"
+    return f"{mean:+.2f}", f"{mean - width:+.2f} to {mean + width:+.2f}", f"{share:.2f} x", verdict
+
+
+def main() -> None:
+    command = Command.read(__doc__.splitlines()[0], list(BUDGETS))
+    names = [SMOKE.name] if command.smoke else command.names
+    rows = [] if command.smoke else saved_rows(NAME)
+    console = Console(width=110)
+    context = get_context("spawn")
+
+    def save() -> None:
+        if not command.smoke:
+            write_results(NAME, rows, quiet=True)
+
+    with ProcessPoolExecutor(2, mp_context=context) as pool:
+        runs = Runs(rows, pool, save)
+        if not command.report:
+            for name in names:
+                train(runs, budgeted(name), command.deadline)
+        report(runs, names, console)
+
+
+if __name__ == "__main__":
+    main()
