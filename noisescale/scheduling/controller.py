@@ -223,17 +223,20 @@ steps on
                 one was.
         """
         state = self._state
-        if not self.settings.needs_noise_scale:
+        policy = self.settings.policy
+        if not (self.settings.needs_noise_scale or policy.at_every_step):
             return True
         news = measured_step is None or measured_step > state.measured_step
-        if news and state.steps >= state.next_decision:
+        if self.settings.needs_noise_scale and news and state.steps >= state.next_decision:
             return True
-        if self.settings.policy.at_every_step:
-            # All ranks have the same answer: they meet only where it changes the plan.
+        if policy.at_every_step:
+            # All ranks have the same answer: they meet only where something changes.
             wanted = self._ask_policy(state, state.noise_scale)
-            return decision(self.settings, state, wanted)[1] is not None
+            if policy.needs_noise_scale:
+                return decision(self.settings, state, wanted)[1] is not None
+            return bool(wanted != state.wanted)
         # The learning rate follows the noise scale, but a schedule by steps is kept to the step.
-        scheduled = self.settings.policy.checksum is not None
+        scheduled = policy.checksum is not None
         agreed = self._agreement.same_schedule
         return scheduled and not (agreed and self._ask_policy(state) == state.wanted)
 

@@ -157,6 +157,7 @@ class Given(Policy):
                 )
             require_positive(f"batch_sizes[{since!r}]", size, "Give a number of examples.")
         self._by = by
+        self.at_every_step = self.by_reduced_values = by == "examples"
         entries = sorted((float(since), float(size)) for since, size in batch_sizes.items())
         self._begins = [since for since, _ in entries]
         self._sizes = [size for _, size in entries]

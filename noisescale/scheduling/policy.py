@@ -78,9 +78,10 @@ class Policy(State):
     Otherwise the policy is asked at every step.
     """
     at_every_step: bool = False
-    """Whether a policy that needs the noise scale is asked at every step, also without a new one.
+    """Whether a policy whose answer is the same on all ranks is asked at every step on each.
 
-    It is then given the last one, see `Progress.noise_scale_age`. It must be `by_reduced_values`.
+    Ranks then meet only where the answer changes. A policy that needs the noise scale is given the
+    last one, see `Progress.noise_scale_age`. It must be `by_reduced_values`.
     """
     extra: type[ExtraMeasurement] | None = None
     """What the meter has to measure beside the noise scale; `Progress.extra` has it by name."""

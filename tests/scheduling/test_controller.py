@@ -803,3 +803,21 @@ def test_batches_that_meet_no_bound_are_trained_with_all_the_same() -> None:
 
     controller.decide()
     assert controller.plan == Plan(200.0, 1)  # the nearest to 32 that there is
+
+
+@pytest.mark.parametrize("lr_scaling", ["sqrt", "capped_sqrt"])
+def test_a_schedule_by_examples_is_due_where_it_changes_alone(lr_scaling: Any) -> None:
+    controller = BatchSizeController(
+        Plan(8, 4), sgd(), {"0": 32, "0.1k": 64, "1k": 96}, lr_scaling=lr_scaling
+    )
+    due = []
+
+    for _ in range(24):
+        controller.step()
+        if controller.due_after(0):
+            controller.decide()
+            due.append(controller.steps)
+
+    assert due[0] == 4  # after 128 examples
+    assert len(due) == 2
+    assert controller.plan.batch_size == 96
