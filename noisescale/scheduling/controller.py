@@ -214,13 +214,14 @@ steps on
         """Whether to ask the policy before the next step, if a step was measured since."""
         return self.due_after(None)
 
-    def due_after(self, measured_step: int | None) -> bool:
+    def due_after(self, measured_step: int | None, device_batch_size: float | None = None) -> bool:
         """Return whether to ask the policy before the next step.
 
         Args:
             measured_step: The last measured step, `NoiseScaleMeter.last_measured_step`. A decision
                 on the noise scale waits until a step was measured since the last decision. None:
                 one was.
+            device_batch_size: What `decide` is going to be given.
         """
         state = self._state
         policy = self.settings.policy
@@ -231,9 +232,13 @@ steps on
             return True
         if policy.at_every_step:
             # All ranks have the same answer: they meet only where something changes.
+            # A learning rate may differ (a plateau of each rank's own): then they wait for news.
+            if policy.needs_noise_scale and self._agreement.several_ranks:
+                return False
             wanted = self._ask_policy(state, state.noise_scale)
             if policy.needs_noise_scale:
-                return decision(self.settings, state, wanted)[1] is not None
+                size = device_batch_size
+                return decision(self.settings, state, wanted, None, size)[1] is not None
             return bool(wanted != state.wanted)
         # The learning rate follows the noise scale, but a schedule by steps is kept to the step.
         scheduled = policy.checksum is not None

@@ -108,6 +108,8 @@ class ControllerState(NamedTuple):
     """The last measured step before the last decision; 0: none, or not given."""
     noise_scale: NoiseScale = NOTHING_MEASURED
     """The noise scale at the last decision, for policies that are asked at every step."""
+    noise_scale_read: int = 0
+    """Optimizer steps taken by then."""
 
     def progress(self, learning_rate: float) -> Progress:
         """Return the progress of the run, with the learning rate of its own schedule."""
@@ -119,7 +121,7 @@ class ControllerState(NamedTuple):
             learning_rate,
             self.peak_learning_rate,
             self.base_batch_size,
-            self.steps - self.steps_observed,
+            self.steps - self.noise_scale_read,
         )
 
 
@@ -206,6 +208,7 @@ def with_noise_scale(
         low=noise_scale.low,
         measured_step=measured_step,
         noise_scale=noise_scale,
+        noise_scale_read=steps,
         peak_learning_rate=max(state.peak_learning_rate, learning_rate),
     )
 
@@ -234,7 +237,7 @@ def with_batches_of(
     )
     settings = replace(settings, bounds=bounds, examples_per_row=settings.examples_per_row * factor)
     try:
-        plan_of(settings, state, plan.batch_size)
+        plan_of(settings, state, plan.batch_size, size)
     except ValueError:
         least = min(bounds.min_batch_size, plan.batch_size)
         most = max(bounds.max_batch_size, plan.batch_size)

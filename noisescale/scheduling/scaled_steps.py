@@ -21,8 +21,8 @@ class ScaledSteps:
     schedules and their checkpoints are the same as without it.
 
     If a GradScaler skips a step, nothing is changed. If `step` runs a closure, as in Lightning, the
-    factor is applied after the closure. So `training_step` sees the scheduled learning rate, and a
-    learning rate that it sets is scaled, too.
+    factor is put aside while the closure runs. So `training_step` sees the scheduled learning rate,
+    and a learning rate that it sets is scaled, too.
 
     Args:
         optimizers: The optimizers whose steps are scaled.
@@ -44,6 +44,7 @@ class ScaledSteps:
         self.factors = NO_FACTORS
         """The factors on the next steps."""
         self._optimizers = list(optimizers)
+        self._groups = [len(optimizer.param_groups) for optimizer in self._optimizers]
         self._kept: list[tuple[dict[str, Any], str, Any, Any]] = []
         self._handles = [
             handle
@@ -56,8 +57,15 @@ class ScaledSteps:
 
     @property
     def learning_rate(self) -> float:
-        """The scheduled learning rate, without the factor: the mean of all parameter groups."""
-        rates = [float(g["lr"]) for one in self._optimizers for g in one.param_groups]
+        """The scheduled learning rate, without the factor.
+
+        It is the mean of the parameter groups that there were at first: unfreezing adds others.
+        """
+        rates = [
+            float(group["lr"])
+            for optimizer, number in zip(self._optimizers, self._groups, strict=True)
+            for group in optimizer.param_groups[:number]
+        ]
         return sum(rates) / len(rates)
 
     def close(self) -> None:
@@ -73,18 +81,18 @@ class ScaledSteps:
         self._restore()  # what a step that failed has left
         if self.factors == NO_FACTORS:
             return None
+        self._scale(optimizer)  # some optimizers read it before their closure runs, as LBFGS does
         closure = kwargs.get("closure")
         if closure is not None:
             return args, {**kwargs, "closure": self._scaling_after(optimizer, closure)}
         own, *given = args  # the optimizer comes first
         if given and callable(given[0]):
             return (own, self._scaling_after(optimizer, given[0]), *given[1:]), kwargs
-        self._scale(optimizer)
         return None
 
     def _scaling_after(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
         def run() -> Any:
-            self._restore()  # some optimizers run it several times a step
+            self._restore()
             loss = closure()
             self._scale(optimizer)
             return loss

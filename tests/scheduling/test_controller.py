@@ -573,7 +573,7 @@ def test_ranks_with_schedules_of_their_own_are_told_on_all_of_them_before_a_step
     }
 
 
-def test_ranks_agree_once_on_a_schedule_by_steps_and_at_every_step_on_anything_else() -> None:
+def test_ranks_agree_where_a_schedule_changes_and_at_every_step_on_a_function() -> None:
     def collectives(policy: Any) -> int:
         controller = BatchSizeController(Plan(8, 1, devices=2), sgd(), policy)
         with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as reduce:
@@ -587,7 +587,7 @@ def test_ranks_agree_once_on_a_schedule_by_steps_and_at_every_step_on_anything_e
         policies: list[Any] = [sizes, Given(sizes, by="examples"), lambda *_: 32.0]
         return [collectives(policy) for policy in policies]
 
-    assert on_ranks(2, counts) == [[1, 20, 20]] * 2
+    assert on_ranks(2, counts) == [[1, 1, 20]] * 2
 
 
 def test_ranks_decide_alike_on_what_they_measured_together() -> None:

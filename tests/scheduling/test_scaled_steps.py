@@ -245,3 +245,30 @@ def test_the_scheduled_rate_is_the_mean_of_all_groups() -> None:
 
     assert before == pytest.approx(0.2)
     assert scaled.learning_rate == pytest.approx(0.1)
+
+
+def test_an_optimizer_that_reads_its_rate_before_the_closure_has_the_factor() -> None:
+    def stepped(factor: float) -> float:
+        parameter = torch.nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.LBFGS([parameter], lr=0.1, max_iter=1)
+        ScaledSteps([optimizer]).factors = Factors(factor)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = parameter.sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        return 1 - parameter.item()
+
+    assert stepped(4.0) == pytest.approx(4 * stepped(1.0))
+
+
+def test_a_group_that_is_unfrozen_later_is_no_decay() -> None:
+    optimizer = sgd(0.1)
+    scaled = ScaledSteps([optimizer])
+
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "lr": 0.01})
+
+    assert scaled.learning_rate == 0.1

@@ -169,6 +169,8 @@ class BatchSizeScheduler(trainer_access.Callback):
         self._taken: Takeover | None = None  # since a fit has started
         self._fit: ScheduledFit | None = None  # since its first batch
         self._warned = False
+        self._counter: trainer_access.BatchCounter | None = None  # of a fit without a monitor
+        self._monitors: list[NoiseScaleMonitor] = []
 
     def __repr__(self) -> str:
         """Show arguments other than `monitor` that are not the defaults, and the plan of a fit."""
@@ -227,7 +229,12 @@ class BatchSizeScheduler(trainer_access.Callback):
             saved = self.state_dict() if trainer.global_step else {}
         self._loaded = None
         check_saved(saved)
-        self._taken = self._fit = None
+        self._taken = self._fit = self._counter = None
+        self._monitors = [
+            one
+            for one in trainer_access.callbacks_of(trainer)
+            if isinstance(one, NoiseScaleMonitor)
+        ]
         check_schedulable(trainer, self)
         self._taken = Takeover(trainer, self._options.max_device_batch_size, saved)
         settings = Settings.from_options(self._options)
@@ -262,11 +269,12 @@ class BatchSizeScheduler(trainer_access.Callback):
             self._fit.schedules.begin_epoch(trainer)
         if self._fit.begins_step(trainer, batch_idx):
             measured_step = None if self._monitor is None else self._monitor.last_measured_step
-            if self._fit.controller.due_after(measured_step):
+            size = self._fit.controller.plan.device_batch_size
+            if self._fit.controller.due_after(measured_step, size):
                 self._decide(trainer, self._fit, measured_step)
             self._fit.begin_step(trainer, batch_idx)
-            if self._monitor is not None:
-                self._monitor.note_factor(self._fit.controller.lr_factor)
+            for monitor in self._monitors:
+                monitor.note_factor(self._fit.controller.lr_factor)
         self._count(trainer, self._fit, batch)
 
     def on_before_optimizer_step(
@@ -276,7 +284,7 @@ class BatchSizeScheduler(trainer_access.Callback):
             return
         self._fit.rescale_short_step(trainer, optimizer)
         if trainer_access.should_log(trainer):
-            self._log(trainer, self._fit, trainer_access.log_step(trainer))
+            self._log(trainer, self._fit, trainer_access.log_step(trainer), in_step=True)
 
     def on_train_batch_end(
         self,
@@ -296,7 +304,8 @@ class BatchSizeScheduler(trainer_access.Callback):
             trainer, _ROOT
         ):
             self._publish(trainer)
-        self._fit.count_step(trainer, batch)
+        if surprise := self._fit.count_step(trainer, batch):
+            trainer_access.rank_zero_warn(f"BatchSizeScheduler: {surprise}")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._fit is not None:
@@ -308,7 +317,7 @@ class BatchSizeScheduler(trainer_access.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         step = max(trainer_access.log_step(trainer) - 1, 0)
         if self._fit is not None and step != self._fit.logged_step:
-            self._log(trainer, self._fit, step)
+            self._log(trainer, self._fit, step, in_step=False)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._loaded = None  # what validate and test load belongs to no fit
@@ -352,8 +361,6 @@ class BatchSizeScheduler(trainer_access.Callback):
         if monitor is not None and (self._needs_monitor or controller.settings.takes_noise_scale):
             measured = monitor.noise_scale_at(self._confidence), monitor.average_moments
             extra = monitor.extra_noise_scales
-        if surprise := fit.follow_batches():
-            trainer_access.rank_zero_warn(f"BatchSizeScheduler: {surprise}")
         move = controller.decide(
             *measured,
             extra=extra,
@@ -370,9 +377,9 @@ class BatchSizeScheduler(trainer_access.Callback):
                     " BatchSizeScheduler: then the schedule ends with the run."
                 )
 
-    def _log(self, trainer: pl.Trainer, fit: ScheduledFit, step: int) -> None:
+    def _log(self, trainer: pl.Trainer, fit: ScheduledFit, step: int, *, in_step: bool) -> None:
+        fit.note_logged(step, in_step=in_step)
         metrics = self._metrics(fit)
-        fit.note_logged(step)
         if trainer_access.has_log_steps(trainer):
             for logger in trainer.loggers:
                 with self._guard(f"The batch size was not logged to {type(logger).__name__}"):
@@ -384,7 +391,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         metrics = {
             _ROOT + "wanted": controller.wanted,
             _ROOT + "planned": float(controller.plan.batch_size),
-            _ROOT + "given": fit.mean_batch_size(),
+            _ROOT + "given": fit.given,
             _ROOT + "lr_factor": controller.lr_factor,
         }
         if self._monitor is not None and (now := self._monitor.noise_scale).resolved:
@@ -422,7 +429,9 @@ class BatchSizeScheduler(trainer_access.Callback):
 
     def _examples_in(self, trainer: pl.Trainer, batch: Any) -> float:
         if self._monitor is None:
-            return float(trainer_access.BatchCounter(trainer, "BatchSizeScheduler")(batch))
+            if self._counter is None:
+                self._counter = trainer_access.BatchCounter(trainer, "BatchSizeScheduler")
+            return float(self._counter(batch))
         return float(self._monitor.examples_in(batch))
 
     def _stop(self) -> None:

@@ -84,4 +84,5 @@ class CountedBatches:
             (reduction, planned), self._on_its_way = self._on_its_way, None
             since, usual, batches = reduction.read()
             more = since - planned
+            self._planned += more  # what follows is planned from there
         return Came(usual / batches, more) if usual else None

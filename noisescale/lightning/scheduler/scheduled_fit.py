@@ -21,7 +21,7 @@ from noisescale.lightning.scheduler.device_batches import ResizedLoaders
 from noisescale.lightning.scheduler.memory_trial import fits
 from noisescale.lightning.scheduler.schedulable import check_may_resize
 from noisescale.lightning.scheduler.schedules import ClockedSchedules, ProgressBy
-from noisescale.plan import Plan
+from noisescale.plan import Bounds, Plan
 from noisescale.refusal import Refusal
 from noisescale.scheduling.controller import BatchSizeController
 from noisescale.scheduling.decision import Move
@@ -154,18 +154,34 @@ class ScheduledFit:
                 # A prime number of rows would be reached by micro-batches of one row.
                 full = most * size / rows * plan.devices
                 max_batch_size = max(max_batch_size // full * full, plan.batch_size)
-        self._since_log = [0.0, 0]
+        self._since_log, self._steps_since_log = 0.0, 0
         self._told = False
+        options = replace(options, max_batch_size=max_batch_size)
+        base = saved["controller"]["base_batch_size"] if saved else None
+        # Batches that differ in size may have outgrown bounds that were met when the run began.
+        outgrown: list[float] | None = saved.get("outgrown")
+        begins_with = options
+        if outgrown:
+            most_given = max_batch_size and max(max_batch_size, min(plan.batch_size, base or 0.0))
+            begins_with = replace(options, min_batch_size=None, max_batch_size=most_given)
         self.controller = BatchSizeController(
             plan,
             trainer.optimizers,
-            min_accumulation=min_accumulation,
-            base_batch_size=saved["controller"]["base_batch_size"] if saved else None,
+            min_accumulation=1 if outgrown else min_accumulation,
+            base_batch_size=base,
             examples_per_row=size / rows if rows else 1.0,
-            **vars(replace(options, max_batch_size=max_batch_size)),
+            **vars(begins_with),
         )
+        self._outgrown = outgrown
         if saved:
             self.controller.load_state_dict(saved["controller"], device_batch_size=size)
+        if outgrown:
+            given = options.min_batch_size or 0.0, max_batch_size or math.inf, min_accumulation
+            least, most_given, few = map(float, outgrown)
+            bounds = Bounds(
+                min(given[0], least), max(given[1], most_given), min(given[2], int(few))
+            )
+            self.controller.settings = replace(self.controller.settings, bounds=bounds)
         self._came = CountedBatches(
             trainer.world_size,
             trainer.strategy.root_device,
@@ -175,7 +191,9 @@ class ScheduledFit:
         self.schedules = ClockedSchedules(
             trainer, self.controller, progress, accumulation=taken.accumulation, saved=saved
         )
-        self._first_size, self._of_step, self._given = size, 0.0, plan.batch_size
+        self._first_size, self._of_step = size, 0.0
+        self.given = plan.batch_size
+        """The mean global batch size between the last two log steps, as batches came."""
         self.logged_step = -1
         """The last step that was logged, see `note_logged`."""
         self._max_batch_size = max_batch_size  # None where an epoch has no known end
@@ -195,6 +213,7 @@ class ScheduledFit:
         """Begin a step: it takes the plan's number of batches, or as many as are left."""
         remaining = trainer.num_training_batches - batch_idx
         length = int(min(self.controller.plan.accumulation, max(remaining, 1)))
+        self._of_step = 0.0
         self._under_way = trainer.accumulate_grad_batches = Accumulation(length, begin=batch_idx)
         self._begins_anew = False
 
@@ -212,21 +231,21 @@ class ScheduledFit:
         """Count a batch of this rank."""
         self._came.add(examples, ends_epoch=trainer_access.is_last_batch(trainer))
         self._of_step += examples
-        self._since_log[0] += examples * trainer.world_size
 
-    def follow_batches(self) -> str | None:
-        """Have plans made up of the batches that came. Return what surprises, once.
-
-        All ranks must call it, at the same step. It may wait for the device.
-        """
+    def _follow_batches(self) -> str | None:
+        """Have plans made up of the batches that came. Return what surprises, once."""
         controller, before = self.controller, self.controller.plan.device_batch_size
         if (came := self._came.read()) is None:
             return None
-        size = came.size
+        size, bounds = came.size, controller.settings.bounds
         if self._caps_itself and self._max_batch_size is not None:
             self._max_batch_size *= size / before
-        controller.follow_batches(size, came.more, max_batch_size=self._max_batch_size)
-        if self._told or 1 / _SURPRISING < size / self._first_size < _SURPRISING:
+            bounds = bounds._replace(max_batch_size=self._max_batch_size)
+        controller.follow_batches(size, came.more, max_batch_size=bounds.max_batch_size)
+        if controller.settings.bounds != bounds or size != self._first_size:
+            self._outgrown = [*controller.settings.bounds]
+        alike = 1 / _SURPRISING < size / self._first_size < _SURPRISING
+        if self._told or alike or controller.steps < _STEPS_BETWEEN_COUNTS:
             return None
         self._told = True
         return (
@@ -234,34 +253,45 @@ class ScheduledFit:
             f" {size:.3g} on average. Batch sizes and the learning rate follow the average."
         )
 
-    def count_step(self, trainer: pl.Trainer, batch: Any) -> None:
-        """Count a step, and step the schedules that are due after it."""
+    def count_step(self, trainer: pl.Trainer, batch: Any) -> str | None:
+        """Count a step, and step the schedules that are due after it.
+
+        Returns:
+            What surprises about the batches that came, once.
+        """
         controller, plan = self.controller, self.controller.plan
         examples = plan.device_batch_size * _batches_taken(trainer) * plan.devices
         if plan.devices == 1 and self._of_step:
             examples = self._of_step
+        self._since_log += self._of_step * plan.devices
+        self._steps_since_log += 1
         self._of_step = 0.0
-        self._since_log[1] += 1
         controller.step(examples)
+        surprise = None
         # Batches of so many rows as the loader says need no ranks to agree on their size.
         often = controller.steps <= 2 or controller.steps % _STEPS_BETWEEN_COUNTS == 0
-        if often and plan.device_batch_size != self._rows:
+        if plan.devices == 1 or (often and plan.device_batch_size != self._rows):
+            surprise = self._follow_batches()  # what was added up some steps ago
             self._came.add_up(controller.examples)
         self.schedules.advance(trainer, examples)
         may_be_short = self._batch is not None and trainer_access.is_last_batch(trainer)
         if self._loaders is not None and self._rows and not may_be_short:
             self._batch = batch, self._rows
+        return surprise
 
-    def mean_batch_size(self) -> float:
-        """Return the mean global batch size since the last log step, as batches came."""
-        examples, steps = self._since_log
-        # At a log step the batches of the step under way are there, and it is not counted yet.
-        return examples / (steps + bool(self._of_step)) if examples else self._given
+    def note_logged(self, step: int, *, in_step: bool) -> None:
+        """Note that this step is logged, and the mean batch size since the log step before.
 
-    def note_logged(self, step: int) -> None:
-        """Remember that this step was logged."""
-        self.logged_step, self._given = step, self.mean_batch_size()
-        self._since_log = [0.0, -bool(self._of_step)]
+        Args:
+            step: The step under which it is logged.
+            in_step: Whether the batches of the step under way have come, and it is not counted yet.
+        """
+        self.logged_step = step
+        under_way = self._of_step * self.controller.plan.devices if in_step else 0.0
+        examples, steps = self._since_log + under_way, self._steps_since_log + in_step
+        if examples:
+            self.given = examples / steps
+        self._since_log, self._steps_since_log = -under_way, -int(in_step)
 
     def resize(self, trainer: pl.Trainer, average: GradientMoments | None) -> Move | str | None:
         """Make a new plan for the wanted batch, with the loader's batches as large as allowed.
@@ -306,6 +336,7 @@ class ScheduledFit:
             "controller": self.controller.state_dict(),
             "max_batch_size": self._max_batch_size,
             "came": self._came.state,
+            "outgrown": self._outgrown,
             "window": [int(self._under_way), self._under_way.begin],
             "rows": self._rows,
             "resized": None if self._loaders is None else self._loaders.size,
