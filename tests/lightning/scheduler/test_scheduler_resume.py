@@ -2,6 +2,7 @@
 """N steps == N/2 + checkpoint + N/2, and what goes on where the number of devices changes."""
 
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import lightning.pytorch as L
@@ -22,6 +23,11 @@ class InMemory(Logger):
     def __init__(self) -> None:
         super().__init__()
         self.logged: dict[int, dict[str, float]] = {}
+        self._folder = mkdtemp()
+
+    @property
+    def save_dir(self) -> str:
+        return self._folder  # for the record of the monitor
 
     name, version = "memory", 0  # type: ignore[assignment]
 
