@@ -201,17 +201,21 @@ def heard() -> Iterator[list[str]]:
 
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "transformers")]
     listener = Listener(logging.INFO)
-    levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.addHandler(listener)
+    # Another test's script may have made the first one less talkative.
+    levelled = [logging.getLogger("lightning.pytorch.utilities.rank_zero"), *loggers]
+    levels = [logger.level for logger in levelled]
+    for logger in levelled:
         logger.setLevel(logging.INFO)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield said
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger in loggers:
             logger.removeHandler(listener)
+        for logger, level in zip(levelled, levels, strict=True):
             logger.setLevel(level)
     said += [str(one.message) for one in caught]
     said[:] = [one for one in said if "oise scale" in one or "NoiseScale" in one]
