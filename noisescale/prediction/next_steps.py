@@ -8,7 +8,7 @@ import shlex
 
 from noisescale.prediction.position import Position
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.questions import fastest_timed
+from noisescale.prediction.questions import fastest_timed, on_devices
 from noisescale.prediction.second_run import telling_batch_size
 from noisescale.report.numbers import count
 
@@ -44,6 +44,6 @@ def _how_to_time(p: PredictionRecord, run: str) -> str:
             f"  noisescale profile {TARGET} --run {run}"
         )
     return (
-        f"time another batch size: train 100 steps at {count(2 * p.run_batch_size)} on this device,"
-        f" and then run\n  noisescale predict {run} --step-times RUN2"
+        f"time another batch size: train 100 steps at {count(2 * p.run_batch_size)} on"
+        f" {on_devices(p)}, and then run\n  noisescale predict {run} --step-times RUN2"
     )

@@ -27,7 +27,10 @@ class Progress(NamedTuple):
     critical_batch_size: float | None = None
     """The critical batch size of the run so far, see `RunSoFar`; None before it is known."""
     learning_rate: float = 1.0
-    """The learning rate of the run's own schedule, without the factor of `lr_scaling`."""
+    """The learning rate of the run's own schedule, without the factor of `lr_scaling`.
+
+    It is the mean of the parameter groups that there were when the run began.
+    """
     peak_learning_rate: float = 1.0
     """The largest learning rate of the run's own schedule so far."""
     base_batch_size: float = 1.0
@@ -81,7 +84,8 @@ class Policy(State):
     """Whether a policy whose answer is the same on all ranks is asked at every step on each.
 
     Ranks then meet only where the answer changes. A policy that needs the noise scale is given the
-    last one, see `Progress.noise_scale_age`. It must be `by_reduced_values`.
+    last one, see `Progress.noise_scale_age`; of several ranks it is asked with a new one alone. It
+    must be `by_reduced_values`.
     """
     extra: type[ExtraMeasurement] | None = None
     """What the meter has to measure beside the noise scale; `Progress.extra` has it by name."""

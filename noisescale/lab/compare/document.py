@@ -52,7 +52,7 @@ def document_of(c: ComparisonRecord) -> Document:
         how_to_read=_HOW_TO_READ
         + (_HOW_TO_READ_SWEEPS if c.sweeps else "")
         + (_HOW_TO_READ_SCORES if c.scores is not None else ""),
-        next=next_steps_of(c, _may_be_chance(c)),
+        next=next_steps_of(c, _leaders_by_chance(c)),
     )
 
 
@@ -69,7 +69,7 @@ def headline_of(c: ComparisonRecord) -> str:
         return f"{goal} was reached by some runs only"
     first = short_list([name_of(each) for each in _leaders(c, standings)])
     said = f"{first} reached {goal}{' first' if len(c.standings) > 1 else ''}"
-    return f"{said}, which may be chance" if _may_be_chance(c) else said
+    return f"{said}, which may be chance" if _leaders_by_chance(c) else said
 
 
 def _leaders(c: ComparisonRecord, standings: Sequence[Standing]) -> list[Standing]:
@@ -77,7 +77,7 @@ def _leaders(c: ComparisonRecord, standings: Sequence[Standing]) -> list[Standin
     return [each for each in standings if each.best.at(c.clock) == standings[0].best.at(c.clock)]
 
 
-def _may_be_chance(c: ComparisonRecord) -> tuple[str, ...]:
+def _leaders_by_chance(c: ComparisonRecord) -> tuple[str, ...]:
     """Return the first and the next submission of one workload if their order may be chance.
 
     It may be if the bounds of the lead over the next include 1.

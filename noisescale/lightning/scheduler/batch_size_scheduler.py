@@ -237,10 +237,11 @@ class BatchSizeScheduler(trainer_access.Callback):
         ]
         check_schedulable(trainer, self)
         self._taken = Takeover(trainer, self._options.max_device_batch_size, saved)
-        settings = Settings.from_options(self._options)
-        if settings.policy.follows_schedule and not trainer.lr_scheduler_configs:
+        policy, given = Settings.from_options(self._options).policy, self._options.policy
+        if policy.follows_schedule and not trainer.lr_scheduler_configs:
+            name = repr(given) if isinstance(given, str) else policy.kind
             trainer_access.rank_zero_warn(
-                f"BatchSizeScheduler: `policy={self._options.policy!r}` grows the batch where a"
+                f"BatchSizeScheduler: `policy={name}` grows the batch where a"
                 " schedule lowers the learning rate, and the module has no schedule. The batch size"
                 " stays, unless the module lowers the learning rate itself. Return a schedule from"
                 ' `configure_optimizers`, or choose `policy="tradeoff"`.'
