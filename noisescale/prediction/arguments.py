@@ -304,9 +304,26 @@ def _largest_fitting(history: Mapping[str, Array], found: DeviceTimes | None) ->
     return None if memory is None else largest_fitting(peaks, memory, too_large)
 
 
-def read_step_times(file: str | PathLike[str]) -> StepTimeModel:
-    """Return the model of a file of `noisescale profile`."""
+def step_times_from(
+    given: StepTimeModel | str | PathLike[str] | None,
+    history: Mapping[str, Array],
+    which: Mapping[str, Any],
+) -> tuple[StepTimeModel | None, Mapping[str, Array] | None]:
+    """Return a model of step times, or a run whose times count beside those of the history.
+
+    Args:
+        given: A model, a file of `noisescale profile`, or the folder of a run.
+        history: The run that is predicted from.
+        which: See `history_of`.
+    """
+    if not isinstance(given, (str, PathLike)):
+        return given, None
+    if Path(given).is_dir():
+        with rename_arguments({"run": "step_times", "second_run": "step_times"}):
+            timed = history_of(given, which)
+            check_units(history, timed)
+        return None, timed
     with rename_arguments({"step_time": "step_times"}):
-        if Path(file).suffix == ".json":
-            return fit_step_time(DeviceTimes.read(file).timings)
-        return fit_step_time(read_timings(file))
+        if Path(given).suffix == ".json":
+            return fit_step_time(DeviceTimes.read(given).timings), None
+        return fit_step_time(read_timings(given)), None

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from noisescale.checks import require_positive
@@ -172,15 +171,7 @@ def predict(
         )
     which = {"optimizer": optimizer, "monitor": monitor, "allow_truncated": allow_truncated}
     history = arguments.history_of(run, which)
-    also_timed: list[Mapping[str, Array]] = []
-    if isinstance(step_times, (str, PathLike)):
-        if Path(step_times).is_dir():
-            with rename_arguments({"run": "step_times", "second_run": "step_times"}):
-                also_timed.append(arguments.history_of(step_times, which))
-                arguments.check_units(history, also_timed[0])
-            step_times = None
-        else:
-            step_times = arguments.read_step_times(step_times)
+    step_times, timed_run = arguments.step_times_from(step_times, history, which)
     other, second = None, None
     if second_run is not None:
         with rename_arguments({"run": "second_run"}):
@@ -198,7 +189,7 @@ def predict(
     segments = arguments.checked_run(history)
     law, calibration = law_of(history, segments, second, calibration)
     hardware = arguments.hardware_from(
-        [history, *([] if other is None else [other]), *also_timed],
+        [each for each in (history, other, timed_run) if each is not None],
         segments,
         step_times,
         max_device_batch_size=max_device_batch_size,

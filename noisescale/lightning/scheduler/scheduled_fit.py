@@ -143,45 +143,22 @@ class ScheduledFit:
                 examples = max(examples, rows)
             size = _mean_over_ranks(examples, trainer)
         plan = Plan(size, taken.accumulation, trainer.world_size)
-        max_batch_size = options.max_batch_size
-        self._caps_itself = max_batch_size is None
-        if max_batch_size is None and saved:
-            max_batch_size = saved["max_batch_size"]
-        elif max_batch_size is None and math.isfinite(trainer.num_training_batches):
-            of_epoch = plan.device_batch_size * plan.devices * trainer.num_training_batches
-            max_batch_size = max(of_epoch / _EPOCH_SHARE, plan.batch_size)
-            if most is not None and rows is not None:
-                # A prime number of rows would be reached by micro-batches of one row.
-                full = most * size / rows * plan.devices
-                max_batch_size = max(max_batch_size // full * full, plan.batch_size)
-        self._since_log, self._steps_since_log = 0.0, 0
-        self._told = False
-        options = replace(options, max_batch_size=max_batch_size)
-        base = saved["controller"]["base_batch_size"] if saved else None
-        # Batches that differ in size may have outgrown bounds that were met when the run began.
-        outgrown: list[float] | None = saved.get("outgrown")
-        begins_with = options
-        if outgrown:
-            most_given = max_batch_size and max(max_batch_size, min(plan.batch_size, base or 0.0))
-            begins_with = replace(options, min_batch_size=None, max_batch_size=most_given)
-        self.controller = BatchSizeController(
-            plan,
-            trainer.optimizers,
-            min_accumulation=1 if outgrown else min_accumulation,
-            base_batch_size=base,
-            examples_per_row=size / rows if rows else 1.0,
-            **vars(begins_with),
-        )
-        self._outgrown = outgrown
-        if saved:
-            self.controller.load_state_dict(saved["controller"], device_batch_size=size)
-        if outgrown:
-            given = options.min_batch_size or 0.0, max_batch_size or math.inf, min_accumulation
-            least, most_given, few = map(float, outgrown)
-            bounds = Bounds(
-                min(given[0], least), max(given[1], most_given), min(given[2], int(few))
+        self._caps_itself = options.max_batch_size is None
+        self._max_batch_size = options.max_batch_size  # None where an epoch has no known end
+        if self._max_batch_size is None:
+            self._max_batch_size = (
+                saved["max_batch_size"] if saved else _default_cap(trainer, plan, most, rows)
             )
-            self.controller.settings = replace(self.controller.settings, bounds=bounds)
+        self._outgrown: list[float] | None = saved.get("outgrown")
+        """Bounds that batches may have outgrown, as they came; None if they are as the first."""
+        self.controller = self._make_controller(
+            trainer,
+            plan,
+            replace(options, max_batch_size=self._max_batch_size),
+            min_accumulation,
+            examples_per_row=size / rows if rows else 1.0,
+            saved=saved,
+        )
         self._came = CountedBatches(
             trainer.world_size,
             trainer.strategy.root_device,
@@ -191,18 +168,57 @@ class ScheduledFit:
         self.schedules = ClockedSchedules(
             trainer, self.controller, progress, accumulation=taken.accumulation, saved=saved
         )
-        self._first_size, self._of_step = size, 0.0
+        self._first_size, self._told = size, False
+        self._of_step = self._since_log = 0.0  # examples, of this rank and of all
+        self._steps_since_log = 0
         self.given = plan.batch_size
         """The mean global batch size between the last two log steps, as batches came."""
         self.logged_step = -1
         """The last step that was logged, see `note_logged`."""
-        self._max_batch_size = max_batch_size  # None where an epoch has no known end
         self._loaders = taken.loaders
         self._rows = rows  # of a batch on one device, where the loader tells
         self._largest_rows = max(rows or 0, saved.get("largest_rows", 0))
         self._batch: tuple[Any, int] | None = None  # to try a larger one with, and its rows
         self._under_way = taken.under_way
         self._begins_anew = True
+
+    def _make_controller(
+        self,
+        trainer: pl.Trainer,
+        plan: Plan,
+        options: SchedulerOptions,
+        min_accumulation: int,
+        *,
+        examples_per_row: float,
+        saved: dict[str, Any],
+    ) -> BatchSizeController:
+        """Return the controller, which goes on where a saved run had outgrown its bounds."""
+        base = saved["controller"]["base_batch_size"] if saved else None
+        begins_with, most = options, options.max_batch_size
+        if self._outgrown:
+            most = most and max(most, min(plan.batch_size, base or 0.0))
+            begins_with = replace(options, min_batch_size=None, max_batch_size=most)
+        controller = BatchSizeController(
+            plan,
+            trainer.optimizers,
+            min_accumulation=1 if self._outgrown else min_accumulation,
+            base_batch_size=base,
+            examples_per_row=examples_per_row,
+            **vars(begins_with),
+        )
+        if saved:
+            controller.load_state_dict(
+                saved["controller"], device_batch_size=plan.device_batch_size
+            )
+        if self._outgrown:
+            least, largest, few = self._outgrown
+            bounds = Bounds(
+                min(options.min_batch_size or 0.0, least),
+                max(options.max_batch_size or math.inf, largest),
+                min(min_accumulation, int(few)),
+            )
+            controller.settings = replace(controller.settings, bounds=bounds)
+        return controller
 
     def begins_step(self, trainer: pl.Trainer, batch_idx: int) -> bool:
         """Return whether a batch is the first one of a step."""
@@ -349,6 +365,21 @@ class ScheduledFit:
         self.controller.close()
         self.schedules.close()
         self._batch = None
+
+
+def _default_cap(
+    trainer: pl.Trainer, plan: Plan, most_rows: int | None, rows: int | None
+) -> float | None:
+    """Return a tenth of an epoch, if its length is known, and at least the first batch size."""
+    if not math.isfinite(trainer.num_training_batches):
+        return None
+    of_epoch = plan.device_batch_size * plan.devices * trainer.num_training_batches
+    cap = max(of_epoch / _EPOCH_SHARE, plan.batch_size)
+    if most_rows is None or rows is None:
+        return cap
+    # A prime number of rows would be reached by micro-batches of one row.
+    full = most_rows * plan.device_batch_size / rows * plan.devices
+    return max(cap // full * full, plan.batch_size)
 
 
 def _batches_taken(trainer: pl.Trainer) -> int:
