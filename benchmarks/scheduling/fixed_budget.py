@@ -44,6 +44,7 @@ from benchmarks.lib.sweeping import Command, Row
 from benchmarks.lib.workloads import WORKLOADS, Workload, convolutions
 from noisescale import BatchSizeController, NoiseScaleMeter, Plan
 from noisescale.scheduling import BoundedSeesaw
+from noisescale.scheduling.learning_rate import LearningRateScaling
 
 NAME = "scheduling/fixed_budget"
 
@@ -147,7 +148,7 @@ SMOKE = replace(
 )
 
 KEPT = "kept"
-POLICIES: dict[str, tuple[Callable[[], Any], str]] = {
+POLICIES: dict[str, tuple[Callable[[], Any], LearningRateScaling]] = {
     KEPT: (lambda: None, "none"),
     "tradeoff, auto": (lambda: "tradeoff", "auto"),
     "tradeoff, sqrt": (lambda: "tradeoff", "sqrt"),
@@ -181,7 +182,7 @@ def final_loss(task: tuple[str, str, int, float, int]) -> tuple[float, int, list
             Plan(start, 1),
             optimizers,
             make(),
-            lr_scaling=lr_scaling,  # type: ignore[arg-type]
+            lr_scaling=lr_scaling,
             min_batch_size=1,
             max_batch_size=budget.examples // 20,
             max_device_batch_size=budget.examples // 20,

@@ -821,3 +821,21 @@ def test_a_schedule_by_examples_is_due_where_it_changes_alone(lr_scaling: Any) -
     assert due[0] == 4  # after 128 examples
     assert len(due) == 2
     assert controller.plan.batch_size == 96
+
+
+def test_of_several_ranks_a_learning_rate_moves_nothing_without_a_new_measurement() -> None:
+    """Each rank may have a learning rate of its own, and would meet nobody in a decision."""
+
+    def due() -> list[bool]:
+        optimizer = sgd()
+        controller = BatchSizeController(Plan(8, 4, devices=2), optimizer, "bounded_seesaw")
+        controller.step()
+        controller.decide(KNOWN, measured_step=1)
+        optimizer.param_groups[0]["lr"] = 0.01
+        found = []
+        for measured_step in (1, 1, 1, 1, 9):
+            controller.step()
+            found.append(controller.due_after(measured_step))
+        return found
+
+    assert on_ranks(2, due) == [[False] * 4 + [True]] * 2
