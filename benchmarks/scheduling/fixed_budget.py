@@ -112,6 +112,8 @@ class Budgeted:
     """Whether nothing was chosen by it."""
     model: Callable[[], nn.Module] | None = None
     seeds: int = 5
+    taken_for_best: int | None = None
+    """A batch size that a smoke run starts from, whatever is the best one."""
 
     @property
     def workload(self) -> Workload:
@@ -144,7 +146,12 @@ BUDGETS = {
     )
 }
 SMOKE = replace(
-    BUDGETS["digits, momentum"], name="smoke", examples=1_200, batch_sizes=(1, 4, 16), seeds=2
+    BUDGETS["digits, momentum"],
+    name="smoke",
+    examples=1_200,
+    batch_sizes=(1, 4, 16),
+    taken_for_best=4,
+    seeds=2,
 )
 
 KEPT = "kept"
@@ -286,6 +293,8 @@ class Runs:
 
     def best_batch_size(self, budget: Budgeted) -> int | None:
         """The fixed batch size with the least loss, if it lies within the grid."""
+        if budget.taken_for_best:
+            return budget.taken_for_best
         front = self.front(budget)
         if len(front) < len(budget.batch_sizes):
             return None

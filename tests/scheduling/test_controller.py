@@ -839,3 +839,21 @@ def test_of_several_ranks_a_learning_rate_moves_nothing_without_a_new_measuremen
         return found
 
     assert on_ranks(2, due) == [[False] * 4 + [True]] * 2
+
+
+def test_the_learning_rate_of_a_loop_is_recorded_as_its_steps_had_it() -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options: dict[str, Any] = {"small_batch": "micro_batch", "every_n_steps": 1}
+    meter = NoiseScaleMeter(model, optimizer=optimizer, log_every_n_steps=1, **options)
+    controller = BatchSizeController(Plan(8, 2), optimizer, {0: 16, 2: 64}, lr_scaling="sqrt")
+
+    for window in controller.windows(torch.randn(8 * 20, 3).split(8)):
+        for x in window:
+            meter.backward(model(x).square().mean() / len(window), len(x))
+        meter.step()
+        optimizer.step()
+        optimizer.zero_grad()
+        controller.update(meter)
+
+    assert meter.history["learning_rate"].tolist() == pytest.approx([0.1, 0.1, 0.2, 0.2])
