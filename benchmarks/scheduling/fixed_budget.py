@@ -3,10 +3,10 @@
 
 People train a fixed number of examples, with warm-up and decay of the learning rate, and want the
 same final loss in fewer serial steps. Fixed batch sizes are trained first, each with its learning
-rate searched by factors of 2 and √2: the front of loss against steps. Its best batch size lies
-within the grid, and so does the best learning rate of each batch size. Then each policy starts from
-the best fixed batch size, from a quarter of it and from four times it, at the learning rate that
-was the best there, with the seeds of the fixed runs.
+rate searched by factors of 2 and √2 with two seeds, and then with all seeds: the front of loss
+against steps. Batch sizes are added until the best one has others on both sides, and so are
+learning rates. Then each policy starts from the best fixed batch size, from a quarter of it and from
+four times it, at the learning rate that was the best there, with the seeds of the fixed runs.
 
     python benchmarks/scheduling/fixed_budget.py [--budget MINUTES] [--only NAME] [--report]
 
@@ -41,10 +41,11 @@ from torch import nn
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks.lib.results import saved_rows, write_results
 from benchmarks.lib.sweeping import Command, Row
-from benchmarks.lib.workloads import WORKLOADS, Workload, convolutions
+from benchmarks.lib.workloads import WORKLOADS, Batch, Workload, characters, convolutions
 from noisescale import BatchSizeController, NoiseScaleMeter, Plan
-from noisescale.scheduling import BoundedSeesaw
+from noisescale.scheduling.gate import BoundedSeesaw, Gate
 from noisescale.scheduling.learning_rate import LearningRateScaling
+from noisescale.scheduling.policies import TradeoffRule
 
 NAME = "scheduling/fixed_budget"
 
@@ -54,7 +55,7 @@ def momentum(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
 
 
 def adamw(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    return [torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1)]
+    return [torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)]
 
 
 def muon(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
@@ -64,7 +65,7 @@ def muon(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
     others = [p for p in model.parameters() if id(p) not in known]
     return [
         torch.optim.Muon(inner, lr=lr, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.1),
+        torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True),
     ]
 
 
@@ -95,74 +96,104 @@ def rate(schedule: Callable[[float], float], share: float) -> float:
     return schedule((share - WARM_UP) / (1 - WARM_UP))
 
 
+class Reconstruction(Workload):
+    """Pixels are restored from fewer numbers; the loss hardly varies from seed to seed."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        x, _ = batch
+        return nn.functional.binary_cross_entropy_with_logits(model(x), x)
+
+
+def autoencoder() -> nn.Module:
+    """Of an image's 784 pixels, by way of 24 numbers."""
+    down = nn.Linear(784, 128), nn.GELU(), nn.Linear(128, 24)
+    return nn.Sequential(*down, nn.Linear(24, 128), nn.GELU(), nn.Linear(128, 784))
+
+
+def short_characters() -> tuple[Batch, Batch]:
+    """Sequences of 8 characters of Shakespeare; 1,024 of the last tenth to test with."""
+    (x, y), (test_x, test_y) = characters()
+    return (x[:, :8], y[:, :8]), (test_x.reshape(-1, 8), test_y.reshape(-1, 8))
+
+
+def small_transformer() -> nn.Module:
+    """One layer of width 32."""
+    from char_transformer import CharTransformer
+
+    return CharTransformer(65, 8, width=32, layers=1, heads=4)
+
+
+OWN = {
+    "convolutions": replace(WORKLOADS["mnist"], model=convolutions),
+    "characters": replace(
+        WORKLOADS["characters"], data=short_characters, model=small_transformer
+    ),
+    "autoencoder": Reconstruction(**{**vars(WORKLOADS["mnist"]), "model": autoencoder}),
+}
+
+
 @dataclass(frozen=True)
 class Budgeted:
     """A training of a fixed number of examples."""
 
     name: str
     of: str
-    """Name in `WORKLOADS`: data and model."""
+    """Name in `WORKLOADS` or `OWN`: data and model."""
     optimizers: Callable[[nn.Module, float], list[torch.optim.Optimizer]]
     schedule: Callable[[float], float]
     examples: int
-    batch_sizes: tuple[int, ...]
+    first_batch_size: int
+    """Where the search begins."""
     first_lr: float
-    """Where the search begins at each batch size."""
+    """Where the search begins at the first batch size."""
     kept_out: bool = False
     """Whether nothing was chosen by it."""
-    model: Callable[[], nn.Module] | None = None
     seeds: int = 5
     taken_for_best: int | None = None
     """A batch size that a smoke run starts from, whatever is the best one."""
 
     @property
     def workload(self) -> Workload:
-        own = WORKLOADS[self.of]
-        return own if self.model is None else replace(own, model=self.model)
+        return (WORKLOADS | OWN)[self.of]
 
 
-_SIZES = (8, 16, 32, 64, 128, 256)
-_DIGITS = Budgeted("digits, momentum", "digits", momentum, cosine, 30_000, (2, 4, *_SIZES), 0.05)
-_MNIST = Budgeted("mnist, momentum", "mnist", momentum, cosine, 60_000, _SIZES, 0.02, kept_out=True)
-_CHARACTERS = Budgeted("characters, AdamW", "characters", adamw, cosine, 40_000, _SIZES, 0.004)
+_DIGITS = Budgeted("digits, momentum", "digits", momentum, cosine, 30_000, 8, 0.05, seeds=20)
+_MNIST = Budgeted(
+    "mnist, momentum", "mnist", momentum, cosine, 60_000, 16, 0.02, kept_out=True, seeds=10
+)
+_AUTO = Budgeted("autoencoder, AdamW", "autoencoder", adamw, cosine, 30_000, 16, 0.01)
+_CHARACTERS = Budgeted("characters, AdamW", "characters", adamw, cosine, 60_000, 32, 0.01)
 BUDGETS = {
     each.name: each
     for each in (
-        _DIGITS,
-        replace(
-            _MNIST,
-            name="convolutions, AdamW",
-            optimizers=adamw,
-            first_lr=0.004,
-            model=convolutions,
-            kept_out=False,
-        ),
         _CHARACTERS,
+        _DIGITS,
+        replace(_DIGITS, name="digits, momentum, half", examples=15_000),
+        replace(_DIGITS, name="digits, momentum, 4 x", examples=120_000),
+        _AUTO,
+        replace(_AUTO, name="autoencoder, momentum", optimizers=momentum, first_lr=0.5),
         replace(_CHARACTERS, name="characters, AdamW, WSD", schedule=stable_then_decay),
-        replace(_CHARACTERS, name="characters, AdamW, constant", schedule=constant),
-        _MNIST,
         replace(_CHARACTERS, name="characters, Muon", optimizers=muon, kept_out=True),
+        _MNIST,
         replace(_MNIST, name="mnist, momentum, WSD", schedule=stable_then_decay),
+        replace(_MNIST, name="mnist, momentum, constant", schedule=constant),
+        Budgeted(
+            "convolutions, AdamW", "convolutions", adamw, cosine, 60_000, 16, 0.004, kept_out=True
+        ),
+        replace(_CHARACTERS, name="characters, AdamW, constant", schedule=constant),
     )
 }
-SMOKE = replace(
-    BUDGETS["digits, momentum"],
-    name="smoke",
-    examples=1_200,
-    batch_sizes=(1, 4, 16),
-    taken_for_best=4,
-    seeds=2,
-)
+SMOKE = replace(_DIGITS, name="smoke", examples=1_200, taken_for_best=4, seeds=2)
 
 KEPT = "kept"
 POLICIES: dict[str, tuple[Callable[[], Any], LearningRateScaling]] = {
     KEPT: (lambda: None, "none"),
     "tradeoff, auto": (lambda: "tradeoff", "auto"),
     "tradeoff, sqrt": (lambda: "tradeoff", "sqrt"),
+    "tradeoff / 2, sqrt": (lambda: Gate(TradeoffRule(share=0.5)), "sqrt"),
     "seesaw": (lambda: "seesaw", "sqrt"),
     "bounded, lift 1/4": (lambda: BoundedSeesaw(lift=0.25), "sqrt"),
     "bounded, lift 1/2": (lambda: BoundedSeesaw(lift=0.5), "sqrt"),
-    "bounded, no lift": (lambda: BoundedSeesaw(lift=0.0), "sqrt"),
 }
 STARTS = {"best": 1.0, "1/4": 0.25, "4 x": 4.0}
 SURE = 0.15
@@ -286,29 +317,34 @@ class Runs:
 
     def front(self, budget: Budgeted) -> dict[int, float]:
         """The mean loss of each fixed batch size at its best learning rate, where it is known."""
-        rates = {size: self.best_rate(budget.name, size) for size in budget.batch_sizes}
+        sizes = {row["start"] for row in self.rows if row["workload"] == budget.name}
+        rates = {size: self.best_rate(budget.name, size) for size in sorted(sizes)}
         return {
             size: self.tried(budget.name, size)[lr] for size, lr in rates.items() if lr is not None
         }
 
     def best_batch_size(self, budget: Budgeted) -> int | None:
-        """The fixed batch size with the least loss, if it lies within the grid."""
+        """The fixed batch size with the least loss, if others lie on both of its sides."""
         if budget.taken_for_best:
             return budget.taken_for_best
         front = self.front(budget)
-        if len(front) < len(budget.batch_sizes):
+        if not front:
             return None
         best = min(front, key=lambda size: front[size])
         return best if min(front) < best < max(front) else None
 
 
-def untried(runs: Runs, budget: Budgeted, size: int) -> Iterator[list[float]]:
+SEARCHED = 2
+"""Seeds of a search of the learning rate; the best one is trained with all seeds."""
+
+
+def untried(runs: Runs, budget: Budgeted, size: int, first_lr: float) -> Iterator[list[float]]:
     """Learning rates to try, by factors of 2 and then of √2, until the best is between others."""
     for factor in (2.0, math.sqrt(2)):
         while True:
             tried = runs.tried(budget.name, size)
             if not tried:
-                yield [budget.first_lr]
+                yield [first_lr]
                 continue
             best = min(tried, key=lambda lr: tried[lr])
             around = (best / factor, best * factor)
@@ -320,18 +356,39 @@ def untried(runs: Runs, budget: Budgeted, size: int) -> Iterator[list[float]]:
             yield wanted
 
 
+def unsearched(runs: Runs, budget: Budgeted) -> Iterator[tuple[int, float]]:
+    """Batch sizes to try, each with a learning rate to begin with, that of its neighbour."""
+    done: set[int] = set()
+    while True:
+        front = runs.front(budget)
+        if not done:
+            wanted = {budget.first_batch_size}
+        else:
+            best = budget.taken_for_best or min(front, key=lambda size: front[size])
+            wanted = {best // 4, best // 2, best, 2 * best, 4 * best} - {0}
+        missing = sorted(wanted - done)
+        if not missing:
+            return
+        size = min(missing, key=lambda x: min((abs(math.log(x / y)) for y in done), default=0.0))
+        done.add(size)
+        near = min(front, key=lambda y: abs(math.log(size / y)), default=size)
+        yield size, runs.best_rate(budget.name, near) or budget.first_lr
+
+
 def train(runs: Runs, budget: Budgeted, deadline: float) -> bool:
     """Train what is missing; return whether all is there."""
-    for size in budget.batch_sizes:
-        for lrs in untried(runs, budget, size):
+    for size, first_lr in unsearched(runs, budget):
+        for lrs in untried(runs, budget, size, first_lr):
             if time.monotonic() > deadline:
                 return False
-            runs.make(budget.name, KEPT, size, lrs, budget.seeds)
+            runs.make(budget.name, KEPT, size, lrs, SEARCHED)
+        if lr := runs.best_rate(budget.name, size):
+            runs.make(budget.name, KEPT, size, [lr], budget.seeds)
     best = runs.best_batch_size(budget)
     if best is None:
         return True
     for policy in POLICIES:
-        for start in starts_of(budget, best).values():
+        for start in starts_of(runs, budget, best).values():
             lr = runs.best_rate(budget.name, start)
             if lr is None:
                 continue
@@ -341,10 +398,10 @@ def train(runs: Runs, budget: Budgeted, deadline: float) -> bool:
     return True
 
 
-def starts_of(budget: Budgeted, best: int) -> dict[str, int]:
-    """The batch sizes that scheduled runs start from, as far as they are in the grid."""
+def starts_of(runs: Runs, budget: Budgeted, best: int) -> dict[str, int]:
+    """The batch sizes that scheduled runs start from, as far as they were searched."""
     found = {name: round(best * factor) for name, factor in STARTS.items()}
-    return {name: size for name, size in found.items() if size in budget.batch_sizes}
+    return {name: size for name, size in found.items() if runs.tried(budget.name, size)}
 
 
 def report(runs: Runs, names: Sequence[str], console: Console) -> None:
@@ -366,7 +423,7 @@ def report(runs: Runs, names: Sequence[str], console: Console) -> None:
             continue
         table = Table("start", "policy", "loss, %", "95 % interval", "steps", "verdict")
         own = runs.losses(name, KEPT, best, runs.best_rate(name, best) or 0.0)
-        for label, start in starts_of(budget, best).items():
+        for label, start in starts_of(runs, budget, best).items():
             lr = runs.best_rate(name, start)
             if lr is None:
                 continue

@@ -5,8 +5,9 @@ try:
     import transformers as _transformers  # noqa: F401 - whether it is there is all we ask
 except ImportError as error:
     raise ImportError(
-        "`transformers` must be installed for NoiseScaleCallback. Install it with the packages that"
+        "`transformers` must be installed for these callbacks. Install it with the packages that"
         ' its Trainer needs: `pip install "noisescale[hugging-face]"`.'
     ) from error
 
+from noisescale.hugging_face.batch_size_callback import BatchSizeCallback as BatchSizeCallback
 from noisescale.hugging_face.noise_scale_callback import NoiseScaleCallback as NoiseScaleCallback

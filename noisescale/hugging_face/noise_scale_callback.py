@@ -126,6 +126,23 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         self._on_forward: Callable[..., None] | None = None
         self._start: BackwardStart | None = None
 
+    def follow(self, *, consequence: str = "") -> None:
+        """Measure in the next training for decisions: as often as a scheduler needs.
+
+        Args:
+            consequence: What to say if the training cannot be measured: what follows from that.
+        """
+        self._follow(consequence)
+
+    def give_up(self) -> None:
+        """Take everything out of a training that does not begin."""
+        self._stop(interrupted=True)
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether an example is a row of the batch, as no function counts otherwise."""
+        return self._batch_size_fn is None
+
     def on_train_begin(
         self,
         args: TrainingArguments,

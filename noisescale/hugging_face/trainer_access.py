@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
@@ -19,7 +19,13 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
-from transformers import DefaultFlowCallback, TrainerCallback, TrainerState, TrainingArguments
+from transformers import (
+    DefaultFlowCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.integrations.integration_utils import TensorBoardCallback
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.utils.logging import get_logger
@@ -27,6 +33,8 @@ from transformers.utils.logging import get_logger
 from noisescale.batches import batch_counter
 from noisescale.guard import NotMeasured
 from noisescale.meter.choosing import unwrap
+
+_Found = TypeVar("_Found")
 
 
 def on_first_training_pass(
@@ -163,6 +171,41 @@ def folders_of_logs(callback: TrainerCallback, args: TrainingArguments) -> list[
         if isinstance(each, TensorBoardCallback) and each.tb_writer is not None
     ]
     return [Path(folder) for folder in {w.log_dir for w in writers} or {args.output_dir}]
+
+
+def callbacks_beside(callback: TrainerCallback, kind: type[_Found]) -> list[_Found]:
+    """Return the callbacks of a kind in the lists that contain a callback."""
+    found = [one for callbacks in lists_with(callback) for one in callbacks]
+    return [one for one in found if isinstance(one, kind)]
+
+
+def add_beside(
+    callback: TrainerCallback, added: TrainerCallback, state: TrainerState, saved: dict[str, Any]
+) -> None:
+    """Add a callback that has a state, when a training begins. It is called after all others.
+
+    Args:
+        callback: The callback that adds it, in `on_train_begin`.
+        added: A callback of a class that is not among the callbacks yet.
+        state: The state of the Trainer, which keeps a place for each callback that has a state.
+        saved: What the place holds before a checkpoint.
+    """
+    places: Any = state.stateful_callbacks
+    places.setdefault(type(added).__name__, saved)
+    for callbacks in lists_with(callback):
+        callbacks.append(added)
+
+
+def go_on_from_step(state: TrainerState, step: int) -> None:
+    """Count the optimizer steps of a training that continues from `step`.
+
+    The Trainer has worked out from the number in the checkpoint where the data go on. It also
+    keeps the number to average what it logs.
+    """
+    state.global_step = step
+    for one in gc.get_objects():
+        if issubclass(type(one), Trainer) and one.state is state:
+            one._initial_global_step = one._globalstep_last_logged = step
 
 
 def takes_token_ids(model: nn.Module) -> bool:

@@ -12,6 +12,7 @@ import torch
 
 from noisescale.batches.shared_examples import SharedExamples
 from noisescale.collectors.halves.proved_cuts import INSTEAD
+from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, NotMeasured
 from noisescale.history.history import History
@@ -44,6 +45,8 @@ class MeasuringCallback(ABC):
         self._told: set[int] = set()
         """The meters of which a warning says that they measure nothing."""
         self._guard = Guard(*let_pass)
+        self._follows = False
+        """Whether a scheduler waits for what is measured."""
 
     def __repr__(self) -> str:
         """Show the arguments that are not the defaults, and the estimate of the last log step."""
@@ -75,6 +78,23 @@ class MeasuringCallback(ABC):
         """The noise scale along the run, one row for each log step, of the first optimizer."""
         return History() if self._first is None else self._first.history
 
+    def noise_scale_at(self, confidence: float) -> NoiseScale:
+        """Return the noise scale now with an interval of another confidence. Reads the device."""
+        first = self._first
+        return (
+            self._unknown_noise_scale if first is None else first.meter.noise_scale_at(confidence)
+        )
+
+    @property
+    def last_measured_step(self) -> int:
+        """The number of optimizer steps up to the last measured step; 0 before the fit."""
+        return 0 if self._first is None else self._first.meter.last_measured_step
+
+    @property
+    def average_moments(self) -> GradientMoments | None:
+        """|G|² and tr(Σ) averaged over the run so far, see `NoiseScaleMeter`."""
+        return None if self._first is None else self._first.meter.average_moments
+
     @property
     def _first(self) -> LoggedMeter | None:
         return self._meters[0] if self._meters else None
@@ -99,6 +119,10 @@ class MeasuringCallback(ABC):
     def _stop(self, *, interrupted: bool) -> None:
         """Take everything back that was put into the model."""
 
+    def _follow(self, consequence: str) -> None:
+        """Measure for decisions; without a measurement, say what follows from that."""
+        self._follows, self._consequence = True, consequence and f" {consequence}"
+
     def _make_meters(self, make: Callable[[], list[LoggedMeter]]) -> None:
         """Make the meters of a training. A warning tells if it cannot be measured.
 
@@ -109,6 +133,9 @@ class MeasuringCallback(ABC):
             self._meters = make()
         except NotMeasured as reason:
             self._tell_that_nothing_is_measured(str(reason))
+        for logged in self._meters:
+            if self._follows:
+                logged.meter.follow()
         self._tell_of_unmeasured()
 
     def _begin(

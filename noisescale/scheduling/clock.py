@@ -39,7 +39,7 @@ class Clock(State):
         self.steps_per_epoch = math.inf
         """Steps of an epoch at the first batch size; infinite if not known."""
         self._epoch_began = 0.0
-        self._of_epochs = self._of_steps = math.inf
+        self._of_epochs = self._of_steps = self._of_run = math.inf
         self._reached = 0.0
 
     @property
@@ -54,27 +54,35 @@ class Clock(State):
 
     def share(self, optimizer_steps: int) -> float | None:
         """Return the share of the run that is over, from 0 to 1; None if its end is not known."""
-        if not math.isfinite(self._end):
+        if not math.isfinite(min(self._end, self._of_run)):
             return None
-        return min(1.0, max(self.time / self._of_epochs, optimizer_steps / self._of_steps))
+        return min(1.0, self._share(optimizer_steps))
 
-    def ends_by(self, optimizer_steps: int) -> Literal["epochs", "steps"] | None:
+    def ends_by(self, optimizer_steps: int) -> Literal["examples", "steps"] | None:
         """Return what ends the run first, as it goes now."""
-        if not math.isfinite(self._end):
+        by_examples = min(self._of_epochs, self._of_run)
+        if not math.isfinite(min(self._end, by_examples)):
             return None
-        by_steps = optimizer_steps / self._of_steps > self.time / self._of_epochs
-        return "steps" if by_steps or math.isinf(self._of_epochs) else "epochs"
+        by_steps = optimizer_steps / self._of_steps > self.time / by_examples
+        return "steps" if by_steps or math.isinf(by_examples) else "examples"
 
     def end_with(
-        self, *, steps_of_epochs: float = math.inf, optimizer_steps: float = math.inf
+        self,
+        *,
+        steps_of_epochs: float = math.inf,
+        optimizer_steps: float = math.inf,
+        steps_of_run: float = math.inf,
     ) -> None:
         """Set what ends the run, as far as it is known: whichever limit is reached first.
 
         Args:
             steps_of_epochs: Steps of the first batch size in all epochs of the run.
             optimizer_steps: The optimizer steps that the run is limited to, whatever their size.
+            steps_of_run: Steps of the first batch size in the examples that the run is limited to.
+                Schedules are not sized for them.
         """
         self._of_epochs, self._of_steps = steps_of_epochs, optimizer_steps
+        self._of_run = steps_of_run
 
     def begin_epoch(self, already: float = 0.0) -> None:
         """Count the steps of another epoch, `already` of which are over."""
@@ -119,12 +127,15 @@ class Clock(State):
             self.time = end if math.isfinite(end) else float(math.ceil(self.time - _ROUNDING))
         self._reached = self.time
         if optimizer_steps is not None and math.isfinite(self._end):
-            share = max(self.time / self._of_epochs, optimizer_steps / self._of_steps)
-            self._reached = share * self._end
+            self._reached = self._share(optimizer_steps) * self._end
         due = math.floor(min(self._reached, self._end) + _ROUNDING) - self.taken
         due = max(due, 0)  # a run that goes on with another clock may be ahead of it
         self.taken += due
         return due
+
+    def _share(self, optimizer_steps: int) -> float:
+        by_examples = self.time / min(self._of_epochs, self._of_run)
+        return max(by_examples, optimizer_steps / self._of_steps)
 
     @property
     def _end(self) -> float:

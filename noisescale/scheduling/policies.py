@@ -41,24 +41,28 @@ class TradeoffRule:
 
     Args:
         exchange_rate: r, the examples that one step saved may cost.
+        share: c, for c·√(r·B_simple): a step saved may cost c²·r examples.
 
     Examples:
         >>> TradeoffRule(exchange_rate=100)(25.0, Plan(8, 1), Progress(50, 400))
         50.0
+        >>> TradeoffRule(exchange_rate=100, share=0.5)(25.0, Plan(8, 1), Progress(50, 400))
+        25.0
 
     References:
         McCandlish et al. 2018, arXiv:1812.06162, appendix D.
     """
 
-    def __init__(self, exchange_rate: float | None = None) -> None:
+    def __init__(self, exchange_rate: float | None = None, *, share: float = 1.0) -> None:
         self._exchange_rate = exchange_rate
+        self._share = require_positive("share", share, "Leave it at 1.")
         if exchange_rate is not None:
             require_positive("exchange_rate", exchange_rate, "Give the examples a step is worth.")
 
     def __call__(self, noise_scale: float, plan: Plan, progress: Progress) -> float:
-        """Return √(r·noise_scale)."""
+        """Return c·√(r·noise_scale)."""
         rate = self._exchange_rate or progress.critical_batch_size or noise_scale
-        return math.sqrt(rate * noise_scale) if noise_scale else 0.0
+        return self._share * math.sqrt(rate * noise_scale) if noise_scale else 0.0
 
 
 class RatioRule:
@@ -139,6 +143,8 @@ class Given(Policy):
         >>> [float(ramp_up(None, Plan(64, 1), Progress(n, 64.0 * n))) for n in (0, 999, 1000)]
         [64.0, 64.0, 128.0]
     """
+
+    needs_a_cap = False
 
     def __init__(
         self, batch_sizes: Mapping[int, float], by: Literal["steps", "examples"] = "steps"
@@ -224,6 +230,18 @@ class InsteadOfDecay(Policy):
 
 
 _SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
+_COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([kKmMbB]?)")
+
+
+def count_of(text: str) -> int | None:
+    """Return a number that may have the suffix k, M or B; None if the text is none.
+
+    Examples:
+        >>> count_of("1.5M"), count_of("200"), count_of("many")
+        (1500000, 200, None)
+    """
+    found = _COUNT.fullmatch(text.strip())
+    return None if found is None else round(float(found[1]) * _SUFFIXES[found[2].lower()])
 
 
 def given_by_examples(batch_sizes: Mapping[str, float]) -> Given:
@@ -239,19 +257,16 @@ def given_by_examples(batch_sizes: Mapping[str, float]) -> Given:
     """
     parsed = {}
     for text, size in batch_sizes.items():
-        found = _COUNT.fullmatch(text.strip())
-        if found is None:
+        if (since := count_of(text)) is None:
             raise Refusal(
                 "policy",
                 "have numbers of examples as keys that are texts",
                 repr(text),
                 'Write, for example, {"0": 64, "500k": 128, "2M": 256}.',
             )
-        parsed[round(float(found[1]) * _SUFFIXES[found[2].lower()])] = size
+        parsed[since] = size
     return Given(parsed, by="examples")
 
-
-_COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([kKmMbB]?)")
 
 PolicyLike = (
     Literal[

@@ -39,9 +39,9 @@ class Progress(NamedTuple):
     """Optimizer steps since the noise scale was read."""
     share: float | None = None
     """The share of the run that is over, from 0 to 1; None if its end is not known."""
-    ends_by: Literal["epochs", "steps"] | None = None
-    """What ends the run first, as it goes now: a number of epochs, and so of examples, or a number
-    of optimizer steps; None if its end is not known."""
+    ends_by: Literal["examples", "steps"] | None = None
+    """What ends the run first, as it goes now: a number of examples, or of epochs, or a number of
+    optimizer steps; None if its end is not known."""
     extra: Mapping[str, NoiseScale] = MappingProxyType({})
     """`NoiseScaleMeter.extra_noise_scales`, for policies that need one."""
 
@@ -93,6 +93,9 @@ class Policy(State):
     """Whether the policy gets the noise scale, resolved or not, even if it does not need one."""
     follows_schedule: bool = False
     """Whether the batch size follows the run's own schedule of the learning rate alone."""
+    needs_a_cap: bool = True
+    """Whether the batch size may grow further than the user can see, so that there is a default
+    for the largest one."""
     by_reduced_values: bool = False
     """Whether all ranks always want the same, as the policy's inputs are reduced over ranks.
 

@@ -126,7 +126,7 @@ def test_the_share_of_the_run_is_that_of_the_nearest_end() -> None:
 
     clock.end_with(steps_of_epochs=40, optimizer_steps=100)
     clock.time = 10.0
-    assert (clock.share(10), clock.ends_by(10)) == (0.25, "epochs")
+    assert (clock.share(10), clock.ends_by(10)) == (0.25, "examples")
     assert (clock.share(50), clock.ends_by(50)) == (0.5, "steps")
     assert clock.share(150) == 1
 

@@ -23,7 +23,6 @@ from noisescale.batches.row_groups import (
 from noisescale.batches.weights import checked_weight, terms_in
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
-from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, beside_training
 from noisescale.history.history import History
@@ -231,7 +230,6 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._group_fn = group_fn
         self._name = name
         self._report = report
-        self._follows = False
         self._followed: tuple[Extra, float] | None = None
         self._fit = _Fit()
         self._loaded: dict[str, Any] | None = None
@@ -274,25 +272,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             confidence: Coverage of the interval of that.
             consequence: What to say if the next fit cannot be measured: what follows from that.
         """
-        self._follows, self._followed = True, extra and (extra, confidence)
-        self._consequence = consequence and f" {consequence}"
-
-    def noise_scale_at(self, confidence: float) -> NoiseScale:
-        """Return the noise scale now with an interval of another confidence. Reads the device."""
-        first = self._first
-        return (
-            self._unknown_noise_scale if first is None else first.meter.noise_scale_at(confidence)
-        )
-
-    @property
-    def last_measured_step(self) -> int:
-        """The number of optimizer steps up to the last measured step; 0 before the fit."""
-        return 0 if self._first is None else self._first.meter.last_measured_step
-
-    @property
-    def average_moments(self) -> GradientMoments | None:
-        """|G|² and tr(Σ) averaged over the run so far, see `NoiseScaleMeter`."""
-        return None if self._first is None else self._first.meter.average_moments
+        self._follow(consequence)
+        self._followed = extra and (extra, confidence)
 
     @property
     def least_micro_batches(self) -> int:
@@ -365,8 +346,6 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._pause(True)  # from batch to batch, see `on_train_batch_end`
         for logged in self._meters:
             logged.meter.suspects = trainer_access.hooks_between_passes(trainer)
-            if self._follows:
-                logged.meter.follow()
         device, accumulation = trainer.strategy.root_device, trainer.accumulate_grad_batches
         self._begin(state.get("optimizers", ()), trainer.world_size, device, accumulation)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
-from noisescale.checks import check_confidence, refuse, require_choice
+from noisescale.checks import check_confidence, is_positive, refuse, require_choice
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, NotMeasured
 from noisescale.lightning import trainer_access
@@ -22,13 +22,26 @@ from noisescale.plan import Plan
 from noisescale.printable import arguments
 from noisescale.scheduling.decision import Move
 from noisescale.scheduling.learning_rate import LearningRateScaling
-from noisescale.scheduling.policies import PolicyLike
-from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, SchedulerOptions, Settings
+from noisescale.scheduling.policies import PolicyLike, count_of
+from noisescale.scheduling.settings import (
+    CONFIDENCE,
+    DECIDE_EVERY_N_STEPS,
+    SchedulerOptions,
+    Settings,
+)
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 _ROOT = "batch_size/"
+
+
+def _checked_examples(given: float | str) -> float:
+    found = count_of(given) if isinstance(given, str) else given
+    if found is None or not is_positive(found):
+        remedy = 'Write, for example, 500_000 or "2M".'
+        refuse("max_examples", "be a positive number of examples", repr(given), remedy)
+    return float(found)
 
 
 class BatchSizeScheduler(trainer_access.Callback):
@@ -83,8 +96,9 @@ class BatchSizeScheduler(trainer_access.Callback):
             128}), a `Policy`, or a function from (noise scale, plan, progress) to a global batch
             size.
         min_batch_size: Least global batch, in examples. Default: one batch a device.
-        max_batch_size: Largest global batch, in examples. Default: a tenth of an epoch; no maximum
-            if the loader has no length.
+        max_batch_size: Largest global batch, in examples. Default: 1/50 of the run's examples, so
+            that at least 50 steps would be left; none for a mapping, or if the run's end is not
+            known.
         lr_scaling: "sqrt" or "capped_sqrt" (for Adam), "adascale" (for SGD), "linear", "malladi",
             "saturating", "none" or a function, see `factors_for`. "auto": for policies that use the
             noise scale, "adascale" with SGD and "capped_sqrt" with other optimizers; for "seesaw"
@@ -104,6 +118,10 @@ class BatchSizeScheduler(trainer_access.Callback):
         decide_every_n_steps: Steps between decisions on the noise scale. Each decision waits for
             the device once. Schedules by steps change the batch size at the exact step, whatever
             this is.
+        max_examples: The fit ends after so many examples of all devices, as a number or as a text
+            such as "2M", unless its epochs or steps end before. Schedules sized by
+            `trainer.estimated_stepping_batches` end with it. Give it instead of `max_steps` alone,
+            which larger batches make a run of more examples.
         weight_fn: See `NoiseScaleMonitor`, for the monitor that is made here. Pass it to your own
             monitor if there is one.
         group_fn: As `weight_fn`.
@@ -134,8 +152,9 @@ class BatchSizeScheduler(trainer_access.Callback):
         *,
         max_device_batch_size: int | None = None,
         progress: ProgressBy | None = None,
-        confidence: float = 0.95,
+        confidence: float = CONFIDENCE,
         decide_every_n_steps: int = DECIDE_EVERY_N_STEPS,
+        max_examples: float | str | None = None,
         weight_fn: Callable[[Any], Any] | None = None,
         group_fn: Callable[[Any], Any] | None = None,
     ) -> None:
@@ -151,6 +170,7 @@ class BatchSizeScheduler(trainer_access.Callback):
             decide_every_n_steps=decide_every_n_steps,
         )
         settings = Settings.from_options(self._options)
+        self._max_examples = None if max_examples is None else _checked_examples(max_examples)
         self._measured = settings.needs_noise_scale
         self._extra = settings.policy.extra
         check_confidence(confidence)
@@ -168,7 +188,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         self._loaded: dict[str, Any] | None = None
         self._taken: Takeover | None = None  # since a fit has started
         self._fit: ScheduledFit | None = None  # since its first batch
-        self._warned = False
+        self._warned = self._warned_of_steps = False
         self._counter: trainer_access.BatchCounter | None = None  # of a fit without a monitor
         self._monitors: list[NoiseScaleMonitor] = []
 
@@ -178,6 +198,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         own = {
             "progress": self._progress,
             "confidence": self._confidence,
+            "max_examples": self._max_examples,
             **self._for_monitor,
         }
         given = arguments(BatchSizeScheduler, **vars(self._options), **own)
@@ -307,6 +328,8 @@ class BatchSizeScheduler(trainer_access.Callback):
             self._publish(trainer)
         if surprise := self._fit.count_step(trainer, batch):
             trainer_access.rank_zero_warn(f"BatchSizeScheduler: {surprise}")
+        if self._fit.is_over:
+            trainer.should_stop = True
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._fit is not None:
@@ -352,7 +375,9 @@ class BatchSizeScheduler(trainer_access.Callback):
             needed = max(self._monitor.least_micro_batches, needed)
             least = min(needed, taken.accumulation)
         progress = self._progress or default_progress(taken.saved, measured=self._needs_monitor)
-        return ScheduledFit(trainer, taken, examples, least, self._options, progress)
+        return ScheduledFit(
+            trainer, taken, examples, least, self._options, progress, self._max_examples
+        )
 
     def _decide(self, trainer: pl.Trainer, fit: ScheduledFit, measured_step: int | None) -> None:
         # Reading it waits for the device: not at every step for a schedule that goes by steps.
@@ -370,6 +395,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         )
         if move is not None:
             self._tell(trainer, str(move))
+            self._warn_of_steps(trainer, fit, move)
             if fit.schedules.drifts(trainer) and not self._warned:
                 self._warned = True
                 trainer_access.rank_zero_warn(
@@ -377,6 +403,19 @@ class BatchSizeScheduler(trainer_access.Callback):
                     ' fewer of them than the schedule was made for. Pass `progress="run"` to'
                     " BatchSizeScheduler: then the schedule ends with the run."
                 )
+
+    def _warn_of_steps(self, trainer: pl.Trainer, fit: ScheduledFit, move: Move) -> None:
+        """Say once that a run of a number of steps takes more examples for a larger batch."""
+        grows = move.after.batch_size > move.before.batch_size
+        if not grows or self._warned_of_steps or fit.controller.progress.ends_by != "steps":
+            return
+        self._warned_of_steps = True
+        examples = trainer.max_steps * fit.controller.base_batch_size
+        trainer_access.rank_zero_warn(
+            f"`max_steps={trainer.max_steps}` ends this run, whatever the size of a step. So a"
+            " larger batch takes more examples here, and no fewer steps. For the same examples in"
+            f" fewer steps, pass `max_examples={examples:.0f}` to BatchSizeScheduler."
+        )
 
     def _log(self, trainer: pl.Trainer, fit: ScheduledFit, step: int, *, in_step: bool) -> None:
         fit.note_logged(step, in_step=in_step)

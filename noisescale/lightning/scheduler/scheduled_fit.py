@@ -15,7 +15,7 @@ from noisescale.checks import require_state
 from noisescale.collectors.squared_norms import wide_dtype
 from noisescale.estimation.moments import GradientMoments
 from noisescale.lightning import trainer_access
-from noisescale.lightning.scheduler.accumulation import Accumulation
+from noisescale.scheduling.accumulation import Accumulation
 from noisescale.lightning.scheduler.counted_batches import CountedBatches
 from noisescale.lightning.scheduler.device_batches import ResizedLoaders
 from noisescale.lightning.scheduler.memory_trial import fits
@@ -25,17 +25,16 @@ from noisescale.plan import Bounds, Plan
 from noisescale.refusal import Refusal
 from noisescale.scheduling.controller import BatchSizeController
 from noisescale.scheduling.decision import Move
-from noisescale.scheduling.settings import SchedulerOptions
+from noisescale.scheduling.settings import SchedulerOptions, Settings, default_cap
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 
-_EPOCH_SHARE = 10
-"""The least steps of an epoch without `max_batch_size` (Smith et al. 2018)."""
-
 _SURPRISING = 1.5
 """A factor between the first batch and the others that is worth a warning."""
+
+_ROUNDING = 1e-6
 
 _STEPS_BETWEEN_COUNTS = 8
 """Steps between additions over ranks of the examples that came."""
@@ -110,6 +109,7 @@ class ScheduledFit:
         min_accumulation: Least micro-batches a step.
         options: The options that the user chose.
         progress: See `ClockedSchedules`.
+        max_examples: The examples that end the fit; None if others end it.
 
     Raises:
         ValueError: If the loader's batches exceed `max_device_batch_size`, or no plan meets the
@@ -124,6 +124,7 @@ class ScheduledFit:
         min_accumulation: int,
         options: SchedulerOptions,
         progress: ProgressBy,
+        max_examples: float | None = None,
     ) -> None:
         loaders, saved = trainer.fit_loop._combined_loader, taken.saved
         assert loaders is not None
@@ -145,10 +146,11 @@ class ScheduledFit:
         plan = Plan(size, taken.accumulation, trainer.world_size)
         self._caps_itself = options.max_batch_size is None
         self._max_batch_size = options.max_batch_size  # None where an epoch has no known end
-        if self._max_batch_size is None:
-            self._max_batch_size = (
-                saved["max_batch_size"] if saved else _default_cap(trainer, plan, most, rows)
-            )
+        if self._caps_itself:
+            capped = Settings.from_options(options).policy.needs_a_cap
+            of_run = math.inf if max_examples is None else max_examples
+            cap = _default_cap(trainer, plan, most, rows, of_run) if capped else None
+            self._max_batch_size = saved["max_batch_size"] if saved else cap
         self._outgrown: list[float] | None = saved.get("outgrown")
         """Bounds that batches may have outgrown, as they came; None if they are as the first."""
         self.controller = self._make_controller(
@@ -166,8 +168,14 @@ class ScheduledFit:
             saved.get("came", ()) if saved.get("rows", rows) == rows else (),
         )
         self.schedules = ClockedSchedules(
-            trainer, self.controller, progress, accumulation=taken.accumulation, saved=saved
+            trainer,
+            self.controller,
+            progress,
+            accumulation=taken.accumulation,
+            saved=saved,
+            max_examples=max_examples,
         )
+        self._max_examples = math.inf if max_examples is None else max_examples
         self._first_size, self._told = size, False
         self._of_step = self._since_log = 0.0  # examples, of this rank and of all
         self._steps_since_log = 0
@@ -227,11 +235,19 @@ class ScheduledFit:
 
     def begin_step(self, trainer: pl.Trainer, batch_idx: int) -> None:
         """Begin a step: it takes the plan's number of batches, or as many as are left."""
-        remaining = trainer.num_training_batches - batch_idx
-        length = int(min(self.controller.plan.accumulation, max(remaining, 1)))
+        plan = self.controller.plan
+        left = (self._max_examples - self.controller.examples) / (plan.devices * plan.device_batch_size)
+        remaining = min(trainer.num_training_batches - batch_idx, left)
+        length = min(plan.accumulation, remaining)
+        length = math.ceil(max(length - _ROUNDING, 1))
         self._of_step = 0.0
         self._under_way = trainer.accumulate_grad_batches = Accumulation(length, begin=batch_idx)
         self._begins_anew = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the examples that end the fit have come."""
+        return self.controller.examples >= self._max_examples * (1 - _ROUNDING)
 
     def rescale_short_step(self, trainer: pl.Trainer, optimizer: Optimizer) -> None:
         """Correct the mean of an epoch's short last step, if the loader has no length."""
@@ -368,14 +384,14 @@ class ScheduledFit:
 
 
 def _default_cap(
-    trainer: pl.Trainer, plan: Plan, most_rows: int | None, rows: int | None
+    trainer: pl.Trainer, plan: Plan, most_rows: int | None, rows: int | None, of_run: float
 ) -> float | None:
-    """Return a tenth of an epoch, if its length is known, and at least the first batch size."""
-    if not math.isfinite(trainer.num_training_batches):
-        return None
+    """Return the largest batch size of a fit, if its end is known, of whole micro-batches."""
     of_epoch = plan.device_batch_size * plan.devices * trainer.num_training_batches
-    cap = max(of_epoch / _EPOCH_SHARE, plan.batch_size)
-    if most_rows is None or rows is None:
+    epochs = math.inf if trainer.max_epochs in (None, -1) else max(trainer.max_epochs or 0, 1)
+    steps = math.inf if trainer.max_steps == -1 else trainer.max_steps
+    cap = default_cap(min(of_epoch * epochs, plan.batch_size * steps, of_run), plan)
+    if cap is None or most_rows is None or rows is None:
         return cap
     # A prime number of rows would be reached by micro-batches of one row.
     full = most_rows * plan.device_batch_size / rows * plan.devices

@@ -36,6 +36,7 @@ class ClockedSchedules:
         progress: Kind of the clock, see `BatchSizeScheduler`.
         accumulation: The Trainer's own `accumulate_grad_batches`.
         saved: State of the callback to go on from; empty for a new run.
+        max_examples: The examples that end the fit; None if others end it.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class ClockedSchedules:
         *,
         accumulation: int,
         saved: dict[str, Any],
+        max_examples: float | None = None,
     ) -> None:
         self.progress = progress
+        self._max_examples = max_examples
         self._controller = controller
         kept = saved.get("schedules", {})
         self._accumulation: int = kept.get("accumulation", accumulation)
@@ -56,8 +59,7 @@ class ClockedSchedules:
         if math.isfinite(self._batches):
             self._steps_per_epoch = math.ceil(self._batches / self._accumulation)
         self._set_clock(trainer, saved_progress(saved), new_layout=bool(kept))
-        if progress != "steps":
-            _end_clock(controller.clock, trainer, self._steps_per_epoch)
+        self._end_clock(trainer)
         self._epoch_began = trainer.global_step
         self._frequencies: dict[int, tuple[Any, int]] = {}  # configurations by their identity
         self._warned = False
@@ -81,6 +83,7 @@ class ClockedSchedules:
         """
         self._take_over(trainer)
         controller, clock = self._controller, self._controller.clock
+        self._end_clock(trainer)  # the first batch size follows the batches that come
         steps = {"steps": 1.0, "gain": controller.gain}.get(
             self.progress, examples / controller.base_batch_size
         )
@@ -125,6 +128,21 @@ class ClockedSchedules:
             "accumulation": self._accumulation,
             "batches": self._batches,
         }
+
+    def _end_clock(self, trainer: pl.Trainer) -> None:
+        """Tell the clock what schedules are sized for: first `estimated_stepping_batches`."""
+        if self.progress == "steps":
+            return
+        controller, per_epoch = self._controller, self._controller.clock.steps_per_epoch
+        if math.isinf(per_epoch):
+            per_epoch = self._steps_per_epoch
+        endless = trainer.max_epochs in (None, -1)
+        most = self._max_examples
+        controller.clock.end_with(
+            steps_of_epochs=math.inf if endless else per_epoch * max(trainer.max_epochs or 0, 1),
+            optimizer_steps=math.inf if trainer.max_steps == -1 else trainer.max_steps,
+            steps_of_run=math.inf if most is None else most / controller.base_batch_size,
+        )
 
     def _set_clock(self, trainer: pl.Trainer, went: ProgressBy | None, *, new_layout: bool) -> None:
         """Let the clock say how far the run is, where the run went by another one until now."""
@@ -204,17 +222,6 @@ def default_progress(saved: dict[str, Any], *, measured: bool) -> ProgressBy:
 _BY_EXAMPLES = ("run", "examples")
 _NEVER = sys.maxsize
 """A frequency at which Lightning never steps a schedule."""
-
-
-def _end_clock(clock: Any, trainer: pl.Trainer, steps_per_epoch: float) -> None:
-    """Tell the clock what schedules are sized for: first `trainer.estimated_stepping_batches`."""
-    if math.isfinite(clock.steps_per_epoch):
-        steps_per_epoch = clock.steps_per_epoch
-    endless = trainer.max_epochs in (None, -1)
-    clock.end_with(
-        steps_of_epochs=math.inf if endless else steps_per_epoch * max(trainer.max_epochs or 0, 1),
-        optimizer_steps=math.inf if trainer.max_steps == -1 else trainer.max_steps,
-    )
 
 
 def _counts_steps(config: Any, *, waits: bool = False) -> bool:

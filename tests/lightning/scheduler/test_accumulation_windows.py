@@ -18,7 +18,7 @@ from torch import Tensor
 
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
 from noisescale.collectors.rows.step_norms import StepNorms
-from noisescale.lightning.scheduler.accumulation import Accumulation
+from noisescale.scheduling.accumulation import Accumulation
 
 NO_LIMIT: dict[str, Any] = {"max_batch_size": 10**6}
 

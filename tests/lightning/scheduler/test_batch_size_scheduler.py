@@ -549,16 +549,32 @@ def test_it_works_in_both_packages(package: Any) -> None:
     assert first == second == "64 = 8 x 4 micro-batches x 2 devices"
 
 
-def test_by_default_an_epoch_keeps_ten_steps() -> None:
-    """Unless it began with fewer: then the batch does not grow."""
-    for accumulate, most in ((1, 20), (2, 20), (16, 32)):
-        callback = BatchSizeScheduler({0: 1000})
-        trainer(1, strategy="auto", callbacks=[callback], accumulate_grad_batches=accumulate).fit(
-            Names(200), names(200, 2)
-        )
+def asks_for_1000(noise_scale: Any, plan: Any, progress: Any) -> float:
+    return 1000.0
 
-        assert callback.plan is not None
-        assert callback.plan.batch_size == most
+
+@pytest.mark.parametrize(
+    ("policy", "accumulate", "most", "options"),
+    [
+        (asks_for_1000, 1, 8, {"max_epochs": 2}),  # of 400 examples
+        (asks_for_1000, 16, 32, {"max_epochs": 2}),  # it began with more, and does not grow
+        (asks_for_1000, 2, 4, {"max_steps": 50, "max_epochs": -1}),  # of 200
+        (asks_for_1000, 1, 6, {"max_epochs": 2, "max_examples": 300}),
+        (asks_for_1000, 1, 1000, {"max_epochs": -1, "max_time": "00:00:00:01"}),
+        ({0: 1000}, 1, 1000, {"max_epochs": 2}),
+    ],
+)
+def test_by_default_a_run_keeps_fifty_steps(
+    policy: Any, accumulate: int, most: int, options: dict[str, Any]
+) -> None:
+    max_examples = options.pop("max_examples", None)
+    callback = BatchSizeScheduler(policy, max_examples=max_examples, lr_scaling="none")
+    trainer(
+        1, strategy="auto", callbacks=[callback], accumulate_grad_batches=accumulate, **options
+    ).fit(Names(200), names(200, 2))
+
+    assert callback.plan is not None
+    assert callback.plan.batch_size == most
 
 
 def test_examples_of_a_short_last_window_are_counted_as_they_are() -> None:

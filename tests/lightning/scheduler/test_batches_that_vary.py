@@ -44,7 +44,9 @@ def stays(noise_scale: Any, plan: Any, progress: Any) -> float:
     return float(plan.batch_size)
 
 
-def trained(first: int, policy: Any = stays, ranks: int = 1, **options: Any) -> Any:
+def trained(
+    first: int, policy: Any = stays, ranks: int = 1, epochs: int = 1, **options: Any
+) -> Any:
     callback = BatchSizeScheduler(policy, **options)
 
     def found(trainer: Any, module: Any) -> Any:
@@ -57,6 +59,7 @@ def trained(first: int, policy: Any = stays, ranks: int = 1, **options: Any) -> 
     (result, *others) = fit(
         callback,
         ranks=ranks,
+        max_epochs=epochs,
         train_loader=loader,
         accumulate_grad_batches=2,
         use_distributed_sampler=False,
@@ -70,15 +73,15 @@ def trained(first: int, policy: Any = stays, ranks: int = 1, **options: Any) -> 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("first", [1, 40])
 def test_examples_plans_and_the_cap_follow_the_batches_that_came(first: int, ranks: int) -> None:
-    examples, (size, base), cap, _ = trained(first, ranks=ranks)
+    examples, (size, base), cap, _ = trained(first, ranks=ranks, epochs=4)
 
-    came = ranks * sum(Varying(first, 57).sizes)
+    came = 4 * ranks * sum(Varying(first, 57).sizes)
     usual = sum(Varying(first, 57).sizes[:-1]) / 56
     late = 0 if ranks == 1 else 0.15  # ranks add up every eighth step
     assert examples == pytest.approx(came, rel=late)
     assert size == pytest.approx(2 * ranks * usual, rel=0.1 + late)
     assert base == pytest.approx(size)
-    assert cap == pytest.approx(size * 57 / 2 / 10)
+    assert cap == pytest.approx(size * 4 * 57 / 2 / 50)
 
 
 def test_a_first_batch_that_is_odd_is_told_once() -> None:

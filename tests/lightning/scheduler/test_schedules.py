@@ -500,7 +500,7 @@ def test_a_seesaw_without_a_schedule_says_that_it_will_not_move() -> None:
 @pytest.mark.parametrize(
     ("options", "ends_by", "shares"),
     [
-        ({"max_epochs": 2}, "epochs", [0, 1 / 4, 1 / 2, 3 / 4]),
+        ({"max_epochs": 2}, "examples", [0, 1 / 4, 1 / 2, 3 / 4]),
         ({"max_steps": 8, "max_epochs": -1}, "steps", [k / 8 for k in range(8)]),
         ({"max_epochs": -1, "limit_train_batches": 20, "max_time": "00:00:00:01"}, None, None),
     ],
@@ -524,3 +524,65 @@ def test_a_policy_knows_how_much_of_the_run_is_over(
         assert {share for share, _ in seen} == {None}
     else:
         assert [share for share, _ in seen] == pytest.approx(shares)
+
+
+def test_examples_end_the_fit_and_its_schedule() -> None:
+    class Scheduled(type(classifier())):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            line = lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=40)
+            return [optimizer], [{"scheduler": line, "interval": "step"}]
+
+    module = Scheduled()
+    seen: list[int] = []
+    scheduler = BatchSizeScheduler(
+        {0: 16, 4: 48}, lr_scaling="none", max_examples="0.64k", min_batch_size=8
+    )
+
+    class Counts(L.Callback):
+        def on_before_optimizer_step(self, trainer: Any, *_: Any) -> None:
+            seen.append(int(trainer.accumulate_grad_batches))
+
+    trainer(
+        1,
+        strategy="auto",
+        callbacks=[scheduler, Counts()],
+        accumulate_grad_batches=2,
+        max_steps=40,
+        max_epochs=-1,
+    ).fit(module, loader(8, examples=800))
+
+    assert seen == [2, 2, 2, 2, *[6] * 12]  # 4 x 16 and 12 x 48 are 640
+    assert module.optimizers().param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_last_step_takes_the_examples_that_are_left() -> None:
+    scheduler = BatchSizeScheduler({0: 16, 4: 48}, max_examples=64 + 48 + 20)
+    fitting = trainer(
+        1, strategy="auto", callbacks=[scheduler], accumulate_grad_batches=2, max_epochs=3
+    )
+
+    fitting.fit(classifier(), loader(8, examples=800))
+
+    assert fitting.global_step == 6
+    assert fitting.fit_loop.epoch_loop.total_batch_idx + 1 == 8 + 6 + 3
+
+
+@pytest.mark.parametrize("given", ["many", 0, -5, math.nan])
+def test_examples_that_are_no_number_are_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match="`max_examples` must be a positive number of examples"):
+        BatchSizeScheduler(max_examples=given)
+
+
+def test_a_number_of_steps_takes_more_examples_for_a_larger_batch_and_says_so() -> None:
+    fitting = trainer(
+        1,
+        strategy="auto",
+        callbacks=[BatchSizeScheduler({0: 16, 2: 48})],
+        accumulate_grad_batches=2,
+        max_steps=6,
+        max_epochs=-1,
+    )
+
+    with pytest.warns(UserWarning, match="pass `max_examples=96` to BatchSizeScheduler"):
+        fitting.fit(classifier(), loader(8, examples=800))

@@ -9,11 +9,14 @@ from typing import Any
 class Accumulation(int):
     """The number of batches in a step, counted from the batch that the window begins with.
 
-    Lightning asks two things of `trainer.accumulate_grad_batches` by the remainder of a batch
+    Trainers ask two things of their number of accumulated batches by the remainder of a batch
     counter: whether gradients begin anew (`batch_idx % n == 0`) and whether the optimizer steps
     (`(batch_idx + 1) % n == 0`). With a plain number this works only for windows that begin at a
     multiple of it: a change elsewhere applies gradients twice or drops them. This number takes the
     remainder from the beginning of the window, so windows of any length can begin anywhere.
+
+    Lightning calls that number `trainer.accumulate_grad_batches`, and transformers'
+    `TrainingArguments` call it `gradient_accumulation_steps`.
 
     Examples:
         >>> three_from_five = Accumulation(3, begin=5)

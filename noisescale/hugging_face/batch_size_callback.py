@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BatchSizeCallback: the batch size grows while transformers' Trainer trains."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from accelerate.optimizer import AcceleratedOptimizer
+from torch.optim.lr_scheduler import LRScheduler
+from tqdm.auto import tqdm
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import has_length
+
+from noisescale.checks import check_confidence
+from noisescale.guard import Guard
+from noisescale.hugging_face import trainer_access
+from noisescale.hugging_face.noise_scale_callback import NoiseScaleCallback
+from noisescale.plan import Plan
+from noisescale.printable import arguments
+from noisescale.refusal import Refusal
+from noisescale.scheduling.accumulation import Accumulation
+from noisescale.scheduling.controller import BatchSizeController
+from noisescale.scheduling.decision import Move
+from noisescale.scheduling.learning_rate import LearningRateScaling
+from noisescale.scheduling.policies import PolicyLike
+from noisescale.scheduling.settings import (
+    CONFIDENCE,
+    DECIDE_EVERY_N_STEPS,
+    SchedulerOptions,
+    Settings,
+    default_cap,
+)
+
+_OWN_ENGINES = ("DEEPSPEED", "MEGATRON_LM", "XLA")
+_STATE_FILE = "trainer_state.json"
+
+
+class _Data(NamedTuple):
+    """The data of a training, in micro-batches of one device."""
+
+    first: int
+    """The micro-batches of a step that the user chose."""
+    batches: float
+    """The micro-batches of an epoch; infinite for a stream without a length."""
+    steps: int
+    """The steps of the training at the first batch size."""
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """The steps of an epoch at the first batch size."""
+        return math.ceil(self.batches / self.first) if math.isfinite(self.batches) else math.inf
+
+
+class BatchSizeCallback(TrainerCallback, ExportableState):
+    """Grow the batch size while transformers' Trainer trains, and the learning rate with it.
+
+    Add it to the callbacks of a Trainer:
+
+        trainer = Trainer(model, args, train_dataset=data, callbacks=[BatchSizeCallback()])
+
+    Micro-batches stay as they are: a step takes more of them, a multiple of the number in
+    `gradient_accumulation_steps`. It never takes fewer than at first, as the Trainer decides ahead
+    how many steps an epoch may have. The Trainer's own weights of micro-batches
+    (`num_items_in_batch`) hold for every window.
+
+    The training ends after the examples that it would have without the callback, in fewer optimizer
+    steps, whether `num_train_epochs` or `max_steps` says how many these are. The schedule of the
+    learning rate keeps to the examples: it is stepped several times after a larger step.
+
+    Every move is printed. The Trainer's logs get the keys `batch_size/wanted`,
+    `batch_size/planned` and `batch_size/lr_factor`. The logged learning rate is the schedule's,
+    without the factor.
+
+    A checkpoint's `trainer_state.json` counts steps of the first batch size, as its schedule does:
+    by that number the Trainer finds the place in the data. A resumed training then goes on with
+    the number of optimizer steps that it had.
+
+    Args:
+        policy: See `BatchSizeScheduler`.
+        max_batch_size: Largest global batch, in rows. Default: 1/50 of the training's rows, so that at
+            least 50 steps would be left; none for a mapping, or if there is no end in sight.
+        lr_scaling: See `BatchSizeScheduler`.
+        confidence: Coverage of the noise scale's interval, which allows or holds back a move.
+        decide_every_n_steps: Steps between decisions on the noise scale.
+
+    Raises:
+        ValueError: If an argument is out of its range; when training starts, if the Trainer's
+            settings do not let the batch size change.
+        TypeError: If an argument has a wrong type.
+
+    Examples:
+        >>> BatchSizeCallback("bounded_seesaw", max_batch_size=512)
+        BatchSizeCallback(policy='bounded_seesaw', max_batch_size=512)
+
+    References:
+        McCandlish et al. 2018, arXiv:1812.06162, appendix D.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyLike = "tradeoff",
+        max_batch_size: float | None = None,
+        lr_scaling: LearningRateScaling = "auto",
+        *,
+        confidence: float = CONFIDENCE,
+        decide_every_n_steps: int = DECIDE_EVERY_N_STEPS,
+    ) -> None:
+        self._options = SchedulerOptions(
+            policy=policy,
+            lr_scaling=lr_scaling,
+            max_batch_size=max_batch_size,
+            decide_every_n_steps=decide_every_n_steps,
+        )
+        settings = Settings.from_options(self._options)
+        if (extra := settings.policy.extra) is not None:
+            raise Refusal(
+                "policy",
+                "need nothing but the noise scale under transformers' Trainer",
+                f"one that needs {extra.__name__}",
+                "Use `BatchSizeController` in a loop of your own.",
+            )
+        check_confidence(confidence)
+        self._confidence = confidence
+        self._monitor: NoiseScaleCallback | None = None
+        self._controller: BatchSizeController | None = None
+        self._data = _Data(1, math.inf, 0)
+        self._of_epoch = 0  # micro-batches of this epoch
+        self._owed = 0  # steps of the schedule that the Trainer has taken too early
+        self._loaded: dict[str, Any] = {}
+        self._guard = Guard()
+
+    def __repr__(self) -> str:
+        """Show the arguments that are not the defaults, and the plan of a training."""
+        plan = f": {self.plan}" if self.plan is not None else ""
+        given = arguments(BatchSizeCallback, **vars(self._options), confidence=self._confidence)
+        return f"{type(self).__name__}({given}){plan}"
+
+    @property
+    def plan(self) -> Plan | None:
+        """How a step is made up now; None before training.
+
+        Its micro-batches are the micro-batches of a step that the user chose, taken together.
+        """
+        return None if self._controller is None else self._controller.plan
+
+    @property
+    def moves(self) -> list[Move]:
+        """The last thousand changes of the batch size in this training."""
+        return [] if self._controller is None else list(self._controller.moves)
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        self._check(args)
+        loader, first = kwargs["train_dataloader"], int(args.gradient_accumulation_steps)
+        batches = float(len(loader)) if has_length(loader) else math.inf
+        self._data = _Data(first, batches, state.max_steps)
+        rows = float(state.train_batch_size or args.train_batch_size)
+        plan = Plan(rows * first, 1, args.world_size)
+        optimizer = kwargs["optimizer"]
+        if isinstance(optimizer, AcceleratedOptimizer):
+            optimizer = optimizer.optimizer
+        most = self._options.max_batch_size
+        if most is None and Settings.from_options(self._options).policy.needs_a_cap:
+            most = default_cap(self._data.steps * plan.batch_size, plan)
+        self._controller = controller = BatchSizeController(
+            plan,
+            optimizer,
+            self._options.policy,
+            lr_scaling=self._options.lr_scaling,
+            min_batch_size=plan.batch_size,
+            max_batch_size=most,
+            decide_every_n_steps=self._options.decide_every_n_steps,
+        )
+        self._of_epoch = self._owed = 0
+        self._loaded = (
+            trainer_access.saved_state(self, state).get("attributes", {}).get("_loaded", {})
+        )
+        if self._loaded:
+            self._go_on(state)
+        else:
+            controller.clock.go_on(0, steps_per_epoch=self._data.steps_per_epoch)
+        controller.clock.end_with(steps_of_epochs=self._data.steps)
+        if controller.settings.takes_noise_scale:
+            self._find_monitor(state, needed=controller.settings.needs_noise_scale)
+        if self._of_epoch:
+            self._begin_window(args)
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if self._controller is None:
+            return
+        if self._loaded and self._of_epoch:
+            self._loaded = {}  # this epoch had begun before
+        else:
+            self._of_epoch = 0
+            self._controller.clock.begin_epoch()
+        self._begin_window(args)
+
+    def on_substep_end(self, *_: Any, **__: Any) -> None:
+        self._of_epoch += 1
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        controller = self._controller
+        if controller is None:
+            return
+        self._of_epoch += 1
+        window = args.gradient_accumulation_steps
+        begin = window.begin if isinstance(window, Accumulation) else 0
+        steps = (self._of_epoch - begin) / self._data.first
+        controller.step(steps * controller.base_batch_size)
+        due = controller.clock.advance(steps, ends_epoch=self._of_epoch >= self._data.batches)
+        self._owed += due - 1  # the Trainer has stepped the schedule once
+        while self._owed > 0 and isinstance(schedule := kwargs.get("lr_scheduler"), LRScheduler):
+            schedule.step()
+            self._owed -= 1
+        measured_step = None if self._monitor is None else self._monitor.last_measured_step
+        if controller.due_after(measured_step) and (move := self._decide(measured_step)):
+            self._tell(state, str(move))
+        if controller.clock.time >= self._data.steps:
+            control.should_training_stop = True  # the Trainer waits for so many optimizer steps
+        self._begin_window(args)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        controller = self._controller
+        if controller is None or logs is None or "loss" not in logs:
+            return
+        known = {
+            "batch_size/wanted": controller.wanted,
+            "batch_size/planned": float(controller.plan.batch_size),
+            "batch_size/lr_factor": controller.lr_factor,
+        }
+        logs.update(known)
+        if state.log_history:  # the Trainer has put a copy of the logs there just now
+            state.log_history[-1].update(known)
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if self._controller is None or not args.should_save:
+            return
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        with self._guard("A training resumed from this checkpoint repeats examples"):
+            path = folder / _STATE_FILE
+            saved = json.loads(path.read_text())
+            saved["global_step"] = round(self._controller.clock.time)
+            path.write_text(json.dumps(saved, indent=2, sort_keys=True) + "\n")
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if self._controller is not None:
+            self._controller.close()
+            args.gradient_accumulation_steps = self._data.first
+
+    def state(self) -> dict[str, Any]:
+        """Return what goes into a checkpoint's `trainer_state.json`; runs no collective."""
+        given = dict(vars(self._options), confidence=self._confidence)
+        for name in ("min_batch_size", "max_device_batch_size"):
+            del given[name]
+        for name in ("policy", "lr_scaling"):  # JSON has no functions, and would fail there
+            if callable(given[name]):
+                given[name] = str(getattr(given[name], "__qualname__", type(given[name])))
+        saved = self._loaded
+        if self._controller is not None:
+            saved = {
+                "controller": self._controller.state_dict(),
+                "of_epoch": self._of_epoch,
+                "owed": self._owed,
+            }
+        return {"args": given, "attributes": {"_loaded": saved}}
+
+    def _check(self, args: TrainingArguments) -> None:
+        kind = trainer_access.distributed_type()
+        refused = {
+            "distributed_type": kind if kind in _OWN_ENGINES else None,
+            "n_gpu": args.n_gpu if args.n_gpu > 1 else None,
+            "auto_find_batch_size": True if args.auto_find_batch_size else None,
+        }
+        if isinstance(args.gradient_accumulation_steps, Accumulation):
+            raise Refusal(
+                "gradient_accumulation_steps",
+                "be the number that you chose",
+                "what a training that ended by an error has left",
+                "Make the `TrainingArguments` anew.",
+            )
+        why = "The number of micro-batches in a step cannot change there: leave the callback out."
+        for name, value in refused.items():
+            if value is not None:
+                raise Refusal(name, "let BatchSizeCallback change a step", repr(value), why)
+
+    def _find_monitor(self, state: TrainerState, *, needed: bool) -> None:
+        found = trainer_access.callbacks_beside(self, NoiseScaleCallback)
+        if not found and not needed:
+            return
+        if found:
+            self._monitor = found[0]
+        else:
+            self._monitor = NoiseScaleCallback()
+            trainer_access.add_beside(self, self._monitor, state, self._monitor.state())
+        if not self._monitor.counts_rows:
+            self._monitor.give_up()
+            raise Refusal(
+                "batch_size_fn",
+                "be None for a NoiseScaleCallback that BatchSizeCallback goes by",
+                "a function",
+                "Let the noise scale be counted in rows, as batch sizes are.",
+            )
+        stays = "BatchSizeCallback leaves the batch size as it is." if needed else ""
+        self._monitor.follow(consequence=stays)
+
+    def _go_on(self, state: TrainerState) -> None:
+        """Continue a training from what a checkpoint holds."""
+        controller, saved = self._controller, self._loaded
+        assert controller is not None
+        controller.load_state_dict(saved["controller"])
+        self._of_epoch, self._owed = int(saved["of_epoch"]), int(saved["owed"])
+        if self._of_epoch >= self._data.batches:
+            self._of_epoch = 0
+        trainer_access.go_on_from_step(state, controller.steps)
+
+    def _begin_window(self, args: TrainingArguments) -> None:
+        """Let the next step have the plan's micro-batches."""
+        assert self._controller is not None
+        left = math.ceil(self._data.steps - self._controller.clock.time)
+        length = min(self._controller.plan.accumulation, max(left, 1)) * self._data.first
+        args.gradient_accumulation_steps = Accumulation(length, begin=self._of_epoch)
+
+    def _decide(self, measured_step: int | None) -> Move | None:
+        controller, monitor = self._controller, self._monitor
+        assert controller is not None
+        if monitor is None:
+            return controller.decide()
+        return controller.decide(
+            monitor.noise_scale_at(self._confidence),
+            monitor.average_moments,
+            measured_step=measured_step,
+        )
+
+    def _tell(self, state: TrainerState, text: str) -> None:
+        if state.is_world_process_zero:
+            tqdm.write(f"BatchSizeCallback: {text}")
+

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Windows, learning rates and ends of trainings whose batch grows, against a loop of our own."""
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from fits import data
+from ranks import as_torchrun, on_ranks
+from torch import Tensor
+from torch.utils.data import IterableDataset
+from transformers import Trainer, TrainerCallback
+from transformers_fits import Classifier, Fit, fit
+
+from noisescale.hugging_face import BatchSizeCallback, NoiseScaleCallback
+from noisescale.plan import Plan
+from noisescale.refusal import Refusal
+from noisescale.scheduling.policy import Progress
+
+ROWS, EXAMPLES, LR = 4, 60, 0.05
+GROWING = {0: 4, 2: 12, 7: 20}
+
+
+class Seen(NamedTuple):
+    """A step as a training took it."""
+
+    ids: list[int]
+    """The examples."""
+    learning_rate: float
+    """As the optimizer used it."""
+
+
+class Numbered(Trainer):
+    """Takes the numbers of the examples out of each batch."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.ids: list[int] = []
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        inputs = dict(inputs)
+        self.ids += inputs.pop("number").tolist()
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+class Spy(TrainerCallback):
+    """Keeps the examples of each step and the learning rate that the optimizer uses."""
+
+    def __init__(self) -> None:
+        self.seen: list[Seen] = []
+        self.trainer: Any = None
+
+    def on_train_begin(self, *_: Any, optimizer: Any, **__: Any) -> None:
+        optimizer.optimizer.register_step_pre_hook(self._keep)
+
+    def _keep(self, optimizer: Any, *_: Any) -> None:
+        self.seen.append(Seen(self.trainer.ids, optimizer.param_groups[0]["lr"]))
+        self.trainer.ids = []
+
+
+def numbered() -> list[dict[str, Tensor]]:
+    return [
+        {"x": x, "labels": y, "number": torch.tensor(i)}
+        for i, (x, y) in enumerate(data(EXAMPLES))
+    ]
+
+
+class Stream(IterableDataset):
+    """The same examples for ever, without a length."""
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        while True:
+            yield from numbered()
+
+
+def trained(
+    callback: TrainerCallback, *others: TrainerCallback, examples: Any = numbered, **options: Any
+) -> tuple[Fit, list[Seen]]:
+    spy = Spy()
+
+    def prepare(trainer: Trainer) -> None:
+        spy.trainer = trainer
+
+    defaults: dict[str, Any] = {
+        "max_steps": -1,
+        "num_train_epochs": 2,
+        "optim": "sgd",
+        "learning_rate": LR,
+        "lr_scheduler_type": "linear",
+        "max_grad_norm": 0.0,
+        "remove_unused_columns": False,
+    }
+    run = fit(
+        *others,
+        callback,
+        spy,
+        kind=Numbered,
+        examples=examples,
+        prepare=prepare,
+        **{**defaults, **options},
+    )
+    return run, spy.seen
+
+
+def loop(seen: list[Seen]) -> list[Tensor]:
+    """The parameters after the same steps: one mean gradient each, by plain descent."""
+    model, examples = Classifier(), numbered()
+    for step in seen:
+        model.zero_grad()
+        x = torch.stack([examples[i]["x"] for i in step.ids])
+        y = torch.stack([examples[i]["labels"] for i in step.ids])
+        model(x, y)["loss"].backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                assert p.grad is not None
+                p -= step.learning_rate * p.grad
+    return list(model.parameters())
+
+
+def test_each_epoch_has_every_example_once_and_the_schedule_keeps_to_the_examples() -> None:
+    run, seen = trained(BatchSizeCallback(GROWING))
+    sizes = [len(step.ids) for step in seen]
+    #  60 = 4 + 4 + 5 x 12 less what is left at the end, then 3 x 20
+    assert sizes == [4, 4, 12, 12, 12, 12, 4, 20, 20, 20]
+    for epoch in (seen[:7], seen[7:]):
+        assert sorted(i for step in epoch for i in step.ids) == list(range(EXAMPLES))
+    factors = [4, 4, 12, 12, 12, 12, 12, 20, 20, 20]
+    done, expected = 0, []
+    for size, planned in zip(sizes, factors, strict=True):
+        expected.append(LR * (1 - done / 120) * math.sqrt(planned / 4))
+        done += size
+    assert [step.learning_rate for step in seen] == pytest.approx(expected)
+    for ours, theirs in zip(run.parameters, loop(seen), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_the_logs_have_the_plan_and_the_loss_of_each_step() -> None:
+    run, seen = trained(BatchSizeCallback(GROWING))
+    rows = [row for row in run.log_history if "loss" in row]
+    assert [row["batch_size/planned"] for row in rows] == [4, 12, 12, 12, 12, 12, 20, 20, 20, 20]
+    assert rows[-1]["epoch"] == 2
+    assert all(0.1 < row["loss"] < 3 for row in rows)
+
+
+def test_a_part_of_an_epoch_ends_after_its_examples() -> None:
+    _, seen = trained(BatchSizeCallback({0: 4, 2: 12}), num_train_epochs=0.6)
+    assert [len(step.ids) for step in seen] == [4, 4, 12, 12, 4]  # 36
+
+
+def test_steps_grow_by_multiples_of_the_accumulation() -> None:
+    _, seen = trained(BatchSizeCallback({0: 8, 2: 20}), gradient_accumulation_steps=2)
+    sizes = [len(step.ids) for step in seen]
+    assert sizes == [8, 8, 24, 20, 24, 24, 12]  # 24 is nearer to 20 than 16, by their ratios
+    assert sorted(i for step in seen[:4] for i in step.ids) == list(range(EXAMPLES))
+
+
+def test_a_number_of_steps_is_one_of_examples() -> None:
+    _, seen = trained(BatchSizeCallback(GROWING), max_steps=27)
+    assert [len(step.ids) for step in seen] == [4, 4, 12, 12, 12, 12, 4, 20, 20, 8]  # 27 x 4
+
+
+def test_a_stream_ends_after_as_many_examples() -> None:
+    _, seen = trained(BatchSizeCallback({0: 4, 1: 20}), examples=Stream, max_steps=16)
+    assert [len(step.ids) for step in seen] == [4, 20, 20, 20]
+    assert [i for step in seen for i in step.ids] == [*range(60), *range(4)]
+
+
+@pytest.mark.parametrize("stop", [5, 7, 8])
+def test_a_resumed_training_ends_as_the_whole_one(stop: int, tmp_path: Path) -> None:
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = state.global_step == stop
+            control.should_save = control.should_training_stop
+
+    options: dict[str, Any] = {"output_dir": str(tmp_path), "save_strategy": "no"}
+    whole, seen = trained(BatchSizeCallback(GROWING))
+    _, before = trained(BatchSizeCallback(GROWING), Stop(), **options)
+    folder = tmp_path / f"checkpoint-{stop}"
+    saved = json.loads((folder / "trainer_state.json").read_text())
+    done = sum(len(step.ids) for step in before)
+    assert saved["global_step"] == done / ROWS
+    again, after = trained(BatchSizeCallback(GROWING), resume=str(folder), **options)
+    assert [*before, *after] == seen
+    for ours, theirs in zip(again.parameters, whole.parameters, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    rows = [row for row in again.log_history if "loss" in row]
+    assert [row["step"] for row in rows] == list(range(1, len(seen) + 1))
+    assert rows == [row for row in whole.log_history if "loss" in row]
+    shutil.rmtree(folder)
+
+
+def doubles(noise_scale: Any, plan: Plan, progress: Progress) -> float:
+    """Grows once it is given a noise scale."""
+    assert progress.share is not None
+    return 2.0 * ROWS if noise_scale.steps >= 4 else plan.batch_size
+
+
+doubles.needs_noise_scale = True  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_it_measures_by_the_callback_that_there_is_or_by_its_own(given: bool) -> None:
+    own = [NoiseScaleCallback(every_n_steps=1)] if given else []
+    callback = BatchSizeCallback(doubles, 8)
+    run, seen = trained(callback, *own)
+    assert {len(step.ids) for step in seen} == {ROWS, 2 * ROWS}
+    assert any("noise_scale" in key for row in run.log_history for key in row)
+    assert callback.moves[0].after.batch_size == 2 * ROWS
+
+
+def test_ranks_grow_together() -> None:
+    def one() -> list[Seen]:
+        return trained(BatchSizeCallback(doubles, 16))[1]
+
+    runs = on_ranks(2, as_torchrun(one))
+    sizes = [[len(step.ids) for step in seen] for seen in runs]
+    assert sizes[0] == sizes[1]
+    assert [s.learning_rate for s in runs[0]] == [s.learning_rate for s in runs[1]]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"auto_find_batch_size": True}, "auto_find_batch_size")],
+)
+def test_settings_that_fix_a_step_are_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(Refusal, match=named):
+        trained(BatchSizeCallback(GROWING), **options)
+
+
+def test_arguments_are_checked_where_they_are_given() -> None:
+    with pytest.raises(ValueError, match="max_batch_size"):
+        BatchSizeCallback(max_batch_size=-1)
+    with pytest.raises(ValueError, match="policy"):
+        BatchSizeCallback("trade-off")  # type: ignore[arg-type]
+
+
+def test_a_monitor_that_counts_otherwise_is_refused() -> None:
+    monitor = NoiseScaleCallback(batch_size_fn=lambda inputs: 7.0, unit="tokens")
+    with pytest.raises(Refusal, match="batch_size_fn"):
+        trained(BatchSizeCallback(doubles), monitor)
