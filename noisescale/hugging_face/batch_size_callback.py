@@ -102,7 +102,7 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
 
     def __init__(
         self,
-        policy: PolicyLike = "tradeoff",
+        policy: PolicyLike = "auto",
         max_batch_size: float | None = None,
         lr_scaling: LearningRateScaling = "auto",
         *,
@@ -191,6 +191,8 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
         controller.clock.end_with(steps_of_epochs=self._data.steps)
         if controller.settings.takes_noise_scale:
             self._find_monitor(state, needed=controller.settings.needs_noise_scale)
+        if choice := controller.choice:
+            self._tell(state, choice)
         if self._of_epoch:
             self._begin_window(args)
 

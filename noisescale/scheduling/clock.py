@@ -133,6 +133,11 @@ class Clock(State):
         self.taken += due
         return due
 
+    @property
+    def steps_of_schedules(self) -> float:
+        """The steps that schedules are sized for; infinite if the end is not known."""
+        return self._end
+
     def _share(self, optimizer_steps: int) -> float:
         by_examples = self.time / min(self._of_epochs, self._of_run)
         return max(by_examples, optimizer_steps / self._of_steps)

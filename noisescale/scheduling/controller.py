@@ -18,6 +18,7 @@ from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Plan
 from noisescale.refusal import Refusal
+from noisescale.scheduling.ahead import Ahead
 from noisescale.scheduling.agreement import Agreement
 from noisescale.scheduling.clock import Clock
 from noisescale.scheduling.decision import (
@@ -34,6 +35,7 @@ from noisescale.scheduling.decision import (
     with_batches_of,
     with_noise_scale,
 )
+from noisescale.scheduling.gate import Auto
 from noisescale.scheduling.learning_rate import LearningRateScaling
 from noisescale.scheduling.policies import PolicyLike
 from noisescale.scheduling.policy import Progress
@@ -80,9 +82,8 @@ class BatchSizeController:
     Args:
         plan: The plan that the run starts with.
         optimizers: One, or all of them.
-        policy: "tradeoff", "ratio", "norm_test", "doubling"; "seesaw", "bounded_seesaw", "smith"; a
-            mapping from
-            steps to batch sizes; a `Policy`; or a function from (noise scale, plan, progress) to
+        policy: "auto": see `Auto`; "tradeoff", "ratio", "norm_test", "doubling"; "seesaw",
+            "bounded_seesaw", "smith"; a mapping from steps to batch sizes; a `Policy`; or a function from (noise scale, plan, progress) to
             the global batch that is wanted. A function is called at every step, unless it has the
             attribute `needs_noise_scale = True`.
         lr_scaling: How the learning rate follows the batch size, see `factors_for`. "auto": for
@@ -121,7 +122,7 @@ steps on
         self,
         plan: Plan,
         optimizers: Optimizer | Iterable[Optimizer],
-        policy: PolicyLike = "tradeoff",
+        policy: PolicyLike = "auto",
         *,
         lr_scaling: LearningRateScaling = "auto",
         min_batch_size: float | None = None,
@@ -176,6 +177,8 @@ steps on
                 "Raise it, or start with fewer examples a step.",
             )
         self.plan_for(plan.batch_size)  # there has to be one
+        self.ahead: Ahead | None = None
+        """What the run's schedule does until the end, for policies; None if it does not tell."""
         self._handed_out: int | None = None  # batches of the step under way
         self._agreement = Agreement(trained[0].device, self.settings.policy.checksum)
         if self.settings.lr_scaling == "malladi":
@@ -198,6 +201,12 @@ steps on
     """The factor on the learning rate of the next step."""
     run: RunSoFar = _read("_state.run")
     """What the steps so far were worth, and the run's critical batch size."""
+
+    @property
+    def choice(self) -> str | None:
+        """What `policy="auto"` is in this run, and why; None for any other policy."""
+        policy = self.settings.policy
+        return policy.reason(self.progress) if isinstance(policy, Auto) else None
 
     @property
     def progress(self) -> Progress:
@@ -466,7 +475,9 @@ steps on
 
     def _progress(self, state: ControllerState) -> Progress:
         return state.progress(self._scaled.learning_rate)._replace(
-            share=self.clock.share(state.steps), ends_by=self.clock.ends_by(state.steps)
+            share=self.clock.share(state.steps),
+            ends_by=self.clock.ends_by(state.steps),
+            ahead=self.ahead,
         )
 
     def _check_measured_by(self, meter: NoiseScaleMeter | None) -> None:

@@ -152,12 +152,11 @@ class BoundedSeesaw(Policy):
         self, batch_size: float | None = None, *, lift: float = 0.25, bound: float = 1.0
     ) -> None:
         if lift and not 0 < lift <= bound:
-            raise Refusal("lift", "lie between 0 and `bound`", repr(lift), "Leave it at 0.25.")
+            raise Refusal("lift", "lie between 0 and `bound`", repr(lift), "Leave it at 0.5.")
         self._schedule = InsteadOfDecay(batch_size)
         self._rule = TradeoffRule()
         self._bound = require_positive("bound", bound, "Leave it at 1.")
-        self._lift = Gate(self._lift_of, min_dwell=0) if lift else None
-        self._share = lift
+        self._lift = Gate(TradeoffRule(share=lift), min_dwell=0) if lift else None
         self._examples_at_lift = -math.inf
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
@@ -180,8 +179,47 @@ class BoundedSeesaw(Policy):
                 self._examples_at_lift, found = progress.examples, lifted
         return found
 
-    def _lift_of(self, noise_scale: float, plan: Plan, progress: Progress) -> float:
-        return self._share * self._rule(noise_scale, plan, progress)
+
+class Auto(Policy):
+    """The policy that the end of the run asks for: `BoundedSeesaw`, or `Gate(TradeoffRule())`.
+
+    A run of a known length is to reach the loss of its first batch size in fewer steps:
+    `BoundedSeesaw` with half of √(r·b) as its lift. A run whose end is not known is to reach some
+    loss: "tradeoff". The choice is made at the first decision, and kept.
+
+    Examples:
+        >>> Auto().reason(Progress(0, 0.0, share=0.0, ends_by="examples"))
+        'policy="auto" is "bounded_seesaw" here, as the run ends after a number of examples'
+        >>> Auto().reason(Progress(0, 0.0))
+        'policy="auto" is "tradeoff" here, as the end of the run is not known'
+    """
+
+    _saved = ("_bounded", "_known")
+    needs_noise_scale = at_every_step = by_reduced_values = True
+
+    def __init__(self) -> None:
+        self._bounded = BoundedSeesaw()
+        self._tradeoff = Gate(TradeoffRule())
+        self._known: bool | None = None
+        """Whether the end of the run is known; None before the first decision."""
+
+    def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
+        """Return the wanted batch size with a reason; the plan's own batch size to stay."""
+        if self._known is None:
+            self._known = progress.share is not None
+        if self._known:
+            return self._bounded(noise_scale, plan, progress)
+        if progress.noise_scale_age:
+            return Wanted(float(plan.batch_size), "the noise scale was not read again")
+        return self._tradeoff(noise_scale, plan, progress)
+
+    def reason(self, progress: Progress) -> str:
+        """Return which policy is taken, and why."""
+        known = progress.share is not None if self._known is None else self._known
+        if known:
+            why = f"the run ends after a number of {progress.ends_by}"
+            return f'policy="auto" is "bounded_seesaw" here, as {why}'
+        return 'policy="auto" is "tradeoff" here, as the end of the run is not known'
 
 
 def _describe(noise_scale: NoiseScale) -> str:

@@ -270,6 +270,7 @@ def given_by_examples(batch_sizes: Mapping[str, float]) -> Given:
 
 PolicyLike = (
     Literal[
+        "auto",
         "tradeoff",
         "ratio",
         "norm_test",

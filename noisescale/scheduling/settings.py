@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 from noisescale.checks import require_bounds, require_choice, require_count, require_positive
 from noisescale.plan import Bounds, Plan
 from noisescale.refusal import Refusal, TypeRefusal
-from noisescale.scheduling.gate import BoundedSeesaw, Gate
+from noisescale.scheduling.gate import Auto, BoundedSeesaw, Gate
 from noisescale.scheduling.learning_rate import BY_NOISE_SCALE, NAMES, LearningRateScaling
 from noisescale.scheduling.policies import (
     DoublingRule,
@@ -28,6 +28,7 @@ from noisescale.scheduling.policies import (
 from noisescale.scheduling.policy import FunctionPolicy, Policy
 
 _NAMED: dict[str, Callable[[], Policy]] = {
+    "auto": Auto,
     "tradeoff": lambda: Gate(TradeoffRule()),
     "ratio": lambda: Gate(RatioRule()),
     "norm_test": lambda: Gate(NormTestRule()),
@@ -38,6 +39,7 @@ _NAMED: dict[str, Callable[[], Policy]] = {
 }
 
 _SCALINGS: dict[str, LearningRateScaling] = {
+    "auto": "sqrt",
     "seesaw": "sqrt",
     "bounded_seesaw": "sqrt",
     "smith": "linear",
@@ -66,7 +68,7 @@ class SchedulerOptions:
     Policies keep a state, so that each run makes `Settings` of its own from this.
     """
 
-    policy: PolicyLike = "tradeoff"
+    policy: PolicyLike = "auto"
     lr_scaling: LearningRateScaling = "auto"
     min_batch_size: float | None = None
     max_batch_size: float | None = None
@@ -148,7 +150,7 @@ def default_cap(examples: float, plan: Plan) -> float | None:
 
     Examples:
         >>> default_cap(60_000, Plan(32, 1)), default_cap(100, Plan(32, 1))
-        (1200.0, 32.0)
+        (1200.0, 32)
     """
     return max(examples / LEAST_STEPS, plan.batch_size) if math.isfinite(examples) else None
 
@@ -174,7 +176,7 @@ def scaling_for(optimizers: Iterable[Optimizer], *, measured: bool) -> LearningR
 def _policy_of(policy: PolicyLike) -> Policy:
     if isinstance(policy, str):
         otherwise = ", a mapping from steps to batch sizes or a function"
-        remedy = 'Leave it at "tradeoff".'
+        remedy = 'Leave it at "auto".'
         require_choice("policy", policy, _NAMED, remedy, or_else=otherwise)
         return _NAMED[policy]()
     if isinstance(policy, Mapping):
@@ -184,7 +186,7 @@ def _policy_of(policy: PolicyLike) -> Policy:
         return Given(cast(Mapping[int, float], policy))
     if not callable(policy):
         raise TypeRefusal(
-            "policy", "be a name, a mapping or a function", repr(policy), 'Leave it at "tradeoff".'
+            "policy", "be a name, a mapping or a function", repr(policy), 'Leave it at "auto".'
         )
     return policy if isinstance(policy, Policy) else FunctionPolicy(policy)
 

@@ -403,10 +403,10 @@ def test_a_function_says_by_an_attribute_whether_it_needs_the_noise_scale(
 
 
 def test_half_and_half_is_a_whole_run() -> None:
-    seen, parameters, state = trained(160)
-    resumed_seen, resumed_parameters, resumed_state = trained(160, half=True)
+    seen, parameters, state = trained(100)
+    resumed_seen, resumed_parameters, resumed_state = trained(100, half=True)
 
-    halves = seen[:80], seen[80:]
+    halves = seen[:50], seen[50:]
     assert [len({plan.batch_size for plan, _, _ in half}) for half in halves] == [2, 2]
     assert resumed_seen == seen
     assert all(torch.equal(a, b) for a, b in zip(resumed_parameters, parameters, strict=True))
@@ -645,7 +645,7 @@ def test_the_learning_rate_follows_as_optimizer_and_policy_ask_for(
         (
             {"policy": "best"},
             ValueError,
-            '`policy` must be one of "tradeoff", "ratio", "norm_test"',
+            '`policy` must be one of "auto", "tradeoff", "ratio", "norm_test"',
         ),
         ({"policy": 7}, TypeError, "`policy` must be a name, a mapping or a function, got 7."),
         (

@@ -88,7 +88,8 @@ class BatchSizeScheduler(trainer_access.Callback):
     nothing is measured.
 
     Args:
-        policy: "tradeoff": √(r·B_simple), where r is the run's critical batch size so far; "ratio":
+        policy: "auto": "bounded_seesaw" if the end of the run is known, else "tradeoff".
+            "tradeoff": √(r·B_simple), where r is the run's critical batch size so far; "ratio":
             B_simple; "norm_test": 4·B_simple; "doubling": twice the batch once B_simple
             exceeds twice the batch; "seesaw", "smith": grow when your schedule lowers the learning
             rate; "bounded_seesaw": the same, as far as √(r·B_simple) allows. Or a mapping to
@@ -144,7 +145,7 @@ class BatchSizeScheduler(trainer_access.Callback):
 
     def __init__(
         self,
-        policy: PolicyLike = "tradeoff",
+        policy: PolicyLike = "auto",
         min_batch_size: float | None = None,
         max_batch_size: float | None = None,
         lr_scaling: LearningRateScaling = "auto",
@@ -258,15 +259,6 @@ class BatchSizeScheduler(trainer_access.Callback):
         ]
         check_schedulable(trainer, self)
         self._taken = Takeover(trainer, self._options.max_device_batch_size, saved)
-        policy, given = Settings.from_options(self._options).policy, self._options.policy
-        if policy.follows_schedule and not trainer.lr_scheduler_configs:
-            name = repr(given) if isinstance(given, str) else policy.kind
-            trainer_access.rank_zero_warn(
-                f"BatchSizeScheduler: `policy={name}` grows the batch where a"
-                " schedule lowers the learning rate, and the module has no schedule. The batch size"
-                " stays, unless the module lowers the learning rate itself. Return a schedule from"
-                ' `configure_optimizers`, or choose `policy="tradeoff"`.'
-            )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._publish(trainer)
@@ -283,6 +275,9 @@ class BatchSizeScheduler(trainer_access.Callback):
         if self._fit is None:
             try:
                 self._fit = self._begin(trainer, batch)
+                if choice := self._fit.controller.choice:
+                    self._tell(trainer, choice)
+                self._warn_of_schedule(trainer, self._fit)
             except NotMeasured as uncountable:
                 if not self._measured:
                     raise trainer_access.MisconfigurationException(str(uncountable)) from None
@@ -403,6 +398,32 @@ class BatchSizeScheduler(trainer_access.Callback):
                     ' fewer of them than the schedule was made for. Pass `progress="run"` to'
                     " BatchSizeScheduler: then the schedule ends with the run."
                 )
+
+    def _warn_of_schedule(self, trainer: pl.Trainer, fit: ScheduledFit) -> None:
+        """Say what a policy that follows the schedule alone makes of one that does not fall."""
+        policy, given = fit.controller.settings.policy, self._options.policy
+        ahead = fit.controller.ahead
+        if not policy.follows_schedule:
+            return
+        name = repr(given) if isinstance(given, str) else policy.kind
+        grows = f"`policy={name}` grows the batch where a schedule lowers the learning rate"
+        if not trainer.lr_scheduler_configs:
+            trainer_access.rank_zero_warn(
+                f"BatchSizeScheduler: {grows}, and the module has no schedule. The batch size"
+                " stays, unless the module lowers the learning rate itself. Return a schedule from"
+                ' `configure_optimizers`, or leave `policy` at "auto".'
+            )
+        elif ahead is not None and ahead.floor >= ahead.peak:
+            trainer_access.rank_zero_warn(
+                f"BatchSizeScheduler: {grows}, and this run's schedule never lowers it. The batch"
+                ' size stays. Leave `policy` at "auto".'
+            )
+        elif ahead is not None and ahead.restarts:
+            trainer_access.rank_zero_warn(
+                f"BatchSizeScheduler: {grows}, and this run's schedule raises it again"
+                f" {ahead.restarts} times: the batch size falls there. Leave `policy` at"
+                ' "auto": the batch size never falls then.'
+            )
 
     def _warn_of_steps(self, trainer: pl.Trainer, fit: ScheduledFit, move: Move) -> None:
         """Say once that a run of a number of steps takes more examples for a larger batch."""

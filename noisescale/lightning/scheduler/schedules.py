@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from torch.optim.lr_scheduler import OneCycleLR, SequentialLR
 
 from noisescale.lightning import trainer_access
+from noisescale.scheduling.ahead import Ahead, schedule_ahead
 from noisescale.scheduling.controller import BatchSizeController
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class ClockedSchedules:
         self._frequencies: dict[int, tuple[Any, int]] = {}  # configurations by their identity
         self._warned = False
         self._take_over(trainer)
+        controller.ahead = self._ahead(trainer)
 
     @property
     def _by_examples(self) -> bool:
@@ -128,6 +130,16 @@ class ClockedSchedules:
             "accumulation": self._accumulation,
             "batches": self._batches,
         }
+
+    def _ahead(self, trainer: pl.Trainer) -> Ahead | None:
+        """Return what the first schedule does until the end of the run, if it tells."""
+        if not trainer.lr_scheduler_configs:
+            return None
+        config = trainer.lr_scheduler_configs[0]
+        steps: float = trainer.max_epochs or -1
+        if config.interval == "step":
+            steps = self._controller.clock.steps_of_schedules - self._controller.clock.taken
+        return schedule_ahead(config.scheduler, steps)
 
     def _end_clock(self, trainer: pl.Trainer) -> None:
         """Tell the clock what schedules are sized for: first `estimated_stepping_batches`."""

@@ -44,14 +44,14 @@ def scheduler(*lengths: int, **options: Any) -> BatchSizeScheduler:
         (
             {"policy": "trade"},
             ValueError,
-            '`policy` must be one of "tradeoff", "ratio", "norm_test", "doubling", "seesaw",'
+            '`policy` must be one of "auto", "tradeoff", "ratio", "norm_test", "doubling", "seesaw",'
             ' "smith", "bounded_seesaw", a mapping from steps to batch sizes or a function, got'
-            " 'trade'. Leave it at \"tradeoff\".",
+            " 'trade'. Leave it at \"auto\".",
         ),
         (
             {"policy": 64},
             TypeError,
-            '`policy` must be a name, a mapping or a function, got 64. Leave it at "tradeoff".',
+            '`policy` must be a name, a mapping or a function, got 64. Leave it at "auto".',
         ),
         (
             {"lr_scaling": "square"},

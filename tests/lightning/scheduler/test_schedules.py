@@ -227,6 +227,7 @@ def test_a_schedule_by_every_second_step_keeps_its_frequency() -> None:
     assert module.rates == pytest.approx(0.1 * 0.5 ** (begins // 2), rel=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:`max_steps=20` ends this run")
 @pytest.mark.parametrize("lengths", [(8,), (1, 2, 3)])
 @pytest.mark.parametrize("limits", [{"max_epochs": -1}, {"max_epochs": 1000}])
 def test_where_steps_end_the_run_a_schedule_ends_with_the_last_step(
@@ -490,11 +491,24 @@ def test_a_cosine_ends_with_the_run_whatever_the_learning_rate_follows(lr_scalin
     assert module.optimizers().param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_a_seesaw_without_a_schedule_says_that_it_will_not_move() -> None:
-    fitting = trainer(1, strategy="auto", callbacks=[BatchSizeScheduler("seesaw")])
-
-    with pytest.warns(UserWarning, match="the module has no schedule. The batch size stays"):
-        fitting.fit(classifier(), loader())
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        (None, "the module has no schedule. The batch size stays"),
+        (lambda o, _: lr_scheduler.ConstantLR(o, 0.5, total_iters=3), "schedule never lowers it"),
+        (
+            lambda o, _: lr_scheduler.CosineAnnealingWarmRestarts(o, 4),
+            "schedule raises it again 2 times",
+        ),
+    ],
+    ids=["none", "rises", "restarts"],
+)
+def test_a_seesaw_says_what_it_makes_of_a_schedule_that_does_not_fall(
+    schedule: Any, said: str
+) -> None:
+    made = None if schedule is None else every_step(schedule)
+    with pytest.warns(UserWarning, match=said):
+        fitted(BatchSizeScheduler("seesaw"), schedule=made)
 
 
 @pytest.mark.parametrize(
