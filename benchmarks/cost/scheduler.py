@@ -39,7 +39,6 @@ from torch.utils.data import DataLoader, TensorDataset
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks.lib.results import write_results
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
-from noisescale.meter.cadence import COST_OF_DECISIONS
 
 WIDTH, LAYERS, BATCH = 512, 4, 256
 LEFT_OUT, STEPS = 40, 440
@@ -88,7 +87,9 @@ def seconds_per_step(
 ) -> float:
     options = LAYOUTS[layout]
     micro_batches = options.get("accumulate_grad_batches", 1) * options["devices"]
-    callbacks: list[Callback] = [NoiseScaleMonitor(cost=COST_OF_DECISIONS)]
+    monitor = NoiseScaleMonitor()
+    monitor.follow()
+    callbacks: list[Callback] = [monitor]
     if scheduled:
         bounds = {"min_batch_size": BATCH, "max_batch_size": BATCH}
         callbacks.append(BatchSizeScheduler(**bounds, lr_scaling="adascale"))

@@ -187,12 +187,12 @@ SMOKE = Budgeted(
 KEPT = "kept"
 POLICIES: dict[str, tuple[Callable[[], Any], LearningRateScaling]] = {
     KEPT: (lambda: None, "none"),
-    "auto": (lambda: "auto", "sqrt"),
-    "tradeoff / 2": (lambda: Gate(TradeoffRule(share=0.5)), "sqrt"),
+    "tradeoff x 0.7": (lambda: Gate(TradeoffRule(share=0.7)), "sqrt"),
     "tradeoff": (lambda: "tradeoff", "sqrt"),
+    "bounded_seesaw": (BoundedSeesaw, "sqrt"),
+    "tradeoff x 0.5": (lambda: Gate(TradeoffRule(share=0.5)), "sqrt"),
     "seesaw": (lambda: "seesaw", "sqrt"),
     "tradeoff, other lr": (lambda: "tradeoff", "auto"),
-    "auto, lift 1/4": (lambda: BoundedSeesaw(lift=0.25), "sqrt"),
 }
 STARTS = {"best": 1.0, "1/4": 0.25, "4 x": 4.0}
 ALLOWED = 0.3

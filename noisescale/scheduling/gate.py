@@ -180,46 +180,40 @@ class BoundedSeesaw(Policy):
         return found
 
 
-class Auto(Policy):
-    """The policy that the end of the run asks for: `BoundedSeesaw`, or `Gate(TradeoffRule())`.
+class Auto(Gate):
+    """c·√(r·b) behind a `Gate`: `TradeoffRule`, with what the end of the run allows as c.
 
-    A run of a known length is to reach the loss of its first batch size in fewer steps:
-    `BoundedSeesaw` with half of √(r·b) as its lift. A run whose end is not known is to reach some
-    loss: "tradeoff". The choice is made at the first decision, and kept.
+    A run of a known length cannot pay twice the fewest examples for its steps, as "tradeoff" does:
+    what it pays is lost from its loss. c is 0.7 there, half of the exchange rate, and 1 where the
+    end is not known.
 
     Examples:
         >>> Auto().reason(Progress(0, 0.0, share=0.0, ends_by="examples"))
-        'policy="auto" is "bounded_seesaw" here, as the run ends after a number of examples'
+        'policy="auto" aims at 0.7·√(r·b), as the run ends after a number of examples'
         >>> Auto().reason(Progress(0, 0.0))
-        'policy="auto" is "tradeoff" here, as the end of the run is not known'
+        'policy="auto" aims at √(r·b), as the end of the run is not known'
     """
 
-    _saved = ("_bounded", "_known")
-    needs_noise_scale = at_every_step = by_reduced_values = True
-
     def __init__(self) -> None:
-        self._bounded = BoundedSeesaw()
-        self._tradeoff = Gate(TradeoffRule())
-        self._known: bool | None = None
-        """Whether the end of the run is known; None before the first decision."""
-
-    def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
-        """Return the wanted batch size with a reason; the plan's own batch size to stay."""
-        if self._known is None:
-            self._known = progress.share is not None
-        if self._known:
-            return self._bounded(noise_scale, plan, progress)
-        if progress.noise_scale_age:
-            return Wanted(float(plan.batch_size), "the noise scale was not read again")
-        return self._tradeoff(noise_scale, plan, progress)
+        super().__init__(_by_the_end)
 
     def reason(self, progress: Progress) -> str:
-        """Return which policy is taken, and why."""
-        known = progress.share is not None if self._known is None else self._known
-        if known:
-            why = f"the run ends after a number of {progress.ends_by}"
-            return f'policy="auto" is "bounded_seesaw" here, as {why}'
-        return 'policy="auto" is "tradeoff" here, as the end of the run is not known'
+        """Return what it aims at, and why."""
+        if progress.share is None:
+            return 'policy="auto" aims at √(r·b), as the end of the run is not known'
+        why = f"as the run ends after a number of {progress.ends_by}"
+        return f'policy="auto" aims at {SHARE_OF_BUDGET:g}·√(r·b), {why}'
+
+
+SHARE_OF_BUDGET = 0.7
+"""c of a run whose end is known: chosen by `benchmarks/scheduling/fixed_budget.py`."""
+
+_TRADEOFF, _OF_BUDGET = TradeoffRule(), TradeoffRule(share=SHARE_OF_BUDGET)
+
+
+def _by_the_end(noise_scale: float, plan: Plan, progress: Progress) -> float:
+    rule = _TRADEOFF if progress.share is None else _OF_BUDGET
+    return rule(noise_scale, plan, progress)
 
 
 def _describe(noise_scale: NoiseScale) -> str:

@@ -175,29 +175,9 @@ def known(value: float) -> NoiseScale:
     return noise_scale(value / 1.25, value, value * 1.25)
 
 
-def test_auto_is_bounded_by_the_schedule_where_the_end_is_known_and_else_the_tradeoff() -> None:
-    plan, b = Plan(64, 1), known(400.0)
-    falling = Progress(100, 6400.0, learning_rate=0.025, peak_learning_rate=0.1)
+def test_auto_pays_less_where_the_end_is_known() -> None:
+    plan, run = Plan(32, 1), Progress(100, 6400.0, critical_batch_size=100.0)
 
-    ends, endless = Auto(), Auto()
-
-    assert ends(b, plan, falling._replace(share=0.5)) == 256  # 64 x 4
-    assert endless(b, plan, falling) == 256  # 400, and four times as much at most
-    assert ends(known(16.0), plan, falling._replace(share=0.5)) == 64  # never less
-    assert endless(known(16.0), plan, falling) == 16
-
-
-def test_auto_keeps_what_it_has_chosen() -> None:
-    policy = Auto()
-    policy(known(400.0), Plan(64, 1), Progress(1, 64.0, share=0.1, ends_by="examples"))
-
-    again = Auto()
-    again.load_state_dict(policy.state_dict())
-
-    assert again.reason(Progress(1, 64.0)).startswith('policy="auto" is "bounded_seesaw" here')
-
-
-def test_auto_asks_the_tradeoff_with_a_new_noise_scale_alone() -> None:
-    stale = Progress(100, 6400.0, noise_scale_age=3)
-
-    assert Auto()(known(400.0), Plan(64, 1), stale) == 64
+    assert Auto()(known(64.0), plan, run) == pytest.approx(80)
+    assert Auto()(known(64.0), plan, run._replace(share=0.1)) == pytest.approx(0.7 * 80)
+    assert Auto()(known(1.0), plan, run) == pytest.approx(10)  # it shrinks, too
