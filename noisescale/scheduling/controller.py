@@ -86,9 +86,8 @@ class BatchSizeController:
             "bounded_seesaw", "smith"; a mapping from steps to batch sizes; a `Policy`; or a function from (noise scale, plan, progress) to
             the global batch that is wanted. A function is called at every step, unless it has the
             attribute `needs_noise_scale = True`.
-        lr_scaling: How the learning rate follows the batch size, see `factors_for`. "auto": for
-            policies that use the noise scale, "adascale" with SGD and "capped_sqrt" with other
-            optimizers; else "sqrt".
+        lr_scaling: How the learning rate follows the batch size, see `factors_for`. "auto": "adascale"
+            for SGD if the policy uses the noise scale, else "sqrt".
         min_batch_size: Least global batch, in examples. Default: one micro-batch a device.
         max_batch_size: Largest global batch, in examples. Default: none.
         max_device_batch_size: Largest micro-batch, in rows of the data. Default: micro-batches stay

@@ -39,7 +39,6 @@ _NAMED: dict[str, Callable[[], Policy]] = {
 }
 
 _SCALINGS: dict[str, LearningRateScaling] = {
-    "auto": "sqrt",
     "seesaw": "sqrt",
     "bounded_seesaw": "sqrt",
     "smith": "linear",
@@ -156,9 +155,7 @@ def default_cap(examples: float, plan: Plan) -> float | None:
 
 
 def scaling_for(optimizers: Iterable[Optimizer], *, measured: bool) -> LearningRateScaling:
-    """Return what `"auto"` stands for: `"sqrt"`, or if b is measured a rule that uses b.
-
-    The rule that uses b is `"adascale"` for SGD and `"capped_sqrt"` for other optimizers.
+    """Return what `"auto"` stands for: `"adascale"` for SGD if b is measured, else `"sqrt"`.
 
     Examples:
         >>> import torch
@@ -166,11 +163,10 @@ def scaling_for(optimizers: Iterable[Optimizer], *, measured: bool) -> LearningR
         >>> scaling_for([torch.optim.SGD(parameters)], measured=True)
         'adascale'
         >>> scaling_for([torch.optim.AdamW(parameters)], measured=True)
-        'capped_sqrt'
+        'sqrt'
     """
-    if not measured:
-        return "sqrt"
-    return "adascale" if all(isinstance(one, SGD) for one in optimizers) else "capped_sqrt"
+    by_gain = measured and all(isinstance(one, SGD) for one in optimizers)
+    return "adascale" if by_gain else "sqrt"
 
 
 def _policy_of(policy: PolicyLike) -> Policy:

@@ -624,8 +624,10 @@ def test_ranks_decide_alike_on_what_they_measured_together() -> None:
         ("tradeoff", (torch.optim.SGD,), "adascale"),
         (RatioRule(), (torch.optim.SGD,), "sqrt"),  # a function: nothing need be measured
         (Gate(RatioRule()), (torch.optim.SGD, torch.optim.SGD), "adascale"),
-        ("tradeoff", (torch.optim.AdamW,), "capped_sqrt"),
-        ("norm_test", (torch.optim.SGD, torch.optim.Adam), "capped_sqrt"),
+        ("tradeoff", (torch.optim.AdamW,), "sqrt"),
+        ("auto", (torch.optim.SGD,), "adascale"),
+        ("norm_test", (torch.optim.SGD, torch.optim.Adam), "sqrt"),
+        ("doubling", (torch.optim.SGD,), "sqrt"),
         ({0: 32}, (torch.optim.SGD,), "sqrt"),
         ("seesaw", (torch.optim.SGD,), "sqrt"),
         ("smith", (torch.optim.Adam,), "linear"),

@@ -101,9 +101,9 @@ class BatchSizeScheduler(trainer_access.Callback):
             that at least 50 steps would be left; none for a mapping, or if the run's end is not
             known.
         lr_scaling: "sqrt" or "capped_sqrt" (for Adam), "adascale" (for SGD), "linear", "malladi",
-            "saturating", "none" or a function, see `factors_for`. "auto": for policies that use the
-            noise scale, "adascale" with SGD and "capped_sqrt" with other optimizers; for "seesaw"
-            and "smith", the published rule; else "sqrt".
+            "saturating", "none" or a function, see `factors_for`. "auto": "adascale" for SGD if
+            the policy uses the noise scale; for "seesaw", "smith" and "doubling" the published
+            rule; else "sqrt".
         monitor: The monitor that measures. Default: the monitor among the Trainer's callbacks (of
             several, the one without a name, else the first), or a new one.
         max_device_batch_size: Largest batch of the loader, in rows on one device. Default: the
