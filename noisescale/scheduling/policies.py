@@ -279,8 +279,8 @@ PolicyLike = (
         "bounded_seesaw",
         "smith",
     ]
+    | Mapping[str, float]  # first, or a command line's parser makes numbers of its keys
     | Mapping[int, float]
-    | Mapping[str, float]
     | Callable[[NoiseScale, Plan, Progress], float]
 )
 """What users can give as a policy."""

@@ -65,6 +65,7 @@ SCHEDULER = {
     "progress": "examples",
     "confidence": 0.9,
     "decide_every_n_steps": 5,
+    "max_examples": 4000,
 }
 HALVES = {
     "small_batch": "half",
@@ -98,6 +99,7 @@ def options_of(cli: WithoutFitting) -> list[Any]:
             for m in (monitor, inner)
         ],
         scheduler._options,
+        scheduler._max_examples,
         scheduler._progress,
         scheduler._confidence,
     ]
@@ -111,6 +113,7 @@ def options_of(cli: WithoutFitting) -> list[Any]:
         (HALVES, FUNCTIONS),
         ({"window": "auto", "groups": f"{HERE}.last_part"}, {"policy": {0: 16, 100: 32}}),
         ({"groups": {"ends": ["net.0", "net.2"]}}, {"policy": f"{HERE}.always_16"}),
+        (DEFAULTS, {"policy": {"0": 16, "0.5k": 32}, "max_examples": "2k"}),
     ],
 )
 def test_a_saved_config_makes_the_same_callbacks_again(
@@ -151,3 +154,19 @@ def test_every_argument_of_the_callbacks_is_tried_here() -> None:
         (BatchSizeScheduler, SCHEDULER | FUNCTIONS),
     ):
         assert tried.keys() == inspect.signature(cls).parameters.keys()
+
+
+@pytest.mark.parametrize(
+    ("written", "kind"), [({0: 16, 100: 32}, int), ({"0": 16, "100": 32}, str)], ids=["steps", "examples"]
+)
+def test_numbers_in_quotes_are_examples_in_a_config_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Any, kind: type
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    callback = {"class_path": "noisescale.BatchSizeScheduler", "init_args": {"policy": written}}
+    config = tmp_path / "written.yaml"
+    config.write_text(yaml.safe_dump({"trainer": {"accelerator": "cpu", "callbacks": [callback]}}))
+
+    (scheduler, *_) = program("--config", config).trainer.callbacks
+
+    assert {type(key) for key in scheduler._options.policy} == {kind}
