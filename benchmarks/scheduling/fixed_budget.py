@@ -184,16 +184,18 @@ SMOKE = Budgeted(
     "smoke", "digits", momentum, cosine, 1_200, 8, 0.05, seeds=2, taken_for_best=4
 )
 
-KEPT = "kept"
+KEPT, OTHER_LR = "kept", "auto, other lr"
 POLICIES: dict[str, tuple[Callable[[], Any], LearningRateScaling]] = {
     KEPT: (lambda: None, "none"),
-    "tradeoff x 0.7": (lambda: Gate(TradeoffRule(share=0.7)), "sqrt"),
-    "tradeoff": (lambda: "tradeoff", "sqrt"),
+    "auto": (lambda: "auto", "sqrt"),
+    "auto, c = 1": (lambda: Gate(TradeoffRule(), shrinks=False), "sqrt"),
     "bounded_seesaw": (BoundedSeesaw, "sqrt"),
-    "tradeoff x 0.5": (lambda: Gate(TradeoffRule(share=0.5)), "sqrt"),
     "seesaw": (lambda: "seesaw", "sqrt"),
-    "tradeoff, other lr": (lambda: "tradeoff", "auto"),
+    "tradeoff": (lambda: "tradeoff", "sqrt"),
+    OTHER_LR: (lambda: "auto", "none"),
 }
+"""The other learning rate is AdaScale's under SGD, and the capped square root else."""
+
 STARTS = {"best": 1.0, "1/4": 0.25, "4 x": 4.0}
 ALLOWED = 0.3
 """How much larger the loss may be, in percent."""
@@ -213,6 +215,8 @@ def final_loss(task: tuple[str, str, int, float, int]) -> tuple[float, int, list
     model = workload.seeded_model(seed)
     optimizers = budget.optimizers(model, lr)
     make, lr_scaling = POLICIES[policy]
+    if policy == OTHER_LR:
+        lr_scaling = "adascale" if budget.optimizers is momentum else "capped_sqrt"
     controller, meter = None, None
     if policy != KEPT:
         controller = BatchSizeController(

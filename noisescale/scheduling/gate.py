@@ -37,6 +37,7 @@ class Gate(Policy):
         shrink: The largest factor of a move downwards.
         min_dwell: Least examples between two moves. Default: those of 8 steps at the current batch
             size.
+        shrinks: Whether the batch size may fall.
 
     Examples:
         >>> from noisescale.scheduling.policies import RatioRule
@@ -62,6 +63,7 @@ class Gate(Policy):
         growth: float = 4.0,
         shrink: float = 4.0,
         min_dwell: float | None = None,
+        shrinks: bool = True,
     ) -> None:
         factors = {"hysteresis": hysteresis, "growth": growth, "shrink": shrink}
         for name, value in factors.items():
@@ -88,6 +90,7 @@ class Gate(Policy):
         self._growth = growth
         self._shrink = shrink
         self._min_dwell = min_dwell
+        self._shrinks = shrinks
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
         """Return the wanted batch size with a reason; the plan's own batch size to stay."""
@@ -101,7 +104,8 @@ class Gate(Policy):
         # Averages of few steps whose parts weigh unequally may have a negative tr(Σ): no noise.
         asked = self.rule(max(value, 0.0), plan, progress)
         seen = f"{self.seen} {_describe(noise_scale)}"
-        if at_low >= now * self._hysteresis or at_high <= now / self._hysteresis:
+        falls = self._shrinks and at_high <= now / self._hysteresis
+        if at_low >= now * self._hysteresis or falls:
             least, most = now / self._shrink, now * self._growth
             limit = ""
             if asked > most:
@@ -180,40 +184,42 @@ class BoundedSeesaw(Policy):
         return found
 
 
-class Auto(Gate):
-    """c·√(r·b) behind a `Gate`: `TradeoffRule`, with what the end of the run allows as c.
+class Auto(Policy):
+    """c·√(r·b) behind a `Gate`: `TradeoffRule`, with what the end of the run allows.
 
     A run of a known length cannot pay twice the fewest examples for its steps, as "tradeoff" does:
-    what it pays is lost from its loss. c is 0.7 there, half of the exchange rate, and 1 where the
-    end is not known.
+    what it pays is lost from its loss. c is 0.7 there, half of the exchange rate. And its batch
+    never falls: while the gradients of all examples are nearly the same, b is so small that the run
+    would end in steps of single examples. Where the end is not known, it is "tradeoff".
 
     Examples:
         >>> Auto().reason(Progress(0, 0.0, share=0.0, ends_by="examples"))
-        'policy="auto" aims at 0.7·√(r·b), as the run ends after a number of examples'
+        'policy="auto" grows towards 0.7·√(r·b), as the run ends after a number of examples'
         >>> Auto().reason(Progress(0, 0.0))
-        'policy="auto" aims at √(r·b), as the end of the run is not known'
+        'policy="auto" is "tradeoff", as the end of the run is not known'
     """
 
+    needs_noise_scale = by_reduced_values = True
+
     def __init__(self) -> None:
-        super().__init__(_by_the_end)
+        self._of_budget = Gate(TradeoffRule(share=SHARE_OF_BUDGET), shrinks=False)
+        self._tradeoff = Gate(TradeoffRule())
+
+    def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
+        """Return the wanted batch size with a reason; the plan's own batch size to stay."""
+        gate = self._tradeoff if progress.share is None else self._of_budget
+        return gate(noise_scale, plan, progress)
 
     def reason(self, progress: Progress) -> str:
-        """Return what it aims at, and why."""
+        """Return what it does, and why."""
         if progress.share is None:
-            return 'policy="auto" aims at √(r·b), as the end of the run is not known'
+            return 'policy="auto" is "tradeoff", as the end of the run is not known'
         why = f"as the run ends after a number of {progress.ends_by}"
-        return f'policy="auto" aims at {SHARE_OF_BUDGET:g}·√(r·b), {why}'
+        return f'policy="auto" grows towards {SHARE_OF_BUDGET:g}·√(r·b), {why}'
 
 
 SHARE_OF_BUDGET = 0.7
 """c of a run whose end is known: chosen by `benchmarks/scheduling/fixed_budget.py`."""
-
-_TRADEOFF, _OF_BUDGET = TradeoffRule(), TradeoffRule(share=SHARE_OF_BUDGET)
-
-
-def _by_the_end(noise_scale: float, plan: Plan, progress: Progress) -> float:
-    rule = _TRADEOFF if progress.share is None else _OF_BUDGET
-    return rule(noise_scale, plan, progress)
 
 
 def _describe(noise_scale: NoiseScale) -> str:

@@ -180,4 +180,12 @@ def test_auto_pays_less_where_the_end_is_known() -> None:
 
     assert Auto()(known(64.0), plan, run) == pytest.approx(80)
     assert Auto()(known(64.0), plan, run._replace(share=0.1)) == pytest.approx(0.7 * 80)
-    assert Auto()(known(1.0), plan, run) == pytest.approx(10)  # it shrinks, too
+    assert Auto()(known(1.0), plan, run) == pytest.approx(10)
+    assert Auto()(known(1.0), plan, run._replace(share=0.1)) == 32  # it never falls
+
+
+def test_a_gate_that_does_not_shrink_grows_alone() -> None:
+    gate, run = Gate(RatioRule(), shrinks=False), Progress(1000, 1e6)
+
+    assert gate(known(4.0), Plan(32, 1), run) == 32
+    assert gate(known(64.0), Plan(32, 1), run) == 64
