@@ -5,8 +5,8 @@ People train a fixed number of examples, with warm-up and decay of the learning 
 same final loss in fewer serial steps. Fixed batch sizes are trained first, each with its learning
 rate searched by factors of 2 and √2 with two seeds, and then with all seeds: the front of loss
 against steps. Batch sizes are added until the best one has others on both sides, and so are
-learning rates. Then each policy starts from the best fixed batch size, from a quarter of it and from
-four times it, at the learning rate that was the best there, with the seeds of the fixed runs.
+learning rates. Then each policy starts from the best fixed batch size, from a quarter of it and
+from four times it, at the learning rate that was the best there, with the seeds of the fixed runs.
 
     python benchmarks/scheduling/fixed_budget.py [--budget MINUTES] [--only NAME] [--report]
 
@@ -55,7 +55,11 @@ def momentum(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
 
 
 def adamw(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    return [torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)]
+    return [
+        torch.optim.AdamW(
+            model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+        )
+    ]
 
 
 def muon(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
@@ -125,9 +129,7 @@ def small_transformer() -> nn.Module:
 
 OWN = {
     "convolutions": replace(WORKLOADS["mnist"], model=convolutions),
-    "characters": replace(
-        WORKLOADS["characters"], data=short_characters, model=small_transformer
-    ),
+    "characters": replace(WORKLOADS["characters"], data=short_characters, model=small_transformer),
     "autoencoder": Reconstruction(**{**vars(WORKLOADS["mnist"]), "model": autoencoder}),
 }
 
@@ -180,9 +182,7 @@ BUDGETS = {
         ),
     )
 }
-SMOKE = Budgeted(
-    "smoke", "digits", momentum, cosine, 1_200, 8, 0.05, seeds=2, taken_for_best=4
-)
+SMOKE = Budgeted("smoke", "digits", momentum, cosine, 1_200, 8, 0.05, seeds=2, taken_for_best=4)
 
 KEPT, OTHER_LR = "kept", "auto, other lr"
 POLICIES: dict[str, tuple[Callable[[], Any], LearningRateScaling]] = {
@@ -391,6 +391,8 @@ def train(runs: Runs, budget: Budgeted, deadline: float) -> bool:
     if best is None:
         return True
     for policy in POLICIES:
+        if policy == OTHER_LR and budget.optimizers is not momentum:
+            continue  # the cap of the square root never acts on a batch that grows towards b
         for start in starts_of(runs, budget, best).values():
             lr = runs.best_rate(budget.name, start)
             if lr is None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draw what `benchmarks/scheduling/fixed_budget.py` found: loss against serial steps.
 
-    python docs/pictures/budget.py [--browser PATH]
+python docs/pictures/budget.py [--browser PATH]
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from plotly.subplots import make_subplots
 ROOT = Path(__file__).parent.parent.parent
 sys.path.append(str(ROOT))
 sys.path.append(str(Path(__file__).parent))
-from benchmarks.lib.results import saved_rows
-from benchmarks.scheduling.fixed_budget import BUDGETS, KEPT, NAME, Budgeted, Runs, starts_of
 from make import browser, in_both_themes
 
+from benchmarks.lib.results import saved_rows
+from benchmarks.scheduling.fixed_budget import BUDGETS, KEPT, NAME, Budgeted, Runs, starts_of
 from noisescale.report.colours import BLUE, GREEN, NOTHING, ORANGE
 
 COLOURS = {"auto": BLUE, "tradeoff": GREEN, "seesaw": ORANGE}

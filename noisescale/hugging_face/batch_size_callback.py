@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from accelerate.optimizer import AcceleratedOptimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
-from transformers.trainer_utils import has_length
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy, has_length
 
 from noisescale.checks import check_confidence
 from noisescale.guard import Guard
@@ -75,14 +76,17 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
     `batch_size/planned` and `batch_size/lr_factor`. The logged learning rate is the schedule's,
     without the factor.
 
+    The Trainer's own `train_samples_per_second` is too low by the growth: it takes all steps for
+    steps of the first batch size.
+
     A checkpoint's `trainer_state.json` counts steps of the first batch size, as its schedule does:
     by that number the Trainer finds the place in the data. A resumed training then goes on with
     the number of optimizer steps that it had.
 
     Args:
         policy: See `BatchSizeScheduler`.
-        max_batch_size: Largest global batch, in rows. Default: 1/50 of the training's rows, so that at
-            least 50 steps would be left; none for a mapping, or if there is no end in sight.
+        max_batch_size: Largest global batch, in rows. Default: 1/50 of the training's rows, so that
+            at least 50 steps would be left; none for a mapping.
         lr_scaling: See `BatchSizeScheduler`.
         confidence: Coverage of the noise scale's interval, which allows or holds back a move.
         decide_every_n_steps: Steps between decisions on the noise scale.
@@ -129,6 +133,7 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
         self._controller: BatchSizeController | None = None
         self._data = _Data(1, math.inf, 0)
         self._of_epoch = 0  # micro-batches of this epoch
+        self._goes_on = False  # whether the next epoch had begun before the training was resumed
         self._owed = 0  # steps of the schedule that the Trainer has taken too early
         self._loaded: dict[str, Any] = {}
         self._guard = Guard()
@@ -159,11 +164,13 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
+        if self._controller is not None:
+            self._controller.close()  # an earlier training may have ended by an error
         self._check(args)
         loader, first = kwargs["train_dataloader"], int(args.gradient_accumulation_steps)
         batches = float(len(loader)) if has_length(loader) else math.inf
         self._data = _Data(first, batches, state.max_steps)
-        rows = float(state.train_batch_size or args.train_batch_size)
+        rows = float(args.train_batch_size)
         plan = Plan(rows * first, 1, args.world_size)
         optimizer = kwargs["optimizer"]
         if isinstance(optimizer, AcceleratedOptimizer):
@@ -180,32 +187,26 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
             max_batch_size=most,
             decide_every_n_steps=self._options.decide_every_n_steps,
         )
-        self._of_epoch = self._owed = 0
+        self._owed = 0
         self._loaded = (
             trainer_access.saved_state(self, state).get("attributes", {}).get("_loaded", {})
         )
-        if self._loaded:
-            self._go_on(state)
-        else:
-            controller.clock.go_on(0, steps_per_epoch=self._data.steps_per_epoch)
+        self._go_on(state, skips=not args.ignore_data_skip)
         controller.clock.end_with(steps_of_epochs=self._data.steps)
         if controller.settings.takes_noise_scale:
             self._find_monitor(state, needed=controller.settings.needs_noise_scale)
         if choice := controller.choice:
             self._tell(state, choice)
-        if self._of_epoch:
-            self._begin_window(args)
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         if self._controller is None:
             return
-        if self._loaded and self._of_epoch:
-            self._loaded = {}  # this epoch had begun before
-        else:
+        if not self._goes_on:
             self._of_epoch = 0
             self._controller.clock.begin_epoch()
+        self._goes_on = False
         self._begin_window(args)
 
     def on_substep_end(self, *_: Any, **__: Any) -> None:
@@ -228,14 +229,16 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
         controller.step(steps * controller.base_batch_size)
         due = controller.clock.advance(steps, ends_epoch=self._of_epoch >= self._data.batches)
         self._owed += due - 1  # the Trainer has stepped the schedule once
-        while self._owed > 0 and isinstance(schedule := kwargs.get("lr_scheduler"), LRScheduler):
-            schedule.step()
-            self._owed -= 1
+        schedule = kwargs.get("lr_scheduler")
+        if isinstance(schedule, LRScheduler) and not isinstance(schedule, ReduceLROnPlateau):
+            for _ in range(max(self._owed, 0)):
+                schedule.step()
+        self._owed = min(self._owed, 0)
         measured_step = None if self._monitor is None else self._monitor.last_measured_step
         if controller.due_after(measured_step) and (move := self._decide(measured_step)):
             self._tell(state, str(move))
         if controller.clock.time >= self._data.steps:
-            control.should_training_stop = True  # the Trainer waits for so many optimizer steps
+            _end(args, state, control)
         self._begin_window(args)
 
     def on_log(
@@ -263,7 +266,7 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
     ) -> None:
         if self._controller is None or not args.should_save:
             return
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        folder = Path(args.output_dir or "") / f"checkpoint-{state.global_step}"
         with self._guard("A training resumed from this checkpoint repeats examples"):
             path = folder / _STATE_FILE
             saved = json.loads(path.read_text())
@@ -282,14 +285,14 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
         given = dict(vars(self._options), confidence=self._confidence)
         for name in ("min_batch_size", "max_device_batch_size"):
             del given[name]
-        for name in ("policy", "lr_scaling"):  # JSON has no functions, and would fail there
-            if callable(given[name]):
-                given[name] = str(getattr(given[name], "__qualname__", type(given[name])))
+        # JSON has no functions, and makes texts of numbers that are keys: those are examples then.
+        for name in ("policy", "lr_scaling"):
+            if callable(given[name]) or isinstance(given[name], Mapping):
+                given[name] = str(getattr(given[name], "__qualname__", given[name]))
         saved = self._loaded
         if self._controller is not None:
             saved = {
                 "controller": self._controller.state_dict(),
-                "of_epoch": self._of_epoch,
                 "owed": self._owed,
             }
         return {"args": given, "attributes": {"_loaded": saved}}
@@ -300,6 +303,7 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
             "distributed_type": kind if kind in _OWN_ENGINES else None,
             "n_gpu": args.n_gpu if args.n_gpu > 1 else None,
             "auto_find_batch_size": True if args.auto_find_batch_size else None,
+            "parallelism_config": args.parallelism_config,
         }
         if isinstance(args.gradient_accumulation_steps, Accumulation):
             raise Refusal(
@@ -333,15 +337,30 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
         stays = "BatchSizeCallback leaves the batch size as it is." if needed else ""
         self._monitor.follow(consequence=stays)
 
-    def _go_on(self, state: TrainerState) -> None:
-        """Continue a training from what a checkpoint holds."""
-        controller, saved = self._controller, self._loaded
+    def _go_on(self, state: TrainerState, *, skips: bool) -> None:
+        """Begin where the Trainer begins: in a resumed training, at the step of its checkpoint.
+
+        Args:
+            state: As the Trainer has loaded it: it counts steps of the first batch size.
+            skips: Whether the Trainer skips the data of an epoch that had begun.
+        """
+        controller, data, step = self._controller, self._data, state.global_step
         assert controller is not None
-        controller.load_state_dict(saved["controller"])
-        self._of_epoch, self._owed = int(saved["of_epoch"]), int(saved["owed"])
-        if self._of_epoch >= self._data.batches:
-            self._of_epoch = 0
-        trainer_access.go_on_from_step(state, controller.steps)
+        clock, taken = controller.clock, step
+        if saved := self._loaded:
+            controller.load_state_dict(saved["controller"])
+            self._owed, taken = int(saved["owed"]), clock.taken
+            if step != round(clock.time):
+                trainer_access.warn(
+                    f"BatchSizeCallback: the checkpoint says that data go on at step {step}, and"
+                    f" {clock.time:.0f} steps of the first batch size were trained. Examples come"
+                    " again. Resume from a checkpoint in `output_dir`, which has the right number."
+                )
+            trainer_access.go_on_from_step(state, controller.steps)
+        per_epoch = data.steps_per_epoch
+        in_epoch = step % int(min(per_epoch, data.steps)) if skips else 0
+        self._of_epoch, self._goes_on = in_epoch * data.first, in_epoch > 0
+        clock.go_on(taken, time=float(step), steps_per_epoch=per_epoch, already=float(in_epoch))
 
     def _begin_window(self, args: TrainingArguments) -> None:
         """Let the next step have the plan's micro-batches."""
@@ -365,3 +384,12 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
         if state.is_world_process_zero:
             tqdm.write(f"BatchSizeCallback: {text}")
 
+
+def _end(args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+    """End the training, as the Trainer does after its last step, for which it would still wait."""
+    control.should_training_stop = True
+    if args.save_strategy == SaveStrategy.STEPS:
+        control.should_save = True
+    by_steps = args.eval_strategy == IntervalStrategy.STEPS
+    if by_steps and args.eval_delay <= state.global_step:
+        control.should_evaluate = True

@@ -54,10 +54,10 @@ class Cadence:
 
         cost·max(t, T·ln(1 + t/e)/ln(1 + T/e)),  e = 8, or 32 if κ is 0.5 or more
 
-    plain steps may have been spent, where T is `settled`. The first two steps are always measured. The noise scale
-    changes with log time, so early steps are measured more often. If κ is 0.3 or more, 32 extra
-    steps (`opening`) are measured up to step T. They are paid back after step T, with half of the budget: at
-    the default, halves have paid them back at step 6,800.
+    plain steps may have been spent, where T is `settled`. The first two steps are always measured.
+    The noise scale changes with log time, so early steps are measured more often. If κ is 0.3 or
+    more, 32 extra steps (`opening`) are measured up to step T. They are paid back after step T,
+    with half of the budget: at the default, halves have paid them back at step 6,800.
 
     Args:
         every_n_steps: n, to measure the first step and every n-th step after it; or "auto", to

@@ -38,6 +38,10 @@ class Accumulation(int):
         """Return how far a batch counter is into its window."""
         return (counter - self.begin) % int(self)
 
+    def __deepcopy__(self, memo: Any) -> Accumulation:
+        """Return the number itself: it never changes."""
+        return self
+
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy with the beginning."""
-        return type(self), (int(self), self.begin)
+        """Pickle as a plain number, which is read without this package."""
+        return int, (int(self),)

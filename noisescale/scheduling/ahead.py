@@ -27,8 +27,9 @@ class Ahead(NamedTuple):
 def schedule_ahead(schedule: object, steps: float) -> Ahead | None:
     """Walk a copy of a schedule, and return what it does; None if it does not tell.
 
-    A schedule that waits for a metric does not tell, and one of more than 50,000 steps takes too
-    long. Nothing of the schedule or its optimizer changes.
+    A schedule that waits for a metric does not tell, nor one whose function is a method: a copy of
+    it would be one of the whole module. A schedule of more than 50,000 steps takes too long.
+    Nothing of the schedule or its optimizer changes.
 
     Args:
         schedule: A schedule of torch.
@@ -45,6 +46,8 @@ def schedule_ahead(schedule: object, steps: float) -> Ahead | None:
         return None
     if not 1 <= steps <= _MOST_STEPS:
         return None
+    if _has_methods(schedule):
+        return None
     optimizer = _NoOptimizer(schedule.optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -58,6 +61,13 @@ def schedule_ahead(schedule: object, steps: float) -> Ahead | None:
         except Exception:
             return None
     return _summed_up(rates)
+
+
+def _has_methods(schedule: Any) -> bool:
+    """Return whether a schedule, or one that it is made of, calls the method of an object."""
+    parts = getattr(schedule, "_schedulers", ())
+    functions = getattr(schedule, "lr_lambdas", ())
+    return any(map(_has_methods, parts)) or any(hasattr(one, "__self__") for one in functions)
 
 
 def _summed_up(rates: list[float]) -> Ahead:

@@ -127,7 +127,10 @@ class Clock(State):
             self.time = end if math.isfinite(end) else float(math.ceil(self.time - _ROUNDING))
         self._reached = self.time
         if optimizer_steps is not None and math.isfinite(self._end):
-            self._reached = self._share(optimizer_steps) * self._end
+            # The last step may take more examples than are left.
+            over = self._of_run < self._of_epochs
+            share = self._share(optimizer_steps)
+            self._reached = (min(share, 1.0) if over else share) * self._end
         due = math.floor(min(self._reached, self._end) + _ROUNDING) - self.taken
         due = max(due, 0)  # a run that goes on with another clock may be ahead of it
         self.taken += due

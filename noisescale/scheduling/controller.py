@@ -18,8 +18,8 @@ from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Plan
 from noisescale.refusal import Refusal
-from noisescale.scheduling.ahead import Ahead
 from noisescale.scheduling.agreement import Agreement
+from noisescale.scheduling.ahead import Ahead
 from noisescale.scheduling.clock import Clock
 from noisescale.scheduling.decision import (
     NOTHING_MEASURED,
@@ -83,11 +83,12 @@ class BatchSizeController:
         plan: The plan that the run starts with.
         optimizers: One, or all of them.
         policy: "auto": see `Auto`; "tradeoff", "ratio", "norm_test", "doubling"; "seesaw",
-            "bounded_seesaw", "smith"; a mapping from steps to batch sizes; a `Policy`; or a function from (noise scale, plan, progress) to
-            the global batch that is wanted. A function is called at every step, unless it has the
-            attribute `needs_noise_scale = True`.
-        lr_scaling: How the learning rate follows the batch size, see `factors_for`. "auto": "adascale"
-            for SGD if the policy uses the noise scale, else "sqrt".
+            "bounded_seesaw", "smith"; a mapping from steps to batch sizes; a `Policy`; or a
+            function from (noise scale, plan, progress) to the global batch that is wanted. A
+            function is called at every step, unless it has the attribute
+            `needs_noise_scale = True`.
+        lr_scaling: How the learning rate follows the batch size, see `factors_for`. "auto":
+            "adascale" for SGD if the policy uses the noise scale, else "sqrt".
         min_batch_size: Least global batch, in examples. Default: one micro-batch a device.
         max_batch_size: Largest global batch, in examples. Default: none.
         max_device_batch_size: Largest micro-batch, in rows of the data. Default: micro-batches stay

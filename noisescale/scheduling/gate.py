@@ -153,7 +153,7 @@ class BoundedSeesaw(Policy):
     needs_noise_scale = at_every_step = by_reduced_values = True
 
     def __init__(
-        self, batch_size: float | None = None, *, lift: float = 0.25, bound: float = 1.0
+        self, batch_size: float | None = None, *, lift: float = 0.5, bound: float = 1.0
     ) -> None:
         if lift and not 0 < lift <= bound:
             raise Refusal("lift", "lie between 0 and `bound`", repr(lift), "Leave it at 0.5.")

@@ -45,7 +45,7 @@ class Progress(NamedTuple):
     optimizer steps; None if its end is not known."""
     ahead: Ahead | None = None
     """What the run's schedule of the learning rate does until the end, as was known at the first
-    batch; None if it does not tell, or if nobody asked it."""
+    batch, for policies with `follows_schedule`; None if it does not tell."""
     extra: Mapping[str, NoiseScale] = MappingProxyType({})
     """`NoiseScaleMeter.extra_noise_scales`, for policies that need one."""
 

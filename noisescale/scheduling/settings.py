@@ -53,8 +53,11 @@ LEAST_STEPS = 50
 """The steps that a run would have at the largest batch size, without `max_batch_size`."""
 
 CONFIDENCE = 0.8
-"""Coverage of the interval that a move waits for. At 0.95 the first move of a small transformer came
-after 225 and 289 steps, at 0.8 after 169 and 177; a move that was not due is undone by another."""
+"""Coverage of the interval that a move waits for.
+
+At 0.95 the first move of a small transformer came after 225 and 289 steps, at 0.8 after 169 and
+177.
+"""
 
 DECIDE_EVERY_N_STEPS = 8
 """Steps from one decision to the next; early in a run there are fewer."""

@@ -3,7 +3,6 @@
 
 import json
 import math
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,8 +64,7 @@ class Spy(TrainerCallback):
 
 def numbered() -> list[dict[str, Tensor]]:
     return [
-        {"x": x, "labels": y, "number": torch.tensor(i)}
-        for i, (x, y) in enumerate(data(EXAMPLES))
+        {"x": x, "labels": y, "number": torch.tensor(i)} for i, (x, y) in enumerate(data(EXAMPLES))
     ]
 
 
@@ -140,7 +138,7 @@ def test_each_epoch_has_every_example_once_and_the_schedule_keeps_to_the_example
 
 
 def test_the_logs_have_the_plan_and_the_loss_of_each_step() -> None:
-    run, seen = trained(BatchSizeCallback(GROWING))
+    run, _ = trained(BatchSizeCallback(GROWING))
     rows = [row for row in run.log_history if "loss" in row]
     assert [row["batch_size/planned"] for row in rows] == [4, 12, 12, 12, 12, 12, 20, 20, 20, 20]
     assert rows[-1]["epoch"] == 2
@@ -170,28 +168,149 @@ def test_a_stream_ends_after_as_many_examples() -> None:
     assert [i for step in seen for i in step.ids] == [*range(60), *range(4)]
 
 
-@pytest.mark.parametrize("stop", [5, 7, 8])
-def test_a_resumed_training_ends_as_the_whole_one(stop: int, tmp_path: Path) -> None:
+def stopping_at(step: int) -> TrainerCallback:
+    """Saves a checkpoint after a step, and ends the training."""
+
     class Stop(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            control.should_training_stop = state.global_step == stop
-            control.should_save = control.should_training_stop
+            if state.global_step == step:
+                control.should_training_stop = control.should_save = True
 
-    options: dict[str, Any] = {"output_dir": str(tmp_path), "save_strategy": "no"}
-    whole, seen = trained(BatchSizeCallback(GROWING))
-    _, before = trained(BatchSizeCallback(GROWING), Stop(), **options)
+    return Stop()
+
+
+@pytest.mark.parametrize("stop", [5, 7, 8])
+def test_a_resumed_training_ends_as_the_whole_one(stop: int, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"output_dir": str(tmp_path), "num_train_epochs": 4}
+    whole, seen = trained(BatchSizeCallback(GROWING), **options)
+    _, before = trained(BatchSizeCallback(GROWING), stopping_at(stop), **options)
     folder = tmp_path / f"checkpoint-{stop}"
     saved = json.loads((folder / "trainer_state.json").read_text())
     done = sum(len(step.ids) for step in before)
     assert saved["global_step"] == done / ROWS
+    assert b"noisescale" not in (folder / "training_args.bin").read_bytes()
+
     again, after = trained(BatchSizeCallback(GROWING), resume=str(folder), **options)
+
     assert [*before, *after] == seen
     for ours, theirs in zip(again.parameters, whole.parameters, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     rows = [row for row in again.log_history if "loss" in row]
     assert [row["step"] for row in rows] == list(range(1, len(seen) + 1))
     assert rows == [row for row in whole.log_history if "loss" in row]
-    shutil.rmtree(folder)
+
+
+def test_a_training_resumed_with_other_data_ends_where_the_trainer_does(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"output_dir": str(tmp_path)}
+    trained(BatchSizeCallback({0: 4}), stopping_at(8), **options)
+    resume = str(tmp_path / "checkpoint-8")
+    for changed in (
+        {"per_device_train_batch_size": 6},  # 8 steps of 6, and 12 more
+        {"ignore_data_skip": True},
+    ):
+        _, plain = trained(TrainerCallback(), resume=resume, **options, **changed)
+
+        _, kept = trained(BatchSizeCallback({0: 4}), resume=resume, **options, **changed)
+
+        assert [s.ids for s in kept] == [s.ids for s in plain][: len(kept)]
+        assert sum(len(s.ids) for s in kept) >= sum(len(s.ids) for s in plain) - 4
+
+
+def test_a_checkpoint_of_a_training_without_it_is_continued(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"output_dir": str(tmp_path)}
+    _, before = trained(stopping_at(8), **options)
+
+    resume = str(tmp_path / "checkpoint-8")
+    _, after = trained(BatchSizeCallback({0: 4, 2: 12}), resume=resume, **options)
+
+    assert [len(step.ids) for step in after] == [4, 4, 12, 8, *[12] * 5]
+    assert sorted(i for s in [*before, *after][:12] for i in s.ids) == list(range(EXAMPLES))
+
+
+def test_a_checkpoint_that_counts_optimizer_steps_is_told(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"output_dir": str(tmp_path)}
+    trained(BatchSizeCallback(GROWING), stopping_at(5), **options)
+    folder = tmp_path / "checkpoint-5"
+    state = json.loads((folder / "trainer_state.json").read_text())
+    (folder / "trainer_state.json").write_text(json.dumps({**state, "global_step": 5}))
+
+    with pytest.warns(UserWarning, match="Examples come again. Resume from a checkpoint in"):
+        trained(BatchSizeCallback(GROWING), resume=str(folder), **options)
+
+
+def test_the_end_is_saved_and_evaluated_as_without_it(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "output_dir": str(tmp_path),
+        "save_strategy": "steps",
+        "save_steps": 4,
+        "eval_strategy": "steps",
+        "eval_steps": 4,
+        "prediction_loss_only": True,
+    }
+
+    run, seen = trained(
+        BatchSizeCallback(GROWING),
+        extras={
+            "eval_dataset": [{k: v for k, v in e.items() if k != "number"} for e in numbered()]
+        },
+        **options,
+    )
+
+    evaluated = [row["step"] for row in run.log_history if "eval_loss" in row]
+    assert evaluated == [4, 8, len(seen)]
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {
+        f"checkpoint-{step}" for step in evaluated
+    }
+
+
+def test_a_schedule_that_waits_for_a_metric_is_left_alone() -> None:
+    _, seen = trained(
+        BatchSizeCallback(GROWING),
+        lr_scheduler_type="reduce_lr_on_plateau",
+        eval_strategy="epoch",
+        prediction_loss_only=True,
+        extras={
+            "eval_dataset": [{k: v for k, v in e.items() if k != "number"} for e in numbered()]
+        },
+    )
+
+    factors = [math.sqrt(k) for k in (1, 1, 3, 3, 3, 3, 3, 5, 5, 5)]
+    assert [s.learning_rate for s in seen] == pytest.approx([LR * f for f in factors])
+
+
+def test_an_error_leaves_no_factor_behind() -> None:
+    class Fails(TrainerCallback):
+        fails = True
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if self.fails and state.global_step == 4:
+                raise RuntimeError("on purpose")
+
+    trainers: list[Trainer] = []
+    callback, fails = BatchSizeCallback(GROWING), Fails()
+    with pytest.raises(RuntimeError, match="on purpose"):
+        fit(callback, fails, prepare=trainers.append, optim="sgd", max_steps=8)
+    with pytest.raises(Refusal, match="gradient_accumulation_steps"):
+        trainers[0].train()
+    fails.fails, trainers[0].args.gradient_accumulation_steps = False, 1
+    trainers[0].callback_handler.callbacks.remove(callback)
+    rates: list[float] = []
+    trainers[0].optimizer.optimizer.register_step_pre_hook(
+        lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])
+    )
+
+    trainers[0].train()
+
+    assert max(rates) <= LR
+
+
+def test_steps_are_not_made_examples_by_a_checkpoint() -> None:
+    state = json.loads(json.dumps(BatchSizeCallback(GROWING).state()))
+    with pytest.raises(ValueError, match="policy"):
+        BatchSizeCallback.from_state(state)
+
+    again = BatchSizeCallback.from_state(json.loads(json.dumps(BatchSizeCallback("ratio").state())))
+    assert repr(again) == "BatchSizeCallback(policy='ratio')"
 
 
 def doubles(noise_scale: Any, plan: Plan, progress: Progress) -> float:

@@ -157,7 +157,9 @@ def test_every_argument_of_the_callbacks_is_tried_here() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "kind"), [({0: 16, 100: 32}, int), ({"0": 16, "100": 32}, str)], ids=["steps", "examples"]
+    ("written", "kind"),
+    [({0: 16, 100: 32}, int), ({"0": 16, "100": 32}, str)],
+    ids=["steps", "examples"],
 )
 def test_numbers_in_quotes_are_examples_in_a_config_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Any, kind: type

@@ -78,3 +78,14 @@ def test_schedules_that_do_not_tell() -> None:
     assert schedule_ahead(SCHEDULES["cosine"](optimizer), math.inf) is None
     assert schedule_ahead(SCHEDULES["cosine"](optimizer), 60_000) is None
     assert schedule_ahead(object(), 10) is None
+
+    class Module(torch.nn.Module):
+        def rate(self, step: int) -> float:
+            return 1.0
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise AssertionError("the module is copied")
+
+    method = LambdaLR(optimizer, Module().rate)
+    assert schedule_ahead(method, 10) is None
+    assert schedule_ahead(lr_scheduler.SequentialLR(optimizer, [method, method], [3]), 10) is None

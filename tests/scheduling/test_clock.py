@@ -132,3 +132,13 @@ def test_the_share_of_the_run_is_that_of_the_nearest_end() -> None:
 
     clock.end_with(optimizer_steps=100)
     assert (clock.share(0), clock.ends_by(0)) == (0.0, "steps")
+
+
+def test_a_last_step_that_takes_more_than_is_left_is_no_step_past_the_end() -> None:
+    clock = Clock()
+    clock.end_with(steps_of_epochs=800, steps_of_run=10)
+
+    due = [clock.advance(3.0, optimizer_steps=step) for step in range(1, 5)]
+
+    assert due == [240, 240, 240, 80]
+    assert (clock.share(4), clock.is_past_end) == (1.0, False)

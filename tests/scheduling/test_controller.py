@@ -17,7 +17,7 @@ from ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import BatchSizeController, GradientMoments, NoiseScale, NoiseScaleMeter, Plan
-from noisescale.scheduling import Gate, Given, Policy, Progress, RatioRule
+from noisescale.scheduling import BoundedSeesaw, Gate, Given, Policy, Progress, RatioRule
 
 KNOWN = NoiseScale(500.0, 400.0, 600.0, grad_sq_norm=1.0, noise_trace=500.0, steps=50.0)
 
@@ -744,7 +744,9 @@ def test_seesaw_follows_the_schedule_of_the_optimizer() -> None:
 
 def test_a_policy_by_schedule_and_noise_scale_moves_between_measurements() -> None:
     optimizer = sgd()
-    controller = BatchSizeController(Plan(8, 4), optimizer, "bounded_seesaw")
+    controller = BatchSizeController(
+        Plan(8, 4), optimizer, BoundedSeesaw(lift=0.25), lr_scaling="sqrt"
+    )
     decided, batch_sizes = [], []
 
     for step in range(1, 41):
@@ -766,7 +768,9 @@ def test_a_policy_by_schedule_and_noise_scale_moves_between_measurements() -> No
 
 def test_a_schedule_moves_a_bounded_batch_at_its_own_steps() -> None:
     optimizer = sgd()
-    controller = BatchSizeController(Plan(8, 4), optimizer, "bounded_seesaw")
+    controller = BatchSizeController(
+        Plan(8, 4), optimizer, BoundedSeesaw(lift=0.25), lr_scaling="sqrt"
+    )
     controller.step()
     controller.decide(KNOWN, measured_step=1)  # lifted to 128
     seen = []
@@ -830,7 +834,9 @@ def test_of_several_ranks_a_learning_rate_moves_nothing_without_a_new_measuremen
 
     def due() -> list[bool]:
         optimizer = sgd()
-        controller = BatchSizeController(Plan(8, 4, devices=2), optimizer, "bounded_seesaw")
+        controller = BatchSizeController(
+            Plan(8, 4, devices=2), optimizer, BoundedSeesaw(lift=0.25), lr_scaling="sqrt"
+        )
         controller.step()
         controller.decide(KNOWN, measured_step=1)
         optimizer.param_groups[0]["lr"] = 0.01

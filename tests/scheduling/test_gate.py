@@ -141,7 +141,7 @@ def test_a_bounded_seesaw_grows_with_the_decay_as_far_as_the_noise_scale_allows(
 
 
 def test_a_bounded_seesaw_lifts_a_small_batch_with_a_dwell_of_its_own() -> None:
-    policy, b = BoundedSeesaw(), noise_scale(900, 1000, 1100)
+    policy, b = BoundedSeesaw(lift=0.25), noise_scale(900, 1000, 1100)
     early = Progress(10, 640, examples_since_move=0.0, base_batch_size=64)
 
     first = policy(b, Plan(64, 1), early)  # small moves of the schedule hold nothing back
@@ -155,12 +155,12 @@ def test_a_bounded_seesaw_lifts_a_small_batch_with_a_dwell_of_its_own() -> None:
 
 
 def test_a_bounded_seesaw_lifts_by_new_noise_scales_alone_and_goes_on_where_it_was() -> None:
-    policy, b = BoundedSeesaw(), noise_scale(900, 1000, 1100)
+    policy, b = BoundedSeesaw(lift=0.25), noise_scale(900, 1000, 1100)
     at_rest = Progress(10, 640, base_batch_size=64)
 
     assert policy(b, Plan(64, 1), at_rest._replace(noise_scale_age=3)) == 64
     assert policy(b, Plan(64, 1), at_rest) == pytest.approx(250)
-    other = BoundedSeesaw()
+    other = BoundedSeesaw(lift=0.25)
     other.load_state_dict(policy.state_dict())
     assert other(b, Plan(64, 1), at_rest._replace(examples=700)) == 64
 

@@ -88,11 +88,11 @@ class BatchSizeScheduler(trainer_access.Callback):
     nothing is measured.
 
     Args:
-        policy: "auto": "bounded_seesaw" if the end of the run is known, else "tradeoff".
-            "tradeoff": √(r·B_simple), where r is the run's critical batch size so far; "ratio":
-            B_simple; "norm_test": 4·B_simple; "doubling": twice the batch once B_simple
-            exceeds twice the batch; "seesaw", "smith": grow when your schedule lowers the learning
-            rate; "bounded_seesaw": the same, as far as √(r·B_simple) allows. Or a mapping to
+        policy: "auto": grow towards 0.7·√(r·B_simple) if the end of the run is known, else
+            "tradeoff". "tradeoff": √(r·B_simple), where r is the run's critical batch size so
+            far; "ratio": B_simple; "norm_test": 4·B_simple; "doubling": twice the batch once
+            B_simple exceeds twice the batch; "seesaw", "smith": grow when your schedule lowers the
+            learning rate; "bounded_seesaw": the same, as far as √(r·B_simple) allows. Or a mapping to
             global batch sizes from steps ({0: 64, 1000: 128}) or from examples ({"0": 64, "2M":
             128}), a `Policy`, or a function from (noise scale, plan, progress) to a global batch
             size.
@@ -422,7 +422,7 @@ class BatchSizeScheduler(trainer_access.Callback):
             trainer_access.rank_zero_warn(
                 f"BatchSizeScheduler: {grows}, and this run's schedule raises it again"
                 f" {ahead.restarts} times: the batch size falls there. Leave `policy` at"
-                ' "auto": the batch size never falls then.'
+                ' "auto", or choose "bounded_seesaw", which never falls.'
             )
 
     def _warn_of_steps(self, trainer: pl.Trainer, fit: ScheduledFit, move: Move) -> None:

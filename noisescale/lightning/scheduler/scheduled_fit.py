@@ -15,7 +15,6 @@ from noisescale.checks import require_state
 from noisescale.collectors.squared_norms import wide_dtype
 from noisescale.estimation.moments import GradientMoments
 from noisescale.lightning import trainer_access
-from noisescale.scheduling.accumulation import Accumulation
 from noisescale.lightning.scheduler.counted_batches import CountedBatches
 from noisescale.lightning.scheduler.device_batches import ResizedLoaders
 from noisescale.lightning.scheduler.memory_trial import fits
@@ -23,6 +22,7 @@ from noisescale.lightning.scheduler.schedulable import check_may_resize
 from noisescale.lightning.scheduler.schedules import ClockedSchedules, ProgressBy
 from noisescale.plan import Bounds, Plan
 from noisescale.refusal import Refusal
+from noisescale.scheduling.accumulation import Accumulation
 from noisescale.scheduling.controller import BatchSizeController
 from noisescale.scheduling.decision import Move
 from noisescale.scheduling.settings import SchedulerOptions, Settings, default_cap
@@ -150,7 +150,9 @@ class ScheduledFit:
             capped = Settings.from_options(options).policy.needs_a_cap
             of_run = math.inf if max_examples is None else max_examples
             cap = _default_cap(trainer, plan, most, rows, of_run) if capped else None
-            self._max_batch_size = saved["max_batch_size"] if saved else cap
+            if cap is not None:
+                cap = max(cap, options.min_batch_size or 0.0)
+            self._max_batch_size = saved["max_batch_size"] if saved and capped else cap
         self._outgrown: list[float] | None = saved.get("outgrown")
         """Bounds that batches may have outgrown, as they came; None if they are as the first."""
         self.controller = self._make_controller(
@@ -236,7 +238,9 @@ class ScheduledFit:
     def begin_step(self, trainer: pl.Trainer, batch_idx: int) -> None:
         """Begin a step: it takes the plan's number of batches, or as many as are left."""
         plan = self.controller.plan
-        left = (self._max_examples - self.controller.examples) / (plan.devices * plan.device_batch_size)
+        left = (self._max_examples - self.controller.examples) / (
+            plan.devices * plan.device_batch_size
+        )
         remaining = min(trainer.num_training_batches - batch_idx, left)
         length = min(plan.accumulation, remaining)
         length = math.ceil(max(length - _ROUNDING, 1))

@@ -65,7 +65,8 @@ class ClockedSchedules:
         self._frequencies: dict[int, tuple[Any, int]] = {}  # configurations by their identity
         self._warned = False
         self._take_over(trainer)
-        controller.ahead = self._ahead(trainer)
+        if controller.settings.policy.follows_schedule:
+            controller.ahead = self._ahead(trainer)
 
     @property
     def _by_examples(self) -> bool:

@@ -44,9 +44,9 @@ def scheduler(*lengths: int, **options: Any) -> BatchSizeScheduler:
         (
             {"policy": "trade"},
             ValueError,
-            '`policy` must be one of "auto", "tradeoff", "ratio", "norm_test", "doubling", "seesaw",'
-            ' "smith", "bounded_seesaw", a mapping from steps to batch sizes or a function, got'
-            " 'trade'. Leave it at \"auto\".",
+            '`policy` must be one of "auto", "tradeoff", "ratio", "norm_test", "doubling",'
+            ' "seesaw", "smith", "bounded_seesaw", a mapping from steps to batch sizes or a function,'
+            " got 'trade'. Leave it at \"auto\".",
         ),
         (
             {"policy": 64},
@@ -575,6 +575,15 @@ def test_by_default_a_run_keeps_fifty_steps(
 
     assert callback.plan is not None
     assert callback.plan.batch_size == most
+
+
+def test_a_minimum_raises_the_default_maximum() -> None:
+    callback = BatchSizeScheduler(asks_for_1000, min_batch_size=64, lr_scaling="none")
+
+    trainer(1, strategy="auto", callbacks=[callback], max_epochs=2).fit(Names(200), names(200, 2))
+
+    assert callback.plan is not None
+    assert callback.plan.batch_size == 64
 
 
 def test_examples_of_a_short_last_window_are_counted_as_they_are() -> None:

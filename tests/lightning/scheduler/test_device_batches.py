@@ -92,9 +92,9 @@ def test_the_default_bound_is_of_full_micro_batches() -> None:
     """1/50 of 5,050 is 101: twelve batches of 8. That prime would take 101 of one row."""
     growing = BatchSizeScheduler(max_device_batch_size=8)
 
-    trainer(
-        1, strategy="auto", callbacks=[growing], max_epochs=5, accumulate_grad_batches=2
-    ).fit(classifier(), loader(2, 1010))
+    trainer(1, strategy="auto", callbacks=[growing], max_epochs=5, accumulate_grad_batches=2).fit(
+        classifier(), loader(2, 1010)
+    )
 
     assert growing.state_dict()["max_batch_size"] == 96
 
