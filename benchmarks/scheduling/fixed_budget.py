@@ -191,7 +191,6 @@ POLICIES: dict[str, tuple[Callable[[], Any], LearningRateScaling]] = {
     "auto, c = 1": (lambda: Gate(TradeoffRule(), shrinks=False), "sqrt"),
     "bounded_seesaw": (BoundedSeesaw, "sqrt"),
     "seesaw": (lambda: "seesaw", "sqrt"),
-    "tradeoff": (lambda: "tradeoff", "sqrt"),
     OTHER_LR: (lambda: "auto", "none"),
 }
 """The other learning rate is AdaScale's under SGD, and the capped square root else."""
@@ -432,7 +431,8 @@ def report(runs: Runs, names: Sequence[str], console: Console) -> None:
             lr = runs.best_rate(name, start)
             if lr is None:
                 continue
-            for policy in POLICIES:
+            tried = (row["policy"] for row in runs.rows if row["workload"] == name)
+            for policy in dict.fromkeys([*POLICIES, *tried]):
                 rows = runs.of(name, policy, start, lr)
                 if rows:
                     table.add_row(label, policy, *compared(rows, own, budget.examples / best))

@@ -45,8 +45,8 @@ def scheduler(*lengths: int, **options: Any) -> BatchSizeScheduler:
             {"policy": "trade"},
             ValueError,
             '`policy` must be one of "auto", "tradeoff", "ratio", "norm_test", "doubling",'
-            ' "seesaw", "smith", "bounded_seesaw", a mapping from steps to batch sizes or a function,'
-            " got 'trade'. Leave it at \"auto\".",
+            ' "seesaw", "smith", "bounded_seesaw", a mapping from steps to batch sizes or a'
+            " function, got 'trade'. Leave it at \"auto\".",
         ),
         (
             {"policy": 64},
