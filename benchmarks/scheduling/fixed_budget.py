@@ -185,6 +185,7 @@ BUDGETS = {
 SMOKE = Budgeted("smoke", "digits", momentum, cosine, 1_200, 8, 0.05, seeds=2, taken_for_best=4)
 
 KEPT, OTHER_LR = "kept", "auto, other lr"
+BETAS, DECAY = "auto, betas follow", "auto, decay follows"
 POLICIES: dict[str, tuple[Callable[[], Any], LearningRateScaling]] = {
     KEPT: (lambda: None, "none"),
     "auto": (lambda: "auto", "sqrt"),
@@ -192,8 +193,30 @@ POLICIES: dict[str, tuple[Callable[[], Any], LearningRateScaling]] = {
     "bounded_seesaw": (BoundedSeesaw, "sqrt"),
     "seesaw": (lambda: "seesaw", "sqrt"),
     OTHER_LR: (lambda: "auto", "none"),
+    BETAS: (lambda: "auto", "sqrt"),
+    DECAY: (lambda: "auto", "sqrt"),
 }
-"""The other learning rate is AdaScale's under SGD, and the capped square root else."""
+"""The other learning rate is AdaScale's under SGD, and the capped square root else.
+
+Betas follow by their half-life in examples (Marek et al. 2025; momentum likewise), and weight decay
+with the learning rate: a step of k times the batch then decays by k.
+"""
+
+
+def follow(policy: str, optimizers: Sequence[torch.optim.Optimizer], ratio: float) -> None:
+    """Let betas or weight decay follow a batch size that is `ratio` times the first one."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            first = group.setdefault("first", {name: group.get(name) for name in _FOLLOWING})
+            if policy == DECAY and first["weight_decay"]:
+                group["weight_decay"] = first["weight_decay"] * math.sqrt(ratio)
+            if policy == BETAS and first["betas"]:
+                group["betas"] = first["betas"][0], first["betas"][1] ** ratio
+            if policy == BETAS and first["momentum"]:
+                group["momentum"] = first["momentum"] ** ratio
+
+
+_FOLLOWING = ("weight_decay", "betas", "momentum")
 
 STARTS = {"best": 1.0, "1/4": 0.25, "4 x": 4.0}
 ALLOWED = 0.3
@@ -248,6 +271,8 @@ def final_loss(task: tuple[str, str, int, float, int]) -> tuple[float, int, list
         else:
             meter.backward(loss, local_batch_size=size)
             meter.step()
+        if policy in (BETAS, DECAY):
+            follow(policy, optimizers, size / start)
         for optimizer in optimizers:
             optimizer.step()
         done, steps = done + size, steps + 1
@@ -392,6 +417,8 @@ def train(runs: Runs, budget: Budgeted, deadline: float) -> bool:
     for policy in POLICIES:
         if policy == OTHER_LR and budget.optimizers is not momentum:
             continue  # the cap of the square root never acts on a batch that grows towards b
+        if policy == DECAY and budget.optimizers is momentum:
+            continue  # it has none
         for start in starts_of(runs, budget, best).values():
             lr = runs.best_rate(budget.name, start)
             if lr is None:

@@ -24,7 +24,7 @@ from benchmarks.lib.results import saved_rows
 from benchmarks.scheduling.fixed_budget import BUDGETS, KEPT, NAME, Budgeted, Runs, starts_of
 from noisescale.report.colours import BLUE, GREEN, NOTHING, ORANGE
 
-COLOURS = {"auto": BLUE, "tradeoff": GREEN, "seesaw": ORANGE}
+COLOURS = {"auto": BLUE, "bounded_seesaw": GREEN, "seesaw": ORANGE}
 SHAPES = {"best": "circle", "1/4": "triangle-left", "4 x": "triangle-right"}
 STARTS = {"best": "the best batch size", "1/4": "a quarter of it", "4 x": "four times it"}
 COLUMNS = 3
@@ -42,12 +42,13 @@ def main() -> None:
     for index, budget in enumerate(drawn):
         draw(figure, runs, budget, index // COLUMNS + 1, index % COLUMNS + 1)
     figure.update_xaxes(type="log", title="serial steps", title_standoff=4, dtick="D2")
+    figure.update_yaxes(range=[-0.6, 4.4])
     figure.update_yaxes(title="loss over the best, %", title_standoff=4)
     figure.update_layout(
         width=1150,
-        height=330 * rows + 60,
-        margin={"l": 60, "r": 20, "t": 90, "b": 50},
-        legend={"orientation": "h", "y": 1 + 0.22 / rows, "x": 0},
+        height=300 * rows + 150,
+        margin={"l": 60, "r": 20, "t": 150, "b": 50},
+        legend={"orientation": "h", "y": 1 + 35 / (300 * rows), "yanchor": "bottom", "x": 0},
         paper_bgcolor=NOTHING,
         plot_bgcolor=NOTHING,
         template="none",

@@ -60,7 +60,7 @@ def schedule_ahead(schedule: object, steps: float) -> Ahead | None:
                 rates.append(optimizer.learning_rate)
         except Exception:
             return None
-    return _summed_up(rates)
+    return _sum_up(rates)
 
 
 def _has_methods(schedule: Any) -> bool:
@@ -70,7 +70,7 @@ def _has_methods(schedule: Any) -> bool:
     return any(map(_has_methods, parts)) or any(hasattr(one, "__self__") for one in functions)
 
 
-def _summed_up(rates: list[float]) -> Ahead:
+def _sum_up(rates: list[float]) -> Ahead:
     peak = max(rates)
     restarts, top, low = 0, rates[0], rates[0]
     for rate in rates:

@@ -227,7 +227,6 @@ def test_a_schedule_by_every_second_step_keeps_its_frequency() -> None:
     assert module.rates == pytest.approx(0.1 * 0.5 ** (begins // 2), rel=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore:`max_steps=20` ends this run")
 @pytest.mark.parametrize("lengths", [(8,), (1, 2, 3)])
 @pytest.mark.parametrize("limits", [{"max_epochs": -1}, {"max_epochs": 1000}])
 def test_where_steps_end_the_run_a_schedule_ends_with_the_last_step(
