@@ -23,7 +23,7 @@ ANSWERS = {
     "Which batch size?": "`noisescale predict` says which batch size to use",
     "8 GPUs instead of 2?": "below the critical batch size",
     "Not resolved?": "Measure every step, or train at a larger batch",
-    "Warm up the batch for pretraining": '`BatchSizeScheduler` under Lightning',
+    "Warm up the batch for pretraining": "`BatchSizeScheduler` under Lightning",
     "FSDP, DeepSpeed, tensor parallelism?": "FSDP1, DeepSpeed, tensor and context parallelism",
     "Hugging Face, token losses": "weighted by its own labels",
     "AdamW with a cosine schedule": "One run gives a rough range only",

@@ -41,7 +41,7 @@ from torch import nn
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks.lib.results import saved_rows, write_results
 from benchmarks.lib.sweeping import Command, Row
-from benchmarks.lib.workloads import WORKLOADS, Batch, Workload, characters, convolutions
+from benchmarks.lib.workloads import CONTEXT, WORKLOADS, Batch, Workload, characters, convolutions
 from noisescale import BatchSizeController, NoiseScaleMeter, Plan
 from noisescale.scheduling.gate import BoundedSeesaw, Gate
 from noisescale.scheduling.learning_rate import LearningRateScaling
@@ -127,7 +127,15 @@ def small_transformer() -> nn.Module:
     return CharTransformer(65, 8, width=32, layers=1, heads=4)
 
 
+def larger_transformer() -> nn.Module:
+    """Four layers of width 192: 1.8 million parameters."""
+    from char_transformer import CharTransformer
+
+    return CharTransformer(65, CONTEXT, width=192, layers=4, heads=6)
+
+
 OWN = {
+    "1.8M characters": replace(WORKLOADS["characters"], model=larger_transformer),
     "convolutions": replace(WORKLOADS["mnist"], model=convolutions),
     "characters": replace(WORKLOADS["characters"], data=short_characters, model=small_transformer),
     "autoencoder": Reconstruction(**{**vars(WORKLOADS["mnist"]), "model": autoencoder}),
@@ -177,6 +185,15 @@ BUDGETS = {
         replace(_AUTO, name="autoencoder, momentum", optimizers=momentum, first_lr=0.5),
         _MNIST,
         replace(_MNIST, name="mnist, momentum, WSD", schedule=stable_then_decay),
+        replace(
+            _CHARACTERS,
+            name="1.8M characters, AdamW",
+            of="1.8M characters",
+            examples=24_000,
+            first_lr=0.003,
+            kept_out=True,
+            seeds=3,
+        ),
         Budgeted(
             "convolutions, AdamW", "convolutions", adamw, cosine, 60_000, 16, 0.004, kept_out=True
         ),
