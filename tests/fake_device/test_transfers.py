@@ -96,7 +96,7 @@ FITTED: Mapping[str, Mapping[str, Table]] = {
         "first measured": CONSTANTS,
         "first measured, read": {**SIZES, **CHECKSUMS},
         "measured": CONSTANTS,
-        "measured, read": {**ONE_READ, **CONSTANTS, **RANKS_AGREE},
+        "measured, read": {**ONE_READ, **RANKS_AGREE},
         "measured, compared": SHARED,
     },
     "Hugging Face": {

@@ -208,9 +208,14 @@ def hugging_face() -> list[Step]:
     return watch.steps
 
 
+def changing() -> BatchSizeScheduler:
+    """A scheduler whose batch size changes in so short a fit."""
+    return BatchSizeScheduler("tradeoff", max_batch_size=8 * ROWS)
+
+
 FITS: Mapping[str, Callable[[], list[Step]]] = {
     "Lightning": lightning,
-    "Lightning, scheduler": lambda: lightning(BatchSizeScheduler(), accumulation=2),
-    "Lightning, DDP, scheduler": lambda: lightning(BatchSizeScheduler(), accumulation=2, ranks=2),
+    "Lightning, scheduler": lambda: lightning(changing(), accumulation=2),
+    "Lightning, DDP, scheduler": lambda: lightning(changing(), accumulation=2, ranks=2),
     "Hugging Face": hugging_face,
 }
