@@ -35,12 +35,13 @@ def main() -> None:
     parser.add_argument("--browser", default="/usr/bin/chromium", help="path of Chromium")
     runs = Runs(saved_rows(NAME), None, lambda: None)
     drawn = [budget for budget in BUDGETS.values() if policies_of(runs, budget)]
-    rows = -(-len(drawn) // COLUMNS)
+    columns = min(COLUMNS, len(drawn))
+    rows = -(-len(drawn) // columns)
     figure = make_subplots(
-        rows, COLUMNS, subplot_titles=[budget.name for budget in drawn], vertical_spacing=0.2 / rows
+        rows, columns, subplot_titles=[budget.name for budget in drawn], vertical_spacing=0.2 / rows
     )
     for index, budget in enumerate(drawn):
-        draw(figure, runs, budget, index // COLUMNS + 1, index % COLUMNS + 1)
+        draw(figure, runs, budget, index // columns + 1, index % columns + 1)
     figure.update_xaxes(type="log", title="serial steps", title_standoff=4, dtick="D2")
     figure.update_yaxes(range=[-0.6, 4.4])
     figure.update_yaxes(title="loss over the best, %", title_standoff=4)
