@@ -257,9 +257,7 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
             "batch_size/planned": float(controller.plan.batch_size),
             "batch_size/lr_factor": controller.lr_factor,
         }
-        logs.update(known)
-        if state.log_history:  # the Trainer has put a copy of the logs there just now
-            state.log_history[-1].update(known)
+        trainer_access.add_to_logs(known, logs, state)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

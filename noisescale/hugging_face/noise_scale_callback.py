@@ -249,9 +249,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         at_end = "train_loss" in logs
         if "loss" in logs or (at_end and logged.unfinished):
             known = logged.read(state.global_step, at_end=at_end).loggable
-            logs.update(known)
-            if state.log_history:  # the Trainer has put a copy of the logs there just now
-                state.log_history[-1].update(known)
+            trainer_access.add_to_logs(known, logs, state)
 
     @beside_training
     def on_evaluate(self, *_: Any, **__: Any) -> None:

@@ -208,6 +208,13 @@ def go_on_from_step(state: TrainerState, step: int) -> None:
             one._initial_global_step = one._globalstep_last_logged = step
 
 
+def add_to_logs(known: Mapping[str, float], logs: dict[str, Any], state: TrainerState) -> None:
+    """Add keys to what the Trainer logs now, and to the copy that it has put into its history."""
+    logs.update(known)
+    if state.log_history:
+        state.log_history[-1].update(known)
+
+
 def takes_token_ids(model: nn.Module) -> bool:
     """Return whether the examples of a model of transformers are sequences of tokens alone."""
     modalities = getattr(model, "input_modalities", ())

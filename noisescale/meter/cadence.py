@@ -34,8 +34,9 @@ as wide again after 2,000 steps (0.87 of its value for 0.59, at b = 2 B, by halv
 narrower after 200 (0.50 for 0.57).
 
 With a scheduler, 5 % in advance of 2,000 steps cost up to 29 % of the first 200 steps, by halves.
-In advance of 500 steps, with 16 further ones, they cost 13 %. The first move of a small transformer
-then came after 25 to 308 steps with the 80 % interval; before, after 49 to 289 with that of 95 %.
+In advance of 500 steps, with 16 further ones, they cost 13 %. Under "tradeoff" the first move of a
+small transformer then came after 25 to 308 steps with the 80 % interval; before, after 49 to 289
+with that of 95 %.
 """
 
 DEAR, DEAREST = 0.3, 0.5

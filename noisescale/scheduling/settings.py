@@ -55,8 +55,8 @@ LEAST_STEPS = 50
 CONFIDENCE = 0.8
 """Coverage of the interval that a move waits for.
 
-At 0.95 the first move of a small transformer came after 225 and 289 steps, at 0.8 after 169 and
-177.
+At 0.95 the first move of a small transformer under "tradeoff" came after 225 and 289 steps, at 0.8
+after 169 and 177.
 """
 
 DECIDE_EVERY_N_STEPS = 8
