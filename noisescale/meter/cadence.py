@@ -92,6 +92,16 @@ class Cadence:
         self._cost = COST if cost is None else checked_cost(cost)
         self._settled, self._opening = settled, opening
 
+    @classmethod
+    def for_decisions(cls, every_n_steps: int | Literal["auto"]) -> Cadence:
+        """Return the cadence of a run that a scheduler waits for."""
+        return cls(
+            every_n_steps,
+            COST_OF_DECISIONS,
+            settled=SETTLED_OF_DECISIONS,
+            opening=OPENING_OF_DECISIONS,
+        )
+
     def due(self, step: int, spent: Spent, cost: float) -> Due:
         """Return whether a step is to be measured, and what pays for it.
 

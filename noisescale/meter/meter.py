@@ -25,14 +25,7 @@ from noisescale.collectors.rows.window_layout import Weight
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import NotMeasured, WarnOnce
-from noisescale.meter.cadence import (
-    COST_OF_DECISIONS,
-    NOTHING,
-    OPENING_OF_DECISIONS,
-    SETTLED_OF_DECISIONS,
-    Cadence,
-    Spent,
-)
+from noisescale.meter.cadence import NOTHING, Cadence, Spent
 from noisescale.meter.capture import STEPS_LOST, BackwardPass, StepCapture
 from noisescale.meter.choosing import (
     choose_collector,
@@ -400,12 +393,7 @@ class Meter:
         Unless a `cost` was given, more steps are then measured, as decisions wait for them.
         """
         if self._options.cost is None:
-            self._cadence = Cadence(
-                self._options.every_n_steps,
-                COST_OF_DECISIONS,
-                settled=SETTLED_OF_DECISIONS,
-                opening=OPENING_OF_DECISIONS,
-            )
+            self._cadence = Cadence.for_decisions(self._options.every_n_steps)
 
     def pause(self) -> None:
         """Ignore forward passes until `resume`, for example between two steps.

@@ -4,13 +4,7 @@ import math
 
 import pytest
 
-from noisescale.meter.cadence import (
-    COST_OF_DECISIONS,
-    OPENING_OF_DECISIONS,
-    SETTLED_OF_DECISIONS,
-    Cadence,
-    Spent,
-)
+from noisescale.meter.cadence import COST_OF_DECISIONS, Cadence, Spent
 
 CHEAPER, CHEAP, RANK, MICRO_BATCH, EXAMPLE, HALF = 0.05, 0.1, 0.125, 0.125, 0.3, 0.75
 
@@ -116,11 +110,7 @@ def test_a_cost_that_is_none_is_refused(cost: object) -> None:
 def test_with_a_scheduler_halves_cost_an_eighth_of_the_first_200_steps_and_5_percent_later() -> (
     None
 ):
-    cadence = Cadence(
-        "auto", COST_OF_DECISIONS, settled=SETTLED_OF_DECISIONS, opening=OPENING_OF_DECISIONS
-    )
-
-    steps = measured(cadence, 4000, HALF)
+    steps = measured(Cadence.for_decisions("auto"), 4000, HALF)
 
     assert 0.11 < HALF * sum(step <= 200 for step in steps) / 200 < 0.13
     assert HALF * len(steps) / 4000 == pytest.approx(COST_OF_DECISIONS, rel=0.01)
