@@ -203,6 +203,8 @@ SMOKE = Budgeted("smoke", "digits", momentum, cosine, 1_200, 8, 0.05, seeds=2, t
 
 KEPT, OTHER_LR = "kept", "auto, other lr"
 BETAS, DECAY = "auto, betas follow", "auto, decay follows"
+TRIALS = (OTHER_LR, BETAS, DECAY)
+TRIED_ON = ("characters, AdamW", "autoencoder, AdamW", "autoencoder, momentum", SMOKE.name)
 POLICIES: dict[str, tuple[Callable[[], Any], LearningRateScaling]] = {
     KEPT: (lambda: None, "none"),
     "auto": (lambda: "auto", "sqrt"),
@@ -432,6 +434,8 @@ def train(runs: Runs, budget: Budgeted, deadline: float) -> bool:
     if best is None:
         return True
     for policy in POLICIES:
+        if policy in TRIALS and budget.name not in TRIED_ON:
+            continue  # what is not chosen needs no confirmation
         if policy == OTHER_LR and budget.optimizers is not momentum:
             continue  # the cap of the square root never acts on a batch that grows towards b
         if policy == DECAY and budget.optimizers is momentum:
