@@ -23,6 +23,11 @@ class Ahead(NamedTuple):
     restarts: int
     """How often the learning rate rises again after it has fallen to less than half."""
 
+    @property
+    def never_falls(self) -> bool:
+        """Whether the learning rate stays at its peak."""
+        return self.floor >= self.peak
+
 
 def schedule_ahead(schedule: object, steps: float) -> Ahead | None:
     """Walk a copy of a schedule, and return what it does; None if it does not tell.

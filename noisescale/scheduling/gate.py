@@ -12,6 +12,9 @@ from noisescale.refusal import Refusal
 from noisescale.scheduling.policies import InsteadOfDecay, Rule, TradeoffRule
 from noisescale.scheduling.policy import Policy, Progress, Wanted
 
+HYSTERESIS = 1.5
+"""The least factor of a move."""
+
 DWELL_STEPS = 8
 """A move waits for this many steps at the current batch size, unless `min_dwell` is given."""
 
@@ -37,7 +40,6 @@ class Gate(Policy):
         shrink: The largest factor of a move downwards.
         min_dwell: Least examples between two moves. Default: those of 8 steps at the current batch
             size.
-        shrinks: Whether the batch size may fall.
 
     Examples:
         >>> from noisescale.scheduling.policies import RatioRule
@@ -59,11 +61,10 @@ class Gate(Policy):
         self,
         rule: Rule,
         *,
-        hysteresis: float = 1.5,
+        hysteresis: float = HYSTERESIS,
         growth: float = 4.0,
         shrink: float = 4.0,
         min_dwell: float | None = None,
-        shrinks: bool = True,
     ) -> None:
         factors = {"hysteresis": hysteresis, "growth": growth, "shrink": shrink}
         for name, value in factors.items():
@@ -90,7 +91,6 @@ class Gate(Policy):
         self._growth = growth
         self._shrink = shrink
         self._min_dwell = min_dwell
-        self._shrinks = shrinks
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
         """Return the wanted batch size with a reason; the plan's own batch size to stay."""
@@ -104,8 +104,7 @@ class Gate(Policy):
         # Averages of few steps whose parts weigh unequally may have a negative tr(Σ): no noise.
         asked = self.rule(max(value, 0.0), plan, progress)
         seen = f"{self.seen} {_describe(noise_scale)}"
-        falls = self._shrinks and at_high <= now / self._hysteresis
-        if at_low >= now * self._hysteresis or falls:
+        if at_low >= now * self._hysteresis or at_high <= now / self._hysteresis:
             least, most = now / self._shrink, now * self._growth
             limit = ""
             if asked > most:
@@ -120,11 +119,17 @@ class Gate(Policy):
 class BoundedSeesaw(Policy):
     """Grow where the run's own schedule lowers the learning rate, as far as the noise scale allows.
 
-        B = max(B now, lift·√(r·b) behind a gate, min(B0·lr_peak/lr, bound·√(r·b)))
+        B = max(B now, min(lift·√(r·b), E/least_steps) behind a gate,
+                min(B0·lr_peak/lr, bound·√(r·b)))
 
     b is the noise scale now, and r the critical batch size of the run so far, as in `TradeoffRule`.
-    The schedule says when to grow. The noise scale lifts a batch that is far too small, and holds
-    one that is large enough. The batch never shrinks.
+    E is the number of examples of the whole run. The schedule says when to grow. The noise scale
+    lifts a batch that is far too small, and holds one that is large enough. The batch never
+    shrinks.
+
+    A lift costs loss where steps are few: the learning rate rises with it, above the peak that was
+    given. So a run whose steps would be fewer than `least_steps` at the lifted batch size is lifted
+    less. Where the schedule lowers the learning rate the batch may grow further.
 
     While the noise scale is not resolved its lower bound is taken. Before it is measured the batch
     stays.
@@ -134,6 +139,8 @@ class BoundedSeesaw(Policy):
             size that the run starts with.
         lift: Up to what share of √(r·b) a small batch is lifted; 0: it is not.
         bound: Up to what multiple of √(r·b) the schedule lets the batch grow.
+        least_steps: The fewest steps of the whole run, as if it had the lifted batch size from the
+            start. Where the end of the run is not known, there is no such limit.
 
     Examples:
         >>> b = NoiseScale(400.0, 300.0, 500.0, grad_sq_norm=1.0, noise_trace=400.0, steps=50)
@@ -150,17 +157,25 @@ class BoundedSeesaw(Policy):
     """
 
     _saved = ("_schedule", "_examples_at_lift")
-    needs_noise_scale = at_every_step = by_reduced_values = True
+    needs_noise_scale = at_every_step = by_reduced_values = follows_schedule = True
 
     def __init__(
-        self, batch_size: float | None = None, *, lift: float = 0.5, bound: float = 1.0
+        self,
+        batch_size: float | None = None,
+        *,
+        lift: float = 0.5,
+        bound: float = 1.0,
+        least_steps: float = 2000,
     ) -> None:
         if lift and not 0 < lift <= bound:
             raise Refusal("lift", "lie between 0 and `bound`", repr(lift), "Leave it at 0.5.")
+        if least_steps:
+            require_positive("least_steps", least_steps, "Leave it at 2000; 0 sets no limit.")
         self._schedule = InsteadOfDecay(batch_size)
         self._rule = TradeoffRule()
         self._bound = require_positive("bound", bound, "Leave it at 1.")
         self._lift = Gate(TradeoffRule(share=lift), min_dwell=0) if lift else None
+        self._least_steps = least_steps
         self._examples_at_lift = -math.inf
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
@@ -179,47 +194,63 @@ class BoundedSeesaw(Policy):
         dwelt = progress.examples - self._examples_at_lift >= DWELL_STEPS * now
         if self._lift is not None and fresh and dwelt:
             lifted = self._lift(noise_scale, plan, progress)
-            if lifted > max(now, found):
+            highest = self._highest_lift(now, progress)
+            if lifted > highest:
+                reason = f"{lifted.reason}, and {self._least_steps:g} steps for {highest:.3g}"
+                lifted = Wanted(highest, reason)
+            if lifted > max(HYSTERESIS * now, found):
                 self._examples_at_lift, found = progress.examples, lifted
         return found
 
+    def _highest_lift(self, now: float, progress: Progress) -> float:
+        """Return the batch size with which the whole run would have the fewest steps allowed."""
+        if not self._least_steps or progress.share is None:
+            return math.inf
+        if not progress.share:
+            return now  # before the first step
+        if progress.ends_by == "steps":
+            return math.inf if progress.steps / progress.share >= self._least_steps else now
+        return progress.examples / progress.share / self._least_steps
+
 
 class Auto(Policy):
-    """c·√(r·b) behind a `Gate`: `TradeoffRule`, with what the end of the run allows.
+    """`BoundedSeesaw` in a run whose end is known; else `TradeoffRule` behind a `Gate`.
 
     A run of a known length cannot pay twice the fewest examples for its steps, as "tradeoff" does:
-    what it pays is lost from its loss. c is 0.7 there, half of the exchange rate. And its batch
-    never falls: while the gradients of all examples are nearly the same, b is so small that the run
-    would end in steps of single examples. Where the end is not known, it is "tradeoff".
+    what it pays is lost from its loss. Nor can its batch fall: while the gradients of all examples
+    are nearly the same, b is so small that the run would end in steps of single examples. What
+    costs no loss is to grow where the learning rate falls.
 
     Examples:
         >>> Auto().reason(Progress(0, 0.0, share=0.0, ends_by="examples"))
-        'policy="auto" grows towards 0.7·√(r·b), as the run ends after a number of examples'
+        'policy="auto" is "bounded_seesaw", as the run ends after a number of examples'
         >>> Auto().reason(Progress(0, 0.0))
         'policy="auto" is "tradeoff", as the end of the run is not known'
     """
 
-    needs_noise_scale = by_reduced_values = True
+    _saved = ("_of_budget",)
+    needs_noise_scale = at_every_step = by_reduced_values = follows_schedule = True
 
     def __init__(self) -> None:
-        self._of_budget = Gate(TradeoffRule(share=SHARE_OF_BUDGET), shrinks=False)
+        self._of_budget = BoundedSeesaw()
         self._tradeoff = Gate(TradeoffRule())
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
         """Return the wanted batch size with a reason; the plan's own batch size to stay."""
-        gate = self._tradeoff if progress.share is None else self._of_budget
-        return gate(noise_scale, plan, progress)
+        if progress.share is not None:
+            return self._of_budget(noise_scale, plan, progress)
+        if progress.noise_scale_age:
+            return Wanted(plan.batch_size, "the noise scale is that of a step before")
+        return self._tradeoff(noise_scale, plan, progress)
 
     def reason(self, progress: Progress) -> str:
         """Return what it does, and why."""
         if progress.share is None:
             return 'policy="auto" is "tradeoff", as the end of the run is not known'
         why = f"as the run ends after a number of {progress.ends_by}"
-        return f'policy="auto" grows towards {SHARE_OF_BUDGET:g}·√(r·b), {why}'
-
-
-SHARE_OF_BUDGET = 0.7
-"""c of a run whose end is known: chosen by `benchmarks/scheduling/fixed_budget.py`."""
+        if progress.ahead is not None and progress.ahead.never_falls:
+            why += ". The learning rate never falls, so only a batch that is far too small grows"
+        return f'policy="auto" is "bounded_seesaw", {why}'
 
 
 def _describe(noise_scale: NoiseScale) -> str:

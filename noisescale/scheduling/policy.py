@@ -96,7 +96,7 @@ class Policy(State):
     takes_noise_scale: bool = False
     """Whether the policy gets the noise scale, resolved or not, even if it does not need one."""
     follows_schedule: bool = False
-    """Whether the batch size follows the run's own schedule of the learning rate alone."""
+    """Whether the batch grows where the run's own schedule lowers the learning rate."""
     needs_a_cap: bool = True
     """Whether the batch size may grow further than the user can see, so that there is a default
     for the largest one."""

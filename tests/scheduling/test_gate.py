@@ -18,6 +18,7 @@ from noisescale.scheduling import (
     RatioRule,
     TradeoffRule,
 )
+from noisescale.scheduling.ahead import Ahead
 
 LATER = Progress(steps=1000, examples=1e6)
 
@@ -165,9 +166,11 @@ def test_a_bounded_seesaw_lifts_by_new_noise_scales_alone_and_goes_on_where_it_w
     assert other(b, Plan(64, 1), at_rest._replace(examples=700)) == 64
 
 
-@pytest.mark.parametrize("options", [{"lift": -0.1}, {"lift": 2.0}, {"bound": 0}])
+@pytest.mark.parametrize(
+    "options", [{"lift": -0.1}, {"lift": 2.0}, {"bound": 0}, {"least_steps": -1}]
+)
 def test_shares_that_contradict_each_other_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"lift|bound"):
+    with pytest.raises(ValueError, match=r"lift|bound|least_steps"):
         BoundedSeesaw(**options)
 
 
@@ -175,17 +178,61 @@ def known(value: float) -> NoiseScale:
     return noise_scale(value / 1.25, value, value * 1.25)
 
 
-def test_auto_pays_less_where_the_end_is_known() -> None:
-    plan, run = Plan(32, 1), Progress(100, 6400.0, critical_batch_size=100.0)
+def test_auto_never_pays_with_loss_where_the_end_is_known() -> None:
+    """There it grows with the decay alone, once the batch is not far too small."""
+    plan, run = Plan(32, 1), Progress(100, 6400.0, critical_batch_size=100.0, base_batch_size=32)
+    known_end = run._replace(share=0.1, ends_by="examples")
 
     assert Auto()(known(64.0), plan, run) == pytest.approx(80)
-    assert Auto()(known(64.0), plan, run._replace(share=0.1)) == pytest.approx(0.7 * 80)
+    assert Auto()(known(64.0), plan, known_end) == 32
+    halved = known_end._replace(learning_rate=0.5)
+    assert Auto()(known(64.0), plan, halved) == 64
+    assert Auto()(known(64.0), plan, halved._replace(learning_rate=0.1)) == pytest.approx(80)
     assert Auto()(known(1.0), plan, run) == pytest.approx(10)
-    assert Auto()(known(1.0), plan, run._replace(share=0.1)) == 32  # it never falls
+    assert Auto()(known(1.0), plan, known_end) == 32  # it never falls
 
 
-def test_a_gate_that_does_not_shrink_grows_alone() -> None:
-    gate, run = Gate(RatioRule(), shrinks=False), Progress(1000, 1e6)
+def test_auto_asks_tradeoff_with_new_noise_scales_alone() -> None:
+    run = Progress(100, 6400.0, noise_scale_age=3)
 
-    assert gate(known(4.0), Plan(32, 1), run) == 32
-    assert gate(known(64.0), Plan(32, 1), run) == 64
+    assert Auto()(known(640.0), Plan(32, 1), run) == 32
+
+
+@pytest.mark.parametrize(
+    ("run", "wanted", "reason"),
+    [
+        # 200,000 examples in all: 2,000 steps of 100.
+        (Progress(50, 20_000, share=0.1, ends_by="examples"), 100, "and 2000 steps for 100"),
+        # 2,000,000 in all: as far as the noise scale asks for.
+        (Progress(50, 200_000, share=0.1, ends_by="examples"), 250, "asks for 250"),
+        (Progress(50, 2_000, share=0.1, ends_by="examples"), 64, "holds it"),
+        (Progress(0, 0, share=0.0, ends_by="examples"), 64, "holds it"),
+        (Progress(190, 2_000, share=0.1, ends_by="steps"), 64, "holds it"),
+        (Progress(200, 2_000, share=0.1, ends_by="steps"), 250, "asks for 250"),
+        (Progress(200, 2_000), 250, "asks for 250"),
+    ],
+)
+def test_a_lift_leaves_the_run_two_thousand_steps(
+    run: Progress, wanted: float, reason: str
+) -> None:
+    policy, b = BoundedSeesaw(lift=0.25), noise_scale(900, 1000, 1100)
+
+    found = policy(b, Plan(64, 1), run._replace(base_batch_size=64))
+
+    assert found == pytest.approx(wanted)
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (Progress(0, 0.0), '"tradeoff", as the end of the run is not known'),
+        (Progress(0, 0.0, share=0.0, ends_by="steps"), "ends after a number of steps"),
+        (
+            Progress(0, 0.0, share=0.0, ends_by="examples", ahead=Ahead(0.1, 0.1, 0)),
+            "The learning rate never falls, so only a batch that is far too small grows",
+        ),
+    ],
+)
+def test_auto_says_what_it_is_and_why(run: Progress, said: str) -> None:
+    assert said in Auto().reason(run)

@@ -88,7 +88,7 @@ class BatchSizeScheduler(trainer_access.Callback):
     nothing is measured.
 
     Args:
-        policy: "auto": grow towards 0.7·√(r·B_simple) if the end of the run is known, else
+        policy: "auto": "bounded_seesaw" if the end of the run is known, else
             "tradeoff". "tradeoff": √(r·B_simple), where r is the run's critical batch size so
             far; "ratio": B_simple; "norm_test": 4·B_simple; "doubling": twice the batch once
             B_simple exceeds twice the batch; "seesaw", "smith": grow when your schedule lowers the
@@ -400,29 +400,33 @@ class BatchSizeScheduler(trainer_access.Callback):
                 )
 
     def _warn_of_schedule(self, trainer: pl.Trainer, fit: ScheduledFit) -> None:
-        """Say what a policy that follows the schedule alone makes of one that does not fall."""
+        """Say what a policy that follows the schedule makes of one that does not fall."""
         policy, given = fit.controller.settings.policy, self._options.policy
         ahead = fit.controller.ahead
-        if not policy.follows_schedule:
+        if not policy.follows_schedule or fit.controller.choice is not None:
             return
         name = repr(given) if isinstance(given, str) else policy.kind
         grows = f"`policy={name}` grows the batch where a schedule lowers the learning rate"
+        stays = "The batch size stays"
+        if policy.needs_noise_scale:
+            stays = "Only a batch that is far too small grows"
+        remedy = '`policy="tradeoff"` needs no schedule: it pays for fewer steps with some loss.'
         if not trainer.lr_scheduler_configs:
             trainer_access.rank_zero_warn(
-                f"BatchSizeScheduler: {grows}, and the module has no schedule. The batch size"
-                " stays, unless the module lowers the learning rate itself. Return a schedule from"
-                ' `configure_optimizers`, or leave `policy` at "auto".'
+                f"BatchSizeScheduler: {grows}, and the module has no schedule. {stays}, unless the"
+                " module lowers the learning rate itself. Return a schedule from"
+                f" `configure_optimizers`. {remedy}"
             )
-        elif ahead is not None and ahead.floor >= ahead.peak:
+        elif ahead is not None and ahead.never_falls:
             trainer_access.rank_zero_warn(
-                f"BatchSizeScheduler: {grows}, and this run's schedule never lowers it. The batch"
-                ' size stays. Leave `policy` at "auto".'
+                f"BatchSizeScheduler: {grows}, and this run's schedule never lowers it. {stays}."
+                f" {remedy}"
             )
-        elif ahead is not None and ahead.restarts:
+        elif ahead is not None and ahead.restarts and not policy.needs_noise_scale:
             trainer_access.rank_zero_warn(
                 f"BatchSizeScheduler: {grows}, and this run's schedule raises it again"
                 f" {ahead.restarts} times: the batch size falls there. Leave `policy` at"
-                ' "auto", or choose "bounded_seesaw", which never falls.'
+                ' "auto", which never falls.'
             )
 
     def _warn_of_steps(self, trainer: pl.Trainer, fit: ScheduledFit, move: Move) -> None:

@@ -135,7 +135,7 @@ class ClockedSchedules:
     def _ahead(self, trainer: pl.Trainer) -> Ahead | None:
         """Return what the first schedule does until the end of the run, if it tells."""
         if not trainer.lr_scheduler_configs:
-            return None
+            return Ahead(peak=1.0, floor=1.0, restarts=0)
         config = trainer.lr_scheduler_configs[0]
         steps: float = trainer.max_epochs or -1
         if config.interval == "step":

@@ -510,6 +510,24 @@ def test_a_seesaw_says_what_it_makes_of_a_schedule_that_does_not_fall(
         fitted(BatchSizeScheduler("seesaw"), schedule=made)
 
 
+@pytest.mark.parametrize("falls", [False, True])
+def test_auto_says_once_what_it_makes_of_the_schedule(
+    falls: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schedule = every_step(lambda o, steps: lr_scheduler.CosineAnnealingLR(o, 40)) if falls else None
+
+    fitted(BatchSizeScheduler(), schedule=schedule)
+
+    said = capsys.readouterr().out
+    assert said.count('policy="auto" is "bounded_seesaw"') == 1
+    assert ("The learning rate never falls" in said) != falls
+
+
+def test_a_bounded_seesaw_without_a_schedule_is_told_of() -> None:
+    with pytest.warns(UserWarning, match="Only a batch that is far too small grows"):
+        fitted(BatchSizeScheduler("bounded_seesaw"))
+
+
 @pytest.mark.parametrize(
     ("options", "ends_by", "shares"),
     [
