@@ -214,7 +214,7 @@ class Growing(Gate):
 KEPT, OTHER_LR = "kept", "auto, other lr"
 LIFTED, GROWS = "auto, lifted freely", "grows to 0.7√(r·b)"
 BETAS, DECAY = "auto, betas follow", "auto, decay follows"
-TRIALS = (OTHER_LR, BETAS, DECAY)
+TRIALS = (OTHER_LR, BETAS, DECAY, LIFTED)
 TRIED_ON = ("autoencoder, momentum", SMOKE.name)
 POLICIES: dict[str, tuple[Callable[[], Any], LearningRateScaling]] = {
     KEPT: (lambda: None, "none"),

@@ -165,12 +165,12 @@ class BoundedSeesaw(Policy):
         *,
         lift: float = 0.5,
         bound: float = 1.0,
-        least_steps: float = 2000,
+        least_steps: float = 1000,
     ) -> None:
         if lift and not 0 < lift <= bound:
             raise Refusal("lift", "lie between 0 and `bound`", repr(lift), "Leave it at 0.5.")
         if least_steps:
-            require_positive("least_steps", least_steps, "Leave it at 2000; 0 sets no limit.")
+            require_positive("least_steps", least_steps, "Leave it at 1000; 0 sets no limit.")
         self._schedule = InsteadOfDecay(batch_size)
         self._rule = TradeoffRule()
         self._bound = require_positive("bound", bound, "Leave it at 1.")
@@ -196,7 +196,8 @@ class BoundedSeesaw(Policy):
             lifted = self._lift(noise_scale, plan, progress)
             highest = self._highest_lift(now, progress)
             if lifted > highest:
-                reason = f"{lifted.reason}, and {self._least_steps:g} steps for {highest:.3g}"
+                steps = f"{self._least_steps:,.0f} steps"
+                reason = f"{lifted.reason}, but the run has {steps} of {three_digits(highest)}"
                 lifted = Wanted(highest, reason)
             if lifted > max(HYSTERESIS * now, found):
                 self._examples_at_lift, found = progress.examples, lifted
