@@ -15,13 +15,17 @@ from torch.optim import Optimizer
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.context_parallel import refuse_context_parallel
 from noisescale.collectors.ddp import DdpCollector
-from noisescale.collectors.fsdp.collector import FsdpCollector, is_sharded
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.groups import Groups, groups_of
 from noisescale.collectors.halves.collector import HalvesCollector
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.per_example.collector import PerExampleCollector
 from noisescale.collectors.per_example.exclusions import compiled_part
+from noisescale.collectors.sharded import fsdp1_units
+from noisescale.collectors.sharded.fsdp1 import Fsdp1Collector
+from noisescale.collectors.sharded.fsdp1_units import is_fsdp1
+from noisescale.collectors.sharded.fsdp2 import Fsdp2Collector
+from noisescale.collectors.sharded.fsdp2_units import is_fsdp2
 from noisescale.collectors.unaveraged import UnaveragedCollector
 from noisescale.guard import NotMeasured
 from noisescale.meter.extra import ExtraMeasurement
@@ -63,7 +67,7 @@ def choose_collector(
     if ddp is None and not sharded and _processes() > 1:
         raise TypeRefusal(
             "model",
-            "be a DistributedDataParallel or FSDP2 module if several processes train",
+            "be a DistributedDataParallel, FSDP1 or FSDP2 module if several processes train",
             type(model).__name__,
             "Wrap it: `DistributedDataParallel(model)`. If each rank steps on its own"
             " gradient, pass `averaged=False`.",
@@ -77,7 +81,8 @@ def choose_collector(
                 f"{small_batch!r} and {options.names_of_extra}",
                 "With sharded gradients, each micro-batch that a rank reduces is a small batch.",
             )
-        return FsdpCollector(model, trained, groups)
+        collector = Fsdp1Collector if is_fsdp1(model) else Fsdp2Collector
+        return collector(model, trained, groups)
     averaging = ddp is not None and dist.get_world_size(ddp.process_group) > 1
     group = ddp.process_group if ddp is not None and averaging else None
     if averaging:
@@ -137,6 +142,11 @@ def assigned_groups(
     return dict(zip(names, groups_of(names, groups), strict=True)).get
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether each rank keeps a shard of the parameters: FSDP1 or FSDP2."""
+    return is_fsdp1(model) or is_fsdp2(model)
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the module that averages gradients, without wrappers of Fabric and torch.compile."""
     for attribute in ("_forward_module", "_orig_mod"):
@@ -187,9 +197,10 @@ def _trained_parameters(
     if isinstance(model, DistributedDataParallel):
         ignored, model = model.parameters_to_ignore, model.module
     among = None if only is None else {id(p) for p in only}
+    named = fsdp1_units.named_parameters if is_fsdp1(model) else nn.Module.named_parameters
     return [
         (name.replace("_orig_mod.", ""), p)
-        for name, p in model.named_parameters()
+        for name, p in named(model)
         if p.requires_grad and name not in ignored and (among is None or id(p) in among)
     ]
 

@@ -22,7 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_h
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import NoiseScaleMonitor
-from noisescale.collectors.fsdp import units
+from noisescale.collectors.sharded import fsdp2_units
 from noisescale.guard import NotMeasured
 from noisescale.lightning import trainer_access
 from noisescale.lightning.supported import check_supported
@@ -128,7 +128,7 @@ def test_tensor_parallelism_is_not_measured() -> None:
 
 
 def test_sharding_is_not_measured_before_torch_2_9(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "TAKES_A_REDUCE_SCATTER", False)
+    monkeypatch.setattr(fsdp2_units, "TAKES_A_REDUCE_SCATTER", False)
     message = (
         "`model` must be trained by DistributedDataParallel before torch 2.9, got one sharded by"
         f" `fully_shard` in torch {torch.__version__}: in that version FSDP2 does not show"

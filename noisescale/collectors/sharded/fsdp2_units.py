@@ -34,7 +34,7 @@ from noisescale.collectors.gradient_norms import GradientNorms, Piece
 from noisescale.guard import HookErrors, NotMeasured, keeps_errors
 
 try:
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
     from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo
@@ -45,7 +45,7 @@ except ImportError:  # before torch 2.9, or built without distributed
     TAKES_A_REDUCE_SCATTER = False
 
 
-def is_sharded(model: nn.Module) -> bool:
+def is_fsdp2(model: nn.Module) -> bool:
     """Return whether `fully_shard` was applied to any module in the model."""
     # By name, for a torch that was built without distributed.
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
@@ -231,12 +231,6 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
             f"one sharded by `fully_shard` in torch {torch.__version__}: in that version FSDP2 does"
             " not show unsharded gradients",
             "Update torch.",
-        )
-    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
-        _refuse(
-            "be sharded by `fully_shard`",
-            "FullyShardedDataParallel: FSDP1 does not show unsharded gradients",
-            "Use FSDP2.",
         )
     states = [m._get_fsdp_state() for m in model.modules() if isinstance(m, FSDPModule)]
     units = [unit for state in dict.fromkeys(states) for unit in _units_of_state(state)]
