@@ -12,10 +12,10 @@ import lightning.pytorch as L
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from ranks import as_torchrun, on_ranks
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 from noisescale import NoiseScaleMonitor
@@ -177,14 +177,30 @@ def fit(
         return [torch.load(Path(folder) / f"{rank}", weights_only=False) for rank in range(ranks)]
 
 
+class FsdpAnywhere(FSDPStrategy):
+    """FSDP1 without Lightning's check for a GPU, on the device that tests run on."""
+
+    def _setup_model(self, model: nn.Module) -> nn.Module:
+        return FullyShardedDataParallel(
+            model,
+            device_id=self.root_device,
+            mixed_precision=self.mixed_precision_config,
+            sharding_strategy=self.sharding_strategy,
+            **self.kwargs,
+        )
+
+
 def fit_sharded(
     *callbacks: Any,
     ranks: int = 2,
     tensor_parallel: int = 1,
+    strategy: Any = None,
     results: Callable[[Any, Any], Any],
     **options: Any,
 ) -> list[Any]:
-    """Fit under FSDP2, as `fit` does. The model has to be `classifier(sharded=True)`.
+    """Fit under FSDP2, as `fit` does, or by another strategy.
+
+    For FSDP2 the model has to be `classifier(sharded=True)`.
 
     Lightning's launcher would carry weights back to this process, which sharded ones do not
     survive: so the ranks are ours, and Lightning finds itself under torchrun.
@@ -192,8 +208,8 @@ def fit_sharded(
     model, train_loader = options.pop("model"), options.pop("train_loader", None)
 
     def on_one() -> Any:
-        strategy = ModelParallelStrategy(ranks // tensor_parallel, tensor_parallel)
-        fitting = trainer(ranks, callbacks=list(callbacks), strategy=strategy, **options)
+        by = strategy or ModelParallelStrategy(ranks // tensor_parallel, tensor_parallel)
+        fitting = trainer(ranks, callbacks=list(callbacks), strategy=by, **options)
         fitting.fit(model, loader() if train_loader is None else train_loader)
         return results(fitting, model)
 

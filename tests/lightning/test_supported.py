@@ -7,11 +7,7 @@ import pytest
 import pytorch_lightning
 import torch
 from fits import classifier, fit_sharded, loader, opaque_network, trainer
-from lightning.pytorch.strategies import (
-    DDPStrategy,
-    DeepSpeedStrategy,
-    FSDPStrategy,
-)
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     allreduce_hook,
     fp16_compress_hook,
@@ -60,7 +56,6 @@ def set_up(strategy: Any = None, **options: Any) -> Any:
     ("strategy", "reason"),
     [
         (DeepSpeedStrategy, "DeepSpeed reduces gradients inside its own engine"),
-        (FSDPStrategy, "FSDP1 does not show a rank's own gradient"),
     ],
 )
 def test_other_strategies_are_not_measured(strategy: type, reason: str) -> None:
@@ -70,13 +65,13 @@ def test_other_strategies_are_not_measured(strategy: type, reason: str) -> None:
 
 
 def test_subclasses_and_unknown_strategies_are_not_measured() -> None:
-    class Mine(FSDPStrategy):
+    class Mine(DeepSpeedStrategy):
         pass
 
     unknown = SimpleNamespace(model=torch.nn.Linear(1, 1))
 
-    assert "is FSDPStrategy: FSDP1 does not show" in why_not(set_up(object.__new__(Mine)))
-    assert "is SimpleNamespace: it trains neither by DDP nor FSDP2." in why_not(set_up(unknown))
+    assert "is DeepSpeedStrategy: DeepSpeed reduces" in why_not(set_up(object.__new__(Mine)))
+    assert "is SimpleNamespace: it trains neither by DDP nor FSDP." in why_not(set_up(unknown))
 
 
 @pytest.mark.parametrize(

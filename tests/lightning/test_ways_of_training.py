@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from brute_force import brute_force
-from fits import CLASSES, FEATURES, classifier, fit, fit_sharded, loader, needs_measurable_shards
+from fits import (
+    CLASSES,
+    FEATURES,
+    FsdpAnywhere,
+    classifier,
+    fit,
+    fit_sharded,
+    loader,
+    needs_measurable_shards,
+)
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
@@ -61,6 +70,7 @@ WAYS = {
     "examples of ranks": Way(2, dict, "example", "example"),
     # Lightning reduces every micro-batch of a rank by itself.
     "shards": Way(2, dict, "auto", "micro_batch"),
+    "shards of flat parameters": Way(2, lambda: {"strategy": FsdpAnywhere()}, "auto", "rank"),
 }
 
 
@@ -71,6 +81,7 @@ def network() -> nn.Sequential:
     )
 
 
+@pytest.mark.filterwarnings("ignore:FSDP with .* enables computation in lower precision")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("accumulated", [1, 3])
 @pytest.mark.parametrize(
@@ -86,8 +97,12 @@ def test_norms_are_those_of_brute_force(
 
     if way == "shards" and precision in ("64-true", "16-mixed"):
         pytest.skip("Lightning's ModelParallelStrategy does not have it")
+    if way == "shards of flat parameters" and "true" not in precision:
+        pytest.skip("Lightning's FSDPStrategy needs CUDA's autocast")
+    if way == "shards of flat parameters" and precision == "64-true":
+        pytest.skip("Lightning's FSDPStrategy does not have it")
 
-    results = (fit_sharded if way == "shards" else fit)(
+    results = (fit_sharded if way.startswith("shards") else fit)(
         NoiseScaleMonitor(small_batch=small_batch),
         ranks=ranks,
         model=classifier(net=network(), lr=0.0, sharded=way == "shards"),

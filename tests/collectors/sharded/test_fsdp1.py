@@ -146,9 +146,7 @@ class PartlyFrozen(Net):
 
 def test_frozen_parameters_of_a_unit_do_not_count() -> None:
     """Its flat gradient contains theirs."""
-    check_all(
-        2, lambda: [steps(sharded(PartlyFrozen()), SINGLE, groups=g) for g in (None, GROUPS)]
-    )
+    check_all(2, lambda: [steps(sharded(PartlyFrozen()), SINGLE, groups=g) for g in (None, GROUPS)])
 
 
 class Tied(Net):
@@ -234,9 +232,7 @@ def test_training_is_bitwise_what_it_is_without(strategy: ShardingStrategy) -> N
         return [p.detach().clone() for p in model.parameters()]
 
     def both() -> list[bool]:
-        return [
-            torch.equal(a, b) for a, b in zip(trained_so(True), trained_so(False), strict=True)
-        ]
+        return [torch.equal(a, b) for a, b in zip(trained_so(True), trained_so(False), strict=True)]
 
     assert all(map(all, on_ranks(2, both)))
 
