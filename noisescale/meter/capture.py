@@ -132,7 +132,7 @@ class StepCapture:
         grad_scaler: GradScaler | None,
         in_model: InModel | None = None,
     ) -> None:
-        self.unread = StepRows(collector.norms, collector.group)
+        self.unread = StepRows(collector.norms, collector.group, collector.sharing)
         """Measured steps that have been sent and not yet read."""
         self.guard = Guard()
         self.terms = LossTerms(self.unread.ranks)

@@ -100,9 +100,9 @@ class _AveragedShards(AveragedShards):
         units: Sequence[Unit],
         index_of: dict[str, int],
     ) -> None:
-        ranks = dist.get_world_size(group)
+        super().__init__(norms, group)
         sharded_over = len(units[0].ranks[0]) if units[0].is_sharded else 1
-        super().__init__(norms, group, ranks // sharded_over)
+        self._holders = dist.get_world_size(group) // sharded_over
         self._members = [
             (index_of[member.name], member, unit.flat)
             for unit in units
@@ -115,7 +115,7 @@ class _AveragedShards(AveragedShards):
             if not member.parameter.requires_grad:
                 continue
             if (gradient := member.gradient(flat)) is not None:
-                yield Piece(index, gradient)
+                yield Piece(index, gradient, holders=self._holders)
             else:
                 self.gone |= {index} & self.came
 

@@ -20,7 +20,7 @@ from torch.nn import Parameter
 
 from noisescale.collectors.gradient_norms import GradientNorms, Piece
 from noisescale.collectors.groups import Groups
-from noisescale.collectors.sharded.fsdp2_units import Unit, units_of
+from noisescale.collectors.sharded.fsdp2_units import Unit, shards_in, sharing_of, units_of
 from noisescale.collectors.sharded.rounds import AveragedShards, RoundsCollector
 from noisescale.guard import keeps_errors
 
@@ -47,13 +47,13 @@ class Fsdp2Collector(RoundsCollector):
         groups: Groups | None = None,
     ) -> None:
         units = units_of(model, named_parameters)
-        mesh_info = units[0].mesh_info
         # Where gradients are reduced: with CPU offloading that is not where `p.grad` is.
         norms = GradientNorms(named_parameters, groups, device=units[0].device)
-        group = _ranks_of(mesh_info.mesh)
-        replicas = mesh_info.mesh.size() // mesh_info.shard_mesh_size
-        super().__init__(norms, group, _AveragedShards(norms, group, replicas))
-        self._units = [Unit(unit, self.norms, self._on_reduce) for unit in units]
+        meshes = [p.device_mesh for _, p in named_parameters]  # type: ignore[attr-defined]
+        group = _ranks_of(max(meshes, key=lambda mesh: mesh.size()))
+        super().__init__(norms, group, _AveragedShards(norms, group))
+        self.sharing = sharing_of(units)
+        self._units = [Unit(unit, self.norms, self._on_reduce, self.sharing) for unit in units]
         self._scattered_only = False
         """Whether the last round's gradients are still to be summed over replicas."""
 
@@ -112,17 +112,26 @@ class Fsdp2Collector(RoundsCollector):
 class _AveragedShards(AveragedShards):
     """The shards in `p.grad`, which is a DTensor."""
 
+    def __init__(self, norms: GradientNorms, group: dist.ProcessGroup) -> None:
+        super().__init__(norms, group)
+        self._holders = [  # type: ignore[attr-defined]
+            self._ranks // shards_in(p.device_mesh, p.placements) for p in norms.parameters
+        ]
+
     def _pieces(self) -> Iterator[Piece]:
-        for index, p in enumerate(self._norms.parameters):
+        for index, (p, holders) in enumerate(
+            zip(self._norms.parameters, self._holders, strict=True)
+        ):
             if p.grad is not None and p.requires_grad:
-                yield Piece(index, p.grad.to_local())  # type: ignore[attr-defined]
+                local = p.grad.to_local()  # type: ignore[attr-defined]
+                yield Piece(index, local, holders=holders)
             elif p.requires_grad:
                 self.gone |= {index} & self.came
 
 
-def _ranks_of(mesh: Any) -> dist.ProcessGroup | None:
+def _ranks_of(mesh: Any) -> dist.ProcessGroup:
     """Return the group of all ranks of a mesh: a collective where it has to be made."""
     if mesh.size() == dist.get_world_size():
-        return dist.group.WORLD
+        return dist.distributed_c10d._get_default_group()
     group: dist.ProcessGroup = (mesh if mesh.ndim == 1 else mesh._flatten()).get_group()
     return group

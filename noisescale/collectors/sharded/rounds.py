@@ -147,24 +147,12 @@ class RoundsCollector(Collector):
 
 
 class AveragedShards(AveragedGradient):
-    """|g|² of this rank's shard, shared out among the replicas that all hold it.
-
-    Args:
-        norms: See `AveragedGradient`.
-        group: All ranks that average gradients.
-        replicas: The ranks that hold the same shard.
-    """
-
-    def __init__(
-        self, norms: GradientNorms, group: dist.ProcessGroup | None, replicas: int
-    ) -> None:
-        super().__init__(norms, group)
-        self._replicas = replicas
+    """|g|² of this rank's shard, shared out among the ranks that all hold it."""
 
     def current_sq_norms(self) -> Tensor:
         """Return this rank's share as gradients are now, shape (entries,)."""
-        return self._norms.sums(self._norms.compute(self._pieces())).div_(self._replicas)
+        return self._norms.sums(self._norms.compute(self._pieces()))
 
     @abstractmethod
     def _pieces(self) -> Iterator[Piece]:
-        """Yield this rank's shards of the averaged gradients."""
+        """Yield this rank's shards of the averaged gradients, each with the ranks that hold it."""
