@@ -16,6 +16,8 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParalle
 from ranks import as_torchrun, on_ranks
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, TensorDataset
 
 from noisescale import NoiseScaleMonitor
@@ -96,6 +98,8 @@ def classifier(
 
         def configure_model(self) -> None:
             if sharded and not isinstance(self.net, FSDPModule):
+                if (tensor := self.device_mesh["tensor_parallel"]).size() > 1:
+                    parallelize_module(self.net, tensor, plan_of(self.net))
                 for child in [c for c in self.net.children() if list(c.parameters())]:
                     fully_shard(child, mesh=self.device_mesh["data_parallel"])
                 fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
@@ -113,6 +117,15 @@ def classifier(
             return torch.optim.SGD(self.parameters(), lr=lr)
 
     return Classifier()
+
+
+def plan_of(net: nn.Module) -> dict[str, Any]:
+    """Share out the first and the last linear layer over ranks; others lie outside of the plan."""
+    first, *_, last = (name for name, child in net.named_children() if isinstance(child, nn.Linear))
+    return {
+        first: ColwiseParallel(output_layouts=Replicate()),
+        last: RowwiseParallel(input_layouts=Replicate()),
+    }
 
 
 def loader(batch_size: int = 8, examples: int = 100) -> DataLoader[Any]:

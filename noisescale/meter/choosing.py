@@ -26,6 +26,7 @@ from noisescale.collectors.sharded.fsdp1 import Fsdp1Collector
 from noisescale.collectors.sharded.fsdp1_units import is_fsdp1
 from noisescale.collectors.sharded.fsdp2 import Fsdp2Collector
 from noisescale.collectors.sharded.fsdp2_units import is_fsdp2
+from noisescale.collectors.tensor_parallel import TensorParallelCollector, tensor_parallel_group
 from noisescale.collectors.unaveraged import UnaveragedCollector
 from noisescale.guard import NotMeasured
 from noisescale.meter.extra import ExtraMeasurement
@@ -64,6 +65,12 @@ def choose_collector(
         trained = _trained_or_refuse(model, parameters)
         ranks = dist.distributed_c10d._get_default_group() if ddp is None else ddp.process_group
         return UnaveragedCollector(GradientNorms(trained, groups), ranks)
+    group = None if sharded else tensor_parallel_group(model.parameters())
+    if group is not None:
+        _refuse_tensor_parallel(options, ddp, group)
+        return TensorParallelCollector(
+            GradientNorms(_trained_or_refuse(model, parameters), groups), group
+        )
     if ddp is None and not sharded and _processes() > 1:
         raise TypeRefusal(
             "model",
@@ -83,6 +90,12 @@ def choose_collector(
             )
         collector = Fsdp1Collector if is_fsdp1(model) else Fsdp2Collector
         return collector(model, trained, groups)
+    if ddp is not None and any(hasattr(p, "_st_info") for p in ddp.parameters()):
+        raise NotMeasured(
+            "`model` must be data parallel by `fully_shard` or `replicate` over tensor parallelism,"
+            " got DistributedDataParallel: a rank has only a part of its gradient. Apply one of"
+            " them."
+        )
     averaging = ddp is not None and dist.get_world_size(ddp.process_group) > 1
     group = ddp.process_group if ddp is not None and averaging else None
     if averaging:
@@ -165,6 +178,24 @@ def _refuse_unaveraged(options: MeterOptions, *, sharded: bool) -> None:
             f'False with small_batch="{options.small_batch}", extra {options.names_of_extra} and'
             f" {kind} gradients",
             "Where ranks step on their own gradients, only these can be compared.",
+        )
+
+
+def _refuse_tensor_parallel(
+    options: MeterOptions, ddp: nn.Module | None, group: dist.ProcessGroup
+) -> None:
+    if options.small_batch not in ("auto", "micro_batch") or options.extra:
+        raise Refusal(
+            "small_batch",
+            'be "auto" or "micro_batch", and `extra` empty, if the model is tensor parallel alone',
+            f"{options.small_batch!r} and {options.names_of_extra}",
+            "The ranks have one batch: its micro-batches are compared.",
+        )
+    if ddp is not None or dist.get_world_size(group) < _processes():
+        raise NotMeasured(
+            "`model` must be data parallel by `fully_shard` or `replicate` over tensor parallelism,"
+            f" got {'DistributedDataParallel' if ddp else 'neither'} in {_processes()} processes"
+            f" with {dist.get_world_size(group)} of tensor parallelism. Apply one of them."
         )
 
 

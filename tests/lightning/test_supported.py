@@ -112,16 +112,6 @@ def warnings_of_a_sharded_fit(**options: Any) -> list[list[str]]:
     return fit_sharded(Told(), model=model, results=lambda *_: told, **options)
 
 
-def test_tensor_parallelism_is_not_measured() -> None:
-    message = (
-        "Told has nothing to measure. `tensor_parallel_size` is 2: a rank then has only a part of"
-        " its gradient. Use `ModelParallelStrategy(data_parallel_size=...,"
-        " tensor_parallel_size=1)`. Training goes on, and no noise scale is logged."
-    )
-
-    assert {*map(tuple, warnings_of_a_sharded_fit(tensor_parallel=2))} == {(message,)}
-
-
 def test_sharding_is_not_measured_before_torch_2_9(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fsdp2_units, "TAKES_A_REDUCE_SCATTER", False)
     message = (

@@ -10,7 +10,6 @@ Private attributes read here, as of torch 2.13: `DeviceMesh._flatten`; the other
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -20,8 +19,9 @@ from torch.nn import Parameter
 
 from noisescale.collectors.gradient_norms import GradientNorms, Piece
 from noisescale.collectors.groups import Groups
-from noisescale.collectors.sharded.fsdp2_units import Unit, shards_in, sharing_of, units_of
-from noisescale.collectors.sharded.rounds import AveragedShards, RoundsCollector
+from noisescale.collectors.sharded.fsdp2_units import Unit, sharing_of, units_of
+from noisescale.collectors.sharded.rounds import RoundsCollector
+from noisescale.collectors.tensor_parallel import AveragedParts
 from noisescale.guard import keeps_errors
 
 
@@ -51,11 +51,16 @@ class Fsdp2Collector(RoundsCollector):
         norms = GradientNorms(named_parameters, groups, device=units[0].device)
         meshes = [p.device_mesh for _, p in named_parameters]  # type: ignore[attr-defined]
         group = _ranks_of(max(meshes, key=lambda mesh: mesh.size()))
-        super().__init__(norms, group, _AveragedShards(norms, group))
+        super().__init__(norms, group, AveragedParts(norms, group))
         self.sharing = sharing_of(units)
         self._units = [Unit(unit, self.norms, self._on_reduce, self.sharing) for unit in units]
         self._scattered_only = False
         """Whether the last round's gradients are still to be summed over replicas."""
+
+    @property
+    def least_micro_batches(self) -> int:
+        """Micro-batches that a step needs to be measured: two if no other rank has a batch."""
+        return 2 if self.sharing == dist.get_world_size(self.group) else 1
 
     @property
     def gradients_dropped(self) -> bool:
@@ -107,26 +112,6 @@ class Fsdp2Collector(RoundsCollector):
     @keeps_errors
     def _take(self, factor: float, pieces: list[Piece]) -> None:
         self._add(pieces, factor)
-
-
-class _AveragedShards(AveragedShards):
-    """The shards in `p.grad`, which is a DTensor."""
-
-    def __init__(self, norms: GradientNorms, group: dist.ProcessGroup) -> None:
-        super().__init__(norms, group)
-        self._holders = [  # type: ignore[attr-defined]
-            self._ranks // shards_in(p.device_mesh, p.placements) for p in norms.parameters
-        ]
-
-    def _pieces(self) -> Iterator[Piece]:
-        for index, (p, holders) in enumerate(
-            zip(self._norms.parameters, self._holders, strict=True)
-        ):
-            if p.grad is not None and p.requires_grad:
-                local = p.grad.to_local()  # type: ignore[attr-defined]
-                yield Piece(index, local, holders=holders)
-            elif p.requires_grad:
-                self.gone |= {index} & self.came
 
 
 def _ranks_of(mesh: Any) -> dist.ProcessGroup:

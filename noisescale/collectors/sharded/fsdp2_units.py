@@ -23,7 +23,6 @@ Private attributes read here, as of torch 2.13: `FSDPModule._get_fsdp_state`; a 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import groupby
@@ -38,6 +37,7 @@ from torch.utils.hooks import RemovableHandle
 from noisescale.collectors.context_parallel import refuse_context_parallel
 from noisescale.collectors.devices import keep_from
 from noisescale.collectors.gradient_norms import GradientNorms, Piece
+from noisescale.collectors.tensor_parallel import shards_in
 from noisescale.guard import HookErrors, NotMeasured, keeps_errors
 
 try:
@@ -258,12 +258,6 @@ def tensor_shards_of(fsdp_param: Any) -> int:
     return 1 if spec is None else shards_in(spec.mesh, spec.placements)
 
 
-def shards_in(mesh: Any, placements: Iterable[Any]) -> int:
-    """Return the number of different parts of a tensor on a mesh."""
-    sizes = (mesh.size(i) for i, where in enumerate(placements) if not where.is_replicate())
-    return math.prod(sizes)
-
-
 def sharing_of(units: Iterable[Any]) -> int:
     """Return the ranks of tensor parallelism; 1 without it."""
     specs = (p._unsharded_dtensor_spec for unit in units for p in unit.fsdp_params)
@@ -305,12 +299,6 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
             )
         unit = unit_of[id(parameter)]
         info = unit.mesh_info
-        if info.mesh.size() == 1:
-            _refuse(
-                "average gradients over two or more ranks",
-                f"{name!r} on {info.mesh}",
-                "Apply `fully_shard` or `replicate` to a mesh of several ranks.",
-            )
         refuse_context_parallel(parameter.device_mesh)
         if unit._all_reduce_hook is not None:
             _refuse(

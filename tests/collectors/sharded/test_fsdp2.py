@@ -46,7 +46,6 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
-from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.placement_types import Shard
 
 from noisescale.collectors.rows.window_layout import each_micro_batch, whole_rank
@@ -129,6 +128,28 @@ def test_a_parameter_without_gradient_leaves_the_others_where_they_are() -> None
             for branch in (in_first_pass_only, in_second_step_only)
         ],
     )
+
+
+@pytest.mark.skipif(
+    "mesh" not in inspect.signature(replicate).parameters, reason="this torch has another"
+)
+def test_replicas_without_shards_are_measured() -> None:
+    """By `replicate`, and by `fully_shard` with one shard: no reduce-scatter is called."""
+
+    def every_way() -> list[dict[str, Any]]:
+        results = []
+        for rounds, groups in EVERY_WAY:
+            net: Any = Net()
+            for block in net.blocks:
+                replicate(block, mesh=mesh_of((2,)))
+            results.append(steps(replicate(net, mesh=mesh_of((2,))), rounds, groups=groups))
+            results.append(steps(sharded(Net(), mesh_of((2, 1))), rounds, groups=groups))
+        half = MixedPrecisionPolicy(reduce_dtype=torch.float16)
+        results.append(steps(sharded(Net(), mesh_of((2, 1)), policy=half), SINGLE))
+        return results
+
+    for results in zip(*on_ranks(2, every_way), strict=True):
+        check(list(results), 5e-4)
 
 
 def test_hooks_that_tell_which_gradients_came_are_gone_after_the_step() -> None:
@@ -533,12 +554,6 @@ def part() -> nn.Module:
     return net
 
 
-def tensor_parallel() -> nn.Module:
-    mesh, net = mesh_of((2, 2)), Net()
-    net.last.weight = nn.Parameter(distribute_tensor(net.last.weight, mesh["shard"], [Shard(1)]))
-    return fully_shard(net, mesh=mesh["replica"])
-
-
 def two_meshes() -> nn.Module:
     mesh, net = mesh_of((2, 2)), Net()
     fully_shard(net.blocks[0], mesh=mesh["shard"])
@@ -569,12 +584,6 @@ def hooked() -> nn.Module:
     model = sharded(Net(), mesh_of((2,)))
     model.set_all_reduce_hook(lambda gradient: None)
     return model
-
-
-UNSHARDED = (
-    r"shard over two or more ranks, got 'first\.weight' on .*: nothing is reduce-scattered there\."
-    r" Use DistributedDataParallel\."
-)
 
 
 def context(name: str) -> str:
@@ -611,23 +620,6 @@ def context(name: str) -> str:
             r"shard every trained parameter, got 'first\.weight': FSDP does not reduce its"
             r" gradient\. Apply `fully_shard` to the whole model as well, or leave the parameter"
             r" out\.",
-        ),
-        pytest.param(lambda: sharded(Net(), mesh_of((2, 1))), 2, UNSHARDED, id="one shard"),
-        pytest.param(
-            lambda: replicate(Net(), mesh=mesh_of((2,))),
-            2,
-            UNSHARDED,
-            marks=pytest.mark.skipif(
-                "mesh" not in inspect.signature(replicate).parameters,
-                reason="this torch has another",
-            ),
-            id="replicate",
-        ),
-        (
-            tensor_parallel,
-            4,
-            r"be data parallel only, got 'last\.weight' on DeviceMesh.*: a rank has only a part of"
-            r" its gradient\. Train without tensor parallelism\.",
         ),
         (
             two_meshes,
