@@ -339,7 +339,7 @@ class StepCapture:
             self._warn(
                 "Gradients were averaged over ranks more than once in one step, which mixes local"
                 " and averaged gradients. Such steps are not measured. Wrap all but the last"
-                " backward of a step in `model.no_sync()`, or compare micro-batches:"
+                " backward of a step in `model.no_sync()`; or compare micro-batches, under DDP:"
                 ' `small_batch="micro_batch"`.'
             )
         small, big = collector.small_sq_norms(), collector.big_sq_norms()

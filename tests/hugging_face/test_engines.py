@@ -17,7 +17,7 @@ from transformers import Trainer
 from transformers_fits import Fit, fit, language_model, sentences
 
 from noisescale.estimation.moments import GradientMoments
-from noisescale.hugging_face import NoiseScaleCallback
+from noisescale.hugging_face import BatchSizeCallback, NoiseScaleCallback
 from noisescale.meter.estimates import MomentSums
 
 ENGINES: dict[str, tuple[int, type]] = {
@@ -108,3 +108,20 @@ def test_norms_are_those_under_ddp(engine: str, options: dict[str, Any]) -> None
         assert run.warned == []
         assert moments(run.of) == pytest.approx(tuple(moments(plain.of)), rel=1e-4)
         assert run.of.noise_scale.value == pytest.approx(plain.of.noise_scale.value, rel=1e-4)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_batch_size_that_grows_trains_as_under_ddp(engine: str) -> None:
+    def losses(by: str | None) -> list[list[float]]:
+        def one() -> list[float]:
+            more = {} if by is None else sharded(ENGINES[by][0], ["Linear"])
+            callbacks = BatchSizeCallback({0: 8, 3: 24}, lr_scaling="none", max_batch_size=24)
+            run = fit(callbacks, max_steps=12, **more)
+            return [row["loss"] for row in run.log_history if "loss" in row]
+
+        return on_ranks(2, as_torchrun(one))
+
+    plain, found = losses(None), losses(engine)
+
+    assert len(plain[0]) < 12
+    assert found[0] == pytest.approx(plain[0], rel=1e-4)

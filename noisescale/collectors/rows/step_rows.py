@@ -216,8 +216,8 @@ class StepRows:
         for row, step in zip(rows, ready, strict=True):
             *norms, stale, between, within = row[:-_COUNTS]
             counted = [x / self._sharing for x in row[-_COUNTS:]]
-            inverse_part_sizes, inverse_sizes, weights, total, *others = counted
-            over_step, examples, gone, in_pieces, unmeasured = others
+            inverse_part_sizes, inverse_sizes, weights, total, *rest = counted
+            over_step, examples, gone, in_pieces, unmeasured = rest
             weighted = (weights, total) != (self.ranks, self.ranks)
             bad = not 0 < total < math.inf or 0 < over_step < self.ranks
             if bad or over_step not in (0, self.ranks):

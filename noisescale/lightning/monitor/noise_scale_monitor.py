@@ -87,7 +87,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
         trainer = Trainer(devices=2, strategy="ddp", callbacks=[NoiseScaleMonitor()])
 
-    It compares gradients of small batches with the gradient of the step. Under DDP or FSDP2 a small
+    It compares gradients of small batches with the gradient of the step. Under DDP or FSDP a small
     batch is one rank's. In one process that accumulates it is one micro-batch. In one process that
     does not accumulate it is half of the batch. See `small_batch`. The training is bitwise the same
     with and without the monitor. Where gradients cannot be measured, a warning has the reason and
