@@ -38,13 +38,13 @@ class Member(NamedTuple):
     """A parameter of the model, as a part of a flat parameter."""
 
     name: str
-    """Its name in the model."""
+    """The name in the model."""
     parameter: Parameter
     """What the optimizer steps: the parameter, or with `use_orig_params=False` the flat one."""
     span: slice
-    """Its elements in the unsharded flat parameter."""
+    """The elements in the unsharded flat parameter."""
     in_shard: slice | None
-    """Its elements in this rank's shard; None: it has none there."""
+    """The elements in this rank's shard; None: none of them are there."""
 
     def gradient(self, flat: Tensor) -> Tensor | None:
         """Return this rank's shard of the averaged gradient, as it is in `.grad`.
