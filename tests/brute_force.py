@@ -186,6 +186,7 @@ def brute_force(
     examples: int,
     batch_size: int,
     inputs: torch.dtype = torch.float64,
+    dealt: bool = False,
 ) -> list[Expected]:
     """What every step of a fit to `data` shows.
 
@@ -197,11 +198,12 @@ def brute_force(
         examples: In the data.
         batch_size: Of one rank.
         inputs: Their precision.
+        dealt: Whether the data is dealt out to one rank, too.
     """
     model = nn.Sequential(Rounded(inputs), in_float64(net))
     x, y = data(examples).tensors
     of_rank = [list(range(examples))]
-    if ranks > 1:
+    if ranks > 1 or dealt:
         of_rank = [list(DistributedSampler(data(examples), ranks, r)) for r in range(ranks)]
 
     def gradient(rows: list[int]) -> Tensor:

@@ -12,10 +12,12 @@ import lightning.pytorch as L
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from ranks import as_torchrun, on_ranks
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, TensorDataset
 
 from noisescale import NoiseScaleMonitor
@@ -96,6 +98,8 @@ def classifier(
 
         def configure_model(self) -> None:
             if sharded and not isinstance(self.net, FSDPModule):
+                if (tensor := self.device_mesh["tensor_parallel"]).size() > 1:
+                    parallelize_module(self.net, tensor, plan_of(self.net))
                 for child in [c for c in self.net.children() if list(c.parameters())]:
                     fully_shard(child, mesh=self.device_mesh["data_parallel"])
                 fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
@@ -113,6 +117,15 @@ def classifier(
             return torch.optim.SGD(self.parameters(), lr=lr)
 
     return Classifier()
+
+
+def plan_of(net: nn.Module) -> dict[str, Any]:
+    """Share out the first and the last linear layer over ranks; others lie outside of the plan."""
+    first, *_, last = (name for name, child in net.named_children() if isinstance(child, nn.Linear))
+    return {
+        first: ColwiseParallel(output_layouts=Replicate()),
+        last: RowwiseParallel(input_layouts=Replicate()),
+    }
 
 
 def loader(batch_size: int = 8, examples: int = 100) -> DataLoader[Any]:
@@ -177,14 +190,30 @@ def fit(
         return [torch.load(Path(folder) / f"{rank}", weights_only=False) for rank in range(ranks)]
 
 
+class FsdpAnywhere(FSDPStrategy):
+    """FSDP1 without Lightning's check for a GPU, on the device that tests run on."""
+
+    def _setup_model(self, model: nn.Module) -> nn.Module:
+        return FullyShardedDataParallel(
+            model,
+            device_id=self.root_device,
+            mixed_precision=self.mixed_precision_config,
+            sharding_strategy=self.sharding_strategy,
+            **self.kwargs,
+        )
+
+
 def fit_sharded(
     *callbacks: Any,
     ranks: int = 2,
     tensor_parallel: int = 1,
+    strategy: Any = None,
     results: Callable[[Any, Any], Any],
     **options: Any,
 ) -> list[Any]:
-    """Fit under FSDP2, as `fit` does. The model has to be `classifier(sharded=True)`.
+    """Fit under FSDP2, as `fit` does, or by another strategy.
+
+    For FSDP2 the model has to be `classifier(sharded=True)`.
 
     Lightning's launcher would carry weights back to this process, which sharded ones do not
     survive: so the ranks are ours, and Lightning finds itself under torchrun.
@@ -192,8 +221,8 @@ def fit_sharded(
     model, train_loader = options.pop("model"), options.pop("train_loader", None)
 
     def on_one() -> Any:
-        strategy = ModelParallelStrategy(ranks // tensor_parallel, tensor_parallel)
-        fitting = trainer(ranks, callbacks=list(callbacks), strategy=strategy, **options)
+        by = strategy or ModelParallelStrategy(ranks // tensor_parallel, tensor_parallel)
+        fitting = trainer(ranks, callbacks=list(callbacks), strategy=by, **options)
         fitting.fit(model, loader() if train_loader is None else train_loader)
         return results(fitting, model)
 

@@ -11,7 +11,12 @@ import torch
 import torch._dynamo  # which FSDP2 imports, here once and not in every fork
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import (
+    FSDPModule,
+    FullyShardedDataParallel,
+    ShardingStrategy,
+    fully_shard,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 FEATURES, OUTPUTS = 5, 3
@@ -56,6 +61,8 @@ class Way(NamedTuple):
     wrapped: Callable[..., Any]
     """Called with the model, and `unused` where some parameter gets no gradient."""
     every_pass_reduces: bool = False
+    impossible: Sequence[str] = ()
+    """Cases that the engine itself cannot train."""
 
 
 def ddp(model: nn.Module, *, unused: bool, **options: Any) -> DistributedDataParallel:
@@ -72,10 +79,20 @@ def sharded(model: Net, *, unused: bool) -> Any:
     return fully_shard(model, mesh=mesh(2))
 
 
+def flat(model: Net, *, unused: bool, **options: Any) -> Any:
+    options["device_id"] = torch.device(devices.name)
+    model.unused = nn.Identity()  # a flat parameter is frozen as a whole
+    model.first = FullyShardedDataParallel(model.first, **options)
+    return FullyShardedDataParallel(model, **options)
+
+
 def alone(model: nn.Module, *, unused: bool) -> nn.Module:
     return model
 
 
+_UNEVEN = ("some are unused on some ranks",)
+_PARTIAL = ("some are frozen", "some are asked for")
+_fsdp1 = partial(flat, use_orig_params=True)
 WAYS: Mapping[str, Way] = {
     "micro-batches": Way(1, "micro_batch", "micro_batch", alone),
     "halves": Way(1, "half", "half", alone),
@@ -85,8 +102,14 @@ WAYS: Mapping[str, Way] = {
     "DDP, bucket views": Way(2, "rank", "rank", partial(ddp, gradient_as_bucket_view=True)),
     "DDP, micro-batches": Way(2, "micro_batch", "micro_batch", ddp),
     "DDP, examples": Way(2, "example", "example", partial(ddp, gradient_as_bucket_view=True)),
-    "FSDP2": Way(2, "micro_batch", "rank", sharded, every_pass_reduces=True),
-    "FSDP2, reduced once": Way(2, "rank", "rank", sharded),
+    "FSDP2": Way(2, "micro_batch", "rank", sharded, every_pass_reduces=True, impossible=_UNEVEN),
+    "FSDP2, reduced once": Way(2, "rank", "rank", sharded, impossible=_UNEVEN),
+    "FSDP1": Way(2, "rank", "rank", _fsdp1),
+    "FSDP1, flat parameters": Way(2, "rank", "rank", flat, impossible=_PARTIAL),
+    "FSDP1, not sharded": Way(
+        2, "rank", "rank", partial(_fsdp1, sharding_strategy=ShardingStrategy.NO_SHARD)
+    ),
+    "FSDP1, every pass": Way(2, "micro_batch", "rank", _fsdp1, every_pass_reduces=True),
 }
 
 
@@ -95,6 +118,6 @@ def not_averaging(model: nn.Module, way: Way, *, last: bool) -> AbstractContextM
     averages = last or way.every_pass_reduces
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(averages)
-    elif isinstance(model, DistributedDataParallel) and not averages:
+    elif isinstance(model, (DistributedDataParallel, FullyShardedDataParallel)) and not averages:
         return model.no_sync()
     return nullcontext()

@@ -53,6 +53,10 @@ class Collector(HookErrors, State, ABC):
     )
     """The warning if all small batches have one gradient."""
 
+    sharing: int = 1
+    """The ranks of the group that have one batch, as they hold one model together: those of tensor
+    parallelism. Their norms are parts of one norm."""
+
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None) -> None:
         self.norms = norms
         self.group = group

@@ -18,6 +18,7 @@ from noisescale.collectors.squared_norms import (
     Norm,
     norms_of,
     norms_of_one,
+    scale,
     sums_of_squares,
 )
 
@@ -38,6 +39,8 @@ class Piece(NamedTuple):
     """Index of the parameter in `GradientNorms.parameters`."""
     gradient: Tensor
     rows: slice = _ALL_ROWS
+    holders: int = 1
+    """The ranks that have this piece, of those whose norms are summed: each norms its share."""
 
 
 class ExtraEntry:
@@ -183,19 +186,26 @@ class GradientNorms:
     def add(self, norms: Norms, pieces: Iterable[Piece], *, shared: bool = False) -> Norms:
         """Add the norms of gradients, or of a rank's share of them, to `norms`, and return it."""
         of_entry: list[list[Tensor]] = [[] for _ in range(self.partition)]
+        held: dict[tuple[int, int], list[Tensor]] = {}
         whole: list[tuple[Parameter, Tensor, slice]] = []
         with torch.no_grad():
             for piece in pieces:
                 if piece.which in self._left_out:
                     continue
-                of_entry[self.entry_of[piece.which]].append(piece.gradient)
+                entry = self.entry_of[piece.which]
+                if piece.holders == 1:
+                    of_entry[entry].append(piece.gradient)
+                else:
+                    held.setdefault((entry, piece.holders), []).append(piece.gradient)
                 whole.append((self.parameters[piece.which], piece.gradient, piece.rows))
             for extra, numbers in zip(self.extra, norms[self.entries :], strict=True):
                 if not (shared and extra.needs_whole):
                     numbers.extend(extra.compute(whole))
             for entry, gradients in enumerate(of_entry):
                 norms[entry].extend(norms_of(gradients))
-            for device in {gradient.device for gradients in of_entry for gradient in gradients}:
+            for (entry, holders), gradients in held.items():
+                norms[entry].extend(scale(norms_of(gradients), holders**-0.5))
+            for device in {g.device for some in (*of_entry, *held.values()) for g in some}:
                 self.note_stream(device)
         return norms
 

@@ -145,7 +145,10 @@ class MicroBatchCollector(Collector):
         if torch._C._current_graph_task_id() != self._live.task:
             step.nested = True
         self._live.seen.add(index)
-        step.captured.add(index, gradient)
+        self._capture(index, gradient)
+
+    def _capture(self, index: int, gradient: Tensor) -> None:
+        self._step.captured.add(index, gradient)
 
     @keeps_errors
     def _on_backward_end(self) -> None:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _UNSUPPORTED_TYPES = {
     "DEEPSPEED": "DeepSpeed reduces gradients inside its own engine",
-    "FSDP": "the Trainer's FSDP shards gradients before a callback can read them",
     "MEGATRON_LM": "Megatron-LM runs the backward pass inside its own engine",
     "XLA": "XLA traces steps instead of running them",
 }

@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 # By class name: importing some of them needs packages that are not there.
 _UNSUPPORTED_STRATEGIES = {
     "DeepSpeedStrategy": "DeepSpeed reduces gradients inside its own engine",
-    "FSDPStrategy": "FSDP1 does not show a rank's own gradient",
 }
 
-_FSDP2_STRATEGY = "ModelParallelStrategy"
+_FSDP1_STRATEGY, _FSDP2_STRATEGY = "FSDPStrategy", "ModelParallelStrategy"
 
 _USE_DDP = 'Use `strategy="ddp"`.'
 
@@ -41,17 +40,8 @@ def check_supported(trainer: pl.Trainer) -> None:
     if isinstance(strategy.model, DistributedDataParallel):
         if (found := spoiling_comm_hook(strategy.model)) is not None:
             _give_up("ddp_comm_hook", *found)
-    elif trainer.world_size > 1 and _FSDP2_STRATEGY not in kinds:
-        _give_up(
-            "strategy", type(strategy).__name__, "it trains neither by DDP nor FSDP2", _USE_DDP
-        )
-    if _FSDP2_STRATEGY in kinds and (size := strategy.device_mesh["tensor_parallel"].size()) > 1:
-        _give_up(
-            "tensor_parallel_size",
-            str(size),
-            "a rank then has only a part of its gradient",
-            "Use `ModelParallelStrategy(data_parallel_size=..., tensor_parallel_size=1)`.",
-        )
+    elif trainer.world_size > 1 and not {_FSDP1_STRATEGY, _FSDP2_STRATEGY} & {*kinds}:
+        _give_up("strategy", type(strategy).__name__, "it trains neither by DDP nor FSDP", _USE_DDP)
     own_steps = callback_that_does_not_average(trainer)
     if own_steps is not None and not own_steps.same_weights_in_each_step:
         _give_up(

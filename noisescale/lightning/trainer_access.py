@@ -299,3 +299,10 @@ def summary_writer_of(logger: Any) -> SummaryWriter | None:
 def publish(trainer: pl.Trainer, metrics: dict[str, float]) -> None:
     """Put metrics into `callback_metrics`, for early stopping, checkpoints and tuners."""
     trainer.callback_metrics.update({k: torch.tensor(v) for k, v in metrics.items()})
+
+
+def tensor_parallel_size(trainer: pl.Trainer) -> int:
+    """Return the ranks that have one batch, as they hold one model together."""
+    mesh: Any = getattr(trainer.strategy, "_device_mesh", None)
+    names = () if mesh is None else mesh.mesh_dim_names or ()
+    return int(mesh["tensor_parallel"].size()) if "tensor_parallel" in names else 1

@@ -132,7 +132,7 @@ class StepCapture:
         grad_scaler: GradScaler | None,
         in_model: InModel | None = None,
     ) -> None:
-        self.unread = StepRows(collector.norms, collector.group)
+        self.unread = StepRows(collector.norms, collector.group, collector.sharing)
         """Measured steps that have been sent and not yet read."""
         self.guard = Guard()
         self.terms = LossTerms(self.unread.ranks)
@@ -339,7 +339,7 @@ class StepCapture:
             self._warn(
                 "Gradients were averaged over ranks more than once in one step, which mixes local"
                 " and averaged gradients. Such steps are not measured. Wrap all but the last"
-                " backward of a step in `model.no_sync()`, or compare micro-batches:"
+                " backward of a step in `model.no_sync()`; or compare micro-batches, under DDP:"
                 ' `small_batch="micro_batch"`.'
             )
         small, big = collector.small_sq_norms(), collector.big_sq_norms()

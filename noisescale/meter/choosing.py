@@ -15,13 +15,18 @@ from torch.optim import Optimizer
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.context_parallel import refuse_context_parallel
 from noisescale.collectors.ddp import DdpCollector
-from noisescale.collectors.fsdp.collector import FsdpCollector, is_sharded
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.groups import Groups, groups_of
 from noisescale.collectors.halves.collector import HalvesCollector
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.per_example.collector import PerExampleCollector
 from noisescale.collectors.per_example.exclusions import compiled_part
+from noisescale.collectors.sharded import fsdp1_units
+from noisescale.collectors.sharded.fsdp1 import Fsdp1Collector
+from noisescale.collectors.sharded.fsdp1_units import is_fsdp1
+from noisescale.collectors.sharded.fsdp2 import Fsdp2Collector
+from noisescale.collectors.sharded.fsdp2_units import is_fsdp2
+from noisescale.collectors.tensor_parallel import TensorParallelCollector, tensor_parallel_group
 from noisescale.collectors.unaveraged import UnaveragedCollector
 from noisescale.guard import NotMeasured
 from noisescale.meter.extra import ExtraMeasurement
@@ -60,10 +65,16 @@ def choose_collector(
         trained = _trained_or_refuse(model, parameters)
         ranks = dist.distributed_c10d._get_default_group() if ddp is None else ddp.process_group
         return UnaveragedCollector(GradientNorms(trained, groups), ranks)
+    group = None if sharded else tensor_parallel_group(model.parameters())
+    if group is not None:
+        _refuse_tensor_parallel(options, ddp, group)
+        return TensorParallelCollector(
+            GradientNorms(_trained_or_refuse(model, parameters), groups), group
+        )
     if ddp is None and not sharded and _processes() > 1:
         raise TypeRefusal(
             "model",
-            "be a DistributedDataParallel or FSDP2 module if several processes train",
+            "be a DistributedDataParallel, FSDP1 or FSDP2 module if several processes train",
             type(model).__name__,
             "Wrap it: `DistributedDataParallel(model)`. If each rank steps on its own"
             " gradient, pass `averaged=False`.",
@@ -77,7 +88,14 @@ def choose_collector(
                 f"{small_batch!r} and {options.names_of_extra}",
                 "With sharded gradients, each micro-batch that a rank reduces is a small batch.",
             )
-        return FsdpCollector(model, trained, groups)
+        collector = Fsdp1Collector if is_fsdp1(model) else Fsdp2Collector
+        return collector(model, trained, groups)
+    if ddp is not None and any(hasattr(p, "_st_info") for p in ddp.parameters()):
+        raise NotMeasured(
+            "`model` must be data parallel by `fully_shard` or `replicate` over tensor parallelism,"
+            " got DistributedDataParallel: a rank has only a part of its gradient. Apply one of"
+            " them."
+        )
     averaging = ddp is not None and dist.get_world_size(ddp.process_group) > 1
     group = ddp.process_group if ddp is not None and averaging else None
     if averaging:
@@ -137,6 +155,11 @@ def assigned_groups(
     return dict(zip(names, groups_of(names, groups), strict=True)).get
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether each rank keeps a shard of the parameters: FSDP1 or FSDP2."""
+    return is_fsdp1(model) or is_fsdp2(model)
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the module that averages gradients, without wrappers of Fabric and torch.compile."""
     for attribute in ("_forward_module", "_orig_mod"):
@@ -155,6 +178,24 @@ def _refuse_unaveraged(options: MeterOptions, *, sharded: bool) -> None:
             f'False with small_batch="{options.small_batch}", extra {options.names_of_extra} and'
             f" {kind} gradients",
             "Where ranks step on their own gradients, only these can be compared.",
+        )
+
+
+def _refuse_tensor_parallel(
+    options: MeterOptions, ddp: nn.Module | None, group: dist.ProcessGroup
+) -> None:
+    if options.small_batch not in ("auto", "micro_batch") or options.extra:
+        raise Refusal(
+            "small_batch",
+            'be "auto" or "micro_batch", and `extra` empty, if the model is tensor parallel alone',
+            f"{options.small_batch!r} and {options.names_of_extra}",
+            "The ranks have one batch: its micro-batches are compared.",
+        )
+    if ddp is not None or dist.get_world_size(group) < _processes():
+        raise NotMeasured(
+            "`model` must be data parallel by `fully_shard` or `replicate` over tensor parallelism,"
+            f" got {'DistributedDataParallel' if ddp else 'neither'} in {_processes()} processes"
+            f" with {dist.get_world_size(group)} of tensor parallelism. Apply one of them."
         )
 
 
@@ -187,9 +228,10 @@ def _trained_parameters(
     if isinstance(model, DistributedDataParallel):
         ignored, model = model.parameters_to_ignore, model.module
     among = None if only is None else {id(p) for p in only}
+    named = fsdp1_units.named_parameters if is_fsdp1(model) else nn.Module.named_parameters
     return [
         (name.replace("_orig_mod.", ""), p)
-        for name, p in model.named_parameters()
+        for name, p in named(model)
         if p.requires_grad and name not in ignored and (among is None or id(p) in among)
     ]
 

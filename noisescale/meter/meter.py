@@ -18,7 +18,6 @@ from torch.optim import LBFGS, Optimizer
 from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.row_groups import RowGroupsLike, check_groups_are_used, checked_row_groups
 from noisescale.collectors.changes import hooks_on
-from noisescale.collectors.fsdp.collector import is_sharded
 from noisescale.collectors.in_model import InModel
 from noisescale.collectors.rows.step_rows import MeasuredStep, Unread
 from noisescale.collectors.rows.window_layout import Weight
@@ -29,6 +28,7 @@ from noisescale.meter.cadence import NOTHING, Cadence, Spent
 from noisescale.meter.capture import STEPS_LOST, BackwardPass, StepCapture
 from noisescale.meter.choosing import (
     choose_collector,
+    is_sharded,
     nothing_to_capture,
     several_gradients_a_step,
     unwrap,

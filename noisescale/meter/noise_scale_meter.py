@@ -39,7 +39,7 @@ class NoiseScaleMeter(Meter):
 
     | `small_batch` | compared with the step's gradient | needs |
     |---|---|---|
-    | `"rank"` | each rank's gradient, before it is averaged | DDP or FSDP2, two ranks or more |
+    | `"rank"` | each rank's gradient, before it is averaged | DDP or FSDP, two ranks or more |
     | `"micro_batch"` | the gradient of each micro-batch (of each rank) | accumulation, or ranks |
     | `"half"` | the gradients of two halves of a batch, from one more backward pass | one process |
     | `"example"` | the gradient of each example | Linear, Conv, Embedding, normalization layers |

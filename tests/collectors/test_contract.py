@@ -29,7 +29,7 @@ from brute_force import (
 from ranks import on_ranks
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
-from ways_of_capture import WAYS, Net, Way, batch, half_squares, not_averaging, sharded
+from ways_of_capture import WAYS, Net, Way, batch, half_squares, not_averaging
 
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.rows.step_norms import StepNorms
@@ -120,14 +120,14 @@ ON_HOST = {
 
 
 def cases_of(way: Way) -> list[str]:
-    """All but those that have nothing to compare, and what FSDP cannot reduce."""
+    """All but those that have nothing to compare, and what the engine cannot train."""
     least = 2 if way.part == "micro_batch" and way.ranks == 1 else 1
     return [
         name
         for name, case in CASES.items()
         if len(case.rows[0]) >= least
         and not (devices.name != "cpu" and name in ON_HOST)
-        and not (way.wrapped is sharded and name == "some are unused on some ranks")
+        and name not in way.impossible
     ]
 
 
@@ -335,6 +335,9 @@ def hooks_of(model: nn.Module) -> list[str]:
             state = module._get_fsdp_state()
             unit = (getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group])[0]
             found.append(f"{name} {type(unit._reduce_scatter_comm).__module__}")
+        if (handle := vars(module).get("_handle")) is not None:  # of FSDP1
+            hooked = handle.flat_param._post_accumulate_grad_hooks
+            found += [f"{name} {key}" for key in hooked or ()]
     for name, p in model.named_parameters():
         for some in (p._backward_hooks, p._post_accumulate_grad_hooks):
             found += [f"{name} {key}" for key in some or ()]
@@ -491,9 +494,9 @@ def test_what_is_measured_is_what_is_trained_and_asked_for(way: str) -> None:
             case = CASES[name]
             by_example = WAYS[way].part == "example"
             left_out = ["side.weight"] * (by_example and not all(used_on_ranks(WAYS[way], case)))
-            assert measured.names == [
+            assert sorted(measured.names) == sorted(
                 n for n in everything if case.only in n and n not in (*case.frozen, *left_out)
-            ]
+            )
 
 
 def used_on_ranks(way: Way, case: Case) -> Iterator[bool]:

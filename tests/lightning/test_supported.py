@@ -7,11 +7,7 @@ import pytest
 import pytorch_lightning
 import torch
 from fits import classifier, fit_sharded, loader, opaque_network, trainer
-from lightning.pytorch.strategies import (
-    DDPStrategy,
-    DeepSpeedStrategy,
-    FSDPStrategy,
-)
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     allreduce_hook,
     fp16_compress_hook,
@@ -22,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_h
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import NoiseScaleMonitor
-from noisescale.collectors.fsdp import units
+from noisescale.collectors.sharded import fsdp2_units
 from noisescale.guard import NotMeasured
 from noisescale.lightning import trainer_access
 from noisescale.lightning.supported import check_supported
@@ -60,7 +56,6 @@ def set_up(strategy: Any = None, **options: Any) -> Any:
     ("strategy", "reason"),
     [
         (DeepSpeedStrategy, "DeepSpeed reduces gradients inside its own engine"),
-        (FSDPStrategy, "FSDP1 does not show a rank's own gradient"),
     ],
 )
 def test_other_strategies_are_not_measured(strategy: type, reason: str) -> None:
@@ -70,13 +65,13 @@ def test_other_strategies_are_not_measured(strategy: type, reason: str) -> None:
 
 
 def test_subclasses_and_unknown_strategies_are_not_measured() -> None:
-    class Mine(FSDPStrategy):
+    class Mine(DeepSpeedStrategy):
         pass
 
     unknown = SimpleNamespace(model=torch.nn.Linear(1, 1))
 
-    assert "is FSDPStrategy: FSDP1 does not show" in why_not(set_up(object.__new__(Mine)))
-    assert "is SimpleNamespace: it trains neither by DDP nor FSDP2." in why_not(set_up(unknown))
+    assert "is DeepSpeedStrategy: DeepSpeed reduces" in why_not(set_up(object.__new__(Mine)))
+    assert "is SimpleNamespace: it trains neither by DDP nor FSDP." in why_not(set_up(unknown))
 
 
 @pytest.mark.parametrize(
@@ -117,18 +112,8 @@ def warnings_of_a_sharded_fit(**options: Any) -> list[list[str]]:
     return fit_sharded(Told(), model=model, results=lambda *_: told, **options)
 
 
-def test_tensor_parallelism_is_not_measured() -> None:
-    message = (
-        "Told has nothing to measure. `tensor_parallel_size` is 2: a rank then has only a part of"
-        " its gradient. Use `ModelParallelStrategy(data_parallel_size=...,"
-        " tensor_parallel_size=1)`. Training goes on, and no noise scale is logged."
-    )
-
-    assert {*map(tuple, warnings_of_a_sharded_fit(tensor_parallel=2))} == {(message,)}
-
-
 def test_sharding_is_not_measured_before_torch_2_9(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "TAKES_A_REDUCE_SCATTER", False)
+    monkeypatch.setattr(fsdp2_units, "TAKES_A_REDUCE_SCATTER", False)
     message = (
         "`model` must be trained by DistributedDataParallel before torch 2.9, got one sharded by"
         f" `fully_shard` in torch {torch.__version__}: in that version FSDP2 does not show"

@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from brute_force import brute_force
-from fits import CLASSES, FEATURES, classifier, fit, fit_sharded, loader, needs_measurable_shards
+from fits import (
+    CLASSES,
+    FEATURES,
+    FsdpAnywhere,
+    classifier,
+    fit,
+    fit_sharded,
+    loader,
+    needs_measurable_shards,
+)
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
@@ -45,6 +54,7 @@ class Way(NamedTuple):
     small_batch: str
     compared: str
     """What a small batch is then."""
+    tensor_parallel: int = 1
 
 
 WAYS = {
@@ -61,6 +71,9 @@ WAYS = {
     "examples of ranks": Way(2, dict, "example", "example"),
     # Lightning reduces every micro-batch of a rank by itself.
     "shards": Way(2, dict, "auto", "micro_batch"),
+    "shards of parts": Way(2, dict, "auto", "micro_batch", tensor_parallel=2),
+    "parts": Way(1, dict, "auto", "micro_batch", tensor_parallel=2),
+    "shards of flat parameters": Way(2, lambda: {"strategy": FsdpAnywhere()}, "auto", "rank"),
 }
 
 
@@ -71,31 +84,41 @@ def network() -> nn.Sequential:
     )
 
 
+@pytest.mark.filterwarnings("ignore:FSDP with .* enables computation in lower precision")
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("accumulated", [1, 3])
 @pytest.mark.parametrize(
-    "way", [pytest.param(w, marks=[needs_measurable_shards] * (w == "shards")) for w in WAYS]
+    "way",
+    [pytest.param(w, marks=[needs_measurable_shards] * (w.startswith("shards"))) for w in WAYS],
 )
 def test_norms_are_those_of_brute_force(
     way: str, accumulated: int, precision: str, recorded: list[StepNorms]
 ) -> None:
-    ranks, strategy, small_batch, compared = WAYS[way]
+    ranks, strategy, small_batch, compared, tensor_parallel = WAYS[way]
     options, weights, tolerance = PRECISIONS[precision]
-    if way == "micro-batches" and accumulated == 1:
+    if way in ("micro-batches", "parts") and accumulated == 1:
         pytest.skip("one micro-batch a step has nothing to be compared with")
 
-    if way == "shards" and precision in ("64-true", "16-mixed"):
+    model_parallel = way == "shards" or tensor_parallel > 1
+    if model_parallel and precision in ("64-true", "16-mixed"):
         pytest.skip("Lightning's ModelParallelStrategy does not have it")
+    if way == "shards of flat parameters" and "true" not in precision:
+        pytest.skip("Lightning's FSDPStrategy needs CUDA's autocast")
+    if way == "shards of flat parameters" and precision == "64-true":
+        pytest.skip("Lightning's FSDPStrategy does not have it")
 
-    results = (fit_sharded if way == "shards" else fit)(
+    options = {**options, **strategy()}
+    if tensor_parallel > 1:
+        options["tensor_parallel"] = tensor_parallel
+    results = (fit_sharded if model_parallel or way.startswith("shards") else fit)(
         NoiseScaleMonitor(small_batch=small_batch),
-        ranks=ranks,
-        model=classifier(net=network(), lr=0.0, sharded=way == "shards"),
+        ranks=ranks * tensor_parallel,
+        model=classifier(net=network(), lr=0.0, sharded=model_parallel),
         train_loader=loader(BATCH_SIZE, EXAMPLES),
         accumulate_grad_batches=accumulated,
         results=lambda *_: list(recorded),
         **options,
-        **strategy(),
     )
 
     expected = brute_force(
@@ -106,6 +129,7 @@ def test_norms_are_those_of_brute_force(
         examples=EXAMPLES,
         batch_size=BATCH_SIZE,
         inputs=weights,
+        dealt=tensor_parallel > 1,
     )
     for steps in results:
         assert len(steps) == len(expected)

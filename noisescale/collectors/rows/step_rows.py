@@ -32,6 +32,10 @@ interpreter ends the thread, and C++ the process: "terminate called without an a
 """
 
 
+_COUNTS = 9
+"""Numbers at the end of a row that are no norms."""
+
+
 class MeasuredStep(NamedTuple):
     """One optimizer step, over all ranks."""
 
@@ -84,14 +88,20 @@ class StepRows:
     Args:
         norms: What the entries of a row are norms of.
         group: The ranks to sum over; None: one process.
+        sharing: The ranks that hold one model together, by tensor parallelism, and so have one
+            batch: each has its part of the norms, and all that is counted.
     """
 
-    def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self, norms: GradientNorms, group: dist.ProcessGroup | None, sharing: int = 1
+    ) -> None:
         self._partition = norms.partition
         self._entries = norms.entries
         self._device, self._home = norms.fixed_device, weakref.ref(norms.home)
         self._group = group
-        self.ranks = dist.get_world_size(group) if group is not None else 1
+        self._sharing = sharing
+        self.ranks = (dist.get_world_size(group) if group is not None else 1) // sharing
+        """Ranks of data parallelism."""
         self._waiting: list[_Waiting] = []
         self._constants: tuple[tuple[float, ...], Tensor] | None = None
 
@@ -204,9 +214,10 @@ class StepRows:
             one.take([next(numbers) for _ in some])
         rows = rows[: len(ready)]
         for row, step in zip(rows, ready, strict=True):
-            *sq_norms, inverse_part_sizes, inverse_sizes, weights, total = row[:-5]
-            over_step, examples, gone, in_pieces, unmeasured = row[-5:]
-            *norms, stale, between, within = sq_norms
+            *norms, stale, between, within = row[:-_COUNTS]
+            counted = [x / self._sharing for x in row[-_COUNTS:]]
+            inverse_part_sizes, inverse_sizes, weights, total, *rest = counted
+            over_step, examples, gone, in_pieces, unmeasured = rest
             weighted = (weights, total) != (self.ranks, self.ranks)
             bad = not 0 < total < math.inf or 0 < over_step < self.ranks
             if bad or over_step not in (0, self.ranks):

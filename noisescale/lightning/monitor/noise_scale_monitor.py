@@ -87,7 +87,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
         trainer = Trainer(devices=2, strategy="ddp", callbacks=[NoiseScaleMonitor()])
 
-    It compares gradients of small batches with the gradient of the step. Under DDP or FSDP2 a small
+    It compares gradients of small batches with the gradient of the step. Under DDP or FSDP a small
     batch is one rank's. In one process that accumulates it is one micro-batch. In one process that
     does not accumulate it is half of the batch. See `small_batch`. The training is bitwise the same
     with and without the monitor. Where gradients cannot be measured, a warning has the reason and
@@ -347,7 +347,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         for logged in self._meters:
             logged.meter.suspects = trainer_access.hooks_between_passes(trainer)
         device, accumulation = trainer.strategy.root_device, trainer.accumulate_grad_batches
-        self._begin(state.get("optimizers", ()), trainer.world_size, device, accumulation)
+        # Ranks of tensor parallelism have the same examples.
+        ranks = trainer.world_size if trainer_access.tensor_parallel_size(trainer) == 1 else 1
+        self._begin(state.get("optimizers", ()), ranks, device, accumulation)
 
     @beside_training
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

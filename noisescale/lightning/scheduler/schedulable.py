@@ -40,6 +40,13 @@ def check_schedulable(trainer: pl.Trainer, scheduler: Any) -> None:
             "it accumulates gradients inside its own engine",
             'Use `strategy="ddp"`, or leave the callback out.',
         )
+    if (size := trainer_access.tensor_parallel_size(trainer)) > 1:
+        _refuse(
+            "tensor_parallel_size",
+            str(size),
+            "it counts one batch a process, and the processes of a model have one batch together",
+            "Use `tensor_parallel_size=1`, or leave the callback out.",
+        )
     for callback in trainer_access.callbacks_of(trainer):
         kinds = [kind.__name__ for kind in type(callback).__mro__]
         if "GradientAccumulationScheduler" in kinds:
@@ -65,10 +72,10 @@ def check_may_resize(trainer: pl.Trainer) -> None:
         MisconfigurationException: The message names the setting and the remedy.
     """
     kinds = [kind.__name__ for kind in type(trainer.strategy).__mro__]
-    if "ModelParallelStrategy" in kinds:
+    for kind in {"FSDPStrategy", "ModelParallelStrategy"} & {*kinds}:
         _refuse(
             "max_device_batch_size",
-            "a number under ModelParallelStrategy",
+            f"a number under {kind}",
             "a larger micro-batch cannot be tried on sharded parameters",
             "Leave it out: then only the number of micro-batches changes.",
         )

@@ -3,7 +3,12 @@
 
 FSDP2 lays the local gradients of one unit (a module that `fully_shard` was applied to) in one
 buffer: a row for each shard, in it that shard of every parameter that has a gradient, one after
-another, padded with zeros. It calls the unit's reduce-scatter on that.
+another, padded with zeros. It calls the unit's reduce-scatter on that. `replicate` uses the same
+machinery with one shard: it allocates the same buffer, and a second one for the sum over ranks, and
+calls no reduce-scatter.
+
+With tensor parallelism each rank has a part of the unsharded gradient, or all of it where the
+parameter is replicated. FSDP2 sums gradients that are partial before they come to the buffer.
 
 Private attributes read here, as of torch 2.13: `FSDPModule._get_fsdp_state`; a state's
 `_fsdp_param_groups` (before torch 2.12 `_fsdp_param_group`), here called units; of a unit
@@ -11,13 +16,14 @@ Private attributes read here, as of torch 2.13: `FSDPModule._get_fsdp_state`; a 
 2.9, which takes no module of several units),
 `_reduce_scatter_process_group`, `_all_reduce_process_group`, `_all_reduce_hook`, `reduce_grads`,
 `all_reduce_grads`, `device`, `mesh_info`, `fsdp_params`, `gradient_divide_factor` and
-`force_sum_reduction_for_comms`; of a parameter `sharded_param` and `padded_sharded_param_size`;
+`force_sum_reduction_for_comms`; of a parameter `sharded_param`, `padded_sharded_param_size` and
+`_unsharded_dtensor_spec`;
 `_get_gradient_divide_factors`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import groupby
 from typing import Any, NoReturn
@@ -31,13 +37,14 @@ from torch.utils.hooks import RemovableHandle
 from noisescale.collectors.context_parallel import refuse_context_parallel
 from noisescale.collectors.devices import keep_from
 from noisescale.collectors.gradient_norms import GradientNorms, Piece
+from noisescale.collectors.tensor_parallel import shards_in
 from noisescale.guard import HookErrors, NotMeasured, keeps_errors
 
 try:
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
-    from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo
+    from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
 
     TAKES_A_REDUCE_SCATTER = True
 except ImportError:  # before torch 2.9, or built without distributed
@@ -45,7 +52,7 @@ except ImportError:  # before torch 2.9, or built without distributed
     TAKES_A_REDUCE_SCATTER = False
 
 
-def is_sharded(model: nn.Module) -> bool:
+def is_fsdp2(model: nn.Module) -> bool:
     """Return whether `fully_shard` was applied to any module in the model."""
     # By name, for a torch that was built without distributed.
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
@@ -59,10 +66,15 @@ class Unit(HookErrors, ReduceScatter):
         unit: The unit of FSDP.
         norms: The parameters that count, and where.
         on_reduce: Called with this object and the buffer, on FSDP's stream.
+        sharing: The ranks of tensor parallelism.
     """
 
     def __init__(
-        self, unit: Any, norms: GradientNorms, on_reduce: Callable[[Unit, Tensor], None]
+        self,
+        unit: Any,
+        norms: GradientNorms,
+        on_reduce: Callable[[Unit, Tensor], None],
+        sharing: int = 1,
     ) -> None:
         self.waiting: Callable[[int], None] | None = None
         """Called with each parameter in a buffer whose contents are not known yet."""
@@ -71,13 +83,18 @@ class Unit(HookErrors, ReduceScatter):
         self._wrapped: Any = unit._reduce_scatter_comm
         self._hooks: list[RemovableHandle] = []
         self._closed = False
+        self._shards = shards_of(unit.mesh_info)
+        self._allocated: Tensor | None = None
         self._columns = [p.padded_sharded_param_size.numel() for p in unit.fsdp_params]
-        # For each parameter the first that counts in the same entry; None: it does not count.
         index_of = {id(p): index for index, p in enumerate(norms.parameters)}
         self._indices = [index_of.get(id(p.sharded_param)) for p in unit.fsdp_params]
+        # For each parameter the first that counts in the same entry, and on how many ranks of
+        # tensor parallelism it is; None: it does not count.
         self._counts_as = [
-            None if index is None else norms.entry_of.index(norms.entry_of[index])
-            for index in self._indices
+            None
+            if index is None
+            else (norms.entry_of.index(norms.entry_of[index]), sharing // tensor_shards_of(p))
+            for index, p in zip(self._indices, unit.fsdp_params, strict=True)
         ]
         unit._reduce_scatter_comm = self
 
@@ -101,6 +118,8 @@ class Unit(HookErrors, ReduceScatter):
     def reduce_divisor(self, dtype: torch.dtype) -> float:
         """Return the divisor of a buffer before it is reduced: half precision needs it."""
         unit = self._unit
+        if self._shards == 1:
+            return 1.0  # it is seen before it is divided
         before, _, _, _ = _get_gradient_divide_factors(
             unit._reduce_scatter_process_group,
             unit._all_reduce_process_group if isinstance(unit.mesh_info, DDPMeshInfo) else None,
@@ -114,7 +133,7 @@ class Unit(HookErrors, ReduceScatter):
     def parameters_in(self, buffer: Tensor) -> set[int]:
         """Return the indices of measured parameters in a buffer; none if it lacks a trained one."""
         trained = [i for i, p in enumerate(self._unit.fsdp_params) if p.sharded_param.requires_grad]
-        elements = buffer.numel() // self._unit.mesh_info.shard_mesh_size
+        elements = buffer.numel() // self._shards
         if sum(self._columns[i] for i in trained) != elements:
             return set()
         return {index for i in trained if (index := self._indices[i]) is not None}
@@ -123,9 +142,9 @@ class Unit(HookErrors, ReduceScatter):
         """Pass the measured pieces to `take`, now or once the contents of the buffer are known."""
         trained = [i for i, p in enumerate(self._unit.fsdp_params) if p.sharded_param.requires_grad]
         entries = {self._counts_as[i] for i in trained}
-        rows = buffer.view(self._unit.mesh_info.shard_mesh_size, -1)
+        rows = buffer.view(self._shards, -1)
         if len(entries) == 1:
-            take([Piece(index, buffer) for index in entries if index is not None])
+            take([_piece(key, buffer) for key in entries if key is not None])
         elif sum(self._columns[i] for i in trained) == rows.shape[1]:
             take(self._pieces(rows, trained))
         else:
@@ -133,7 +152,7 @@ class Unit(HookErrors, ReduceScatter):
 
     def reset(self) -> None:
         """Begin another step."""
-        self._error = self.waiting = None
+        self._error = self.waiting = self._allocated = None
         # While a parameter has a hook, FSDP copies its gradient to the CPU with the host waiting:
         # `foreach_reduce`, where gradients are offloaded. So hooks end with the measured step.
         for hook in self._hooks:
@@ -152,8 +171,17 @@ class Unit(HookErrors, ReduceScatter):
             self._unit._reduce_scatter_comm = wrapped
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Let the original reduce-scatter allocate the buffers."""
+        """Let the original reduce-scatter allocate the buffers.
+
+        With one shard the first buffer is full, and still to be divided, when the second is asked
+        for.
+        """
         buffer: Tensor = self._wrapped.allocate(size, dtype=dtype, device=device)
+        if self._shards == 1:
+            full, self._allocated = self._allocated, buffer
+            if full is not None:
+                self._allocated = None
+                self._on_reduce(self, full)
         return buffer
 
     def __call__(
@@ -181,11 +209,11 @@ class Unit(HookErrors, ReduceScatter):
         On the CPU row by row. Kernels of other devices take several rows of a buffer at once.
         """
         pieces, start = [], 0
-        for index, run in groupby(present, self._counts_as.__getitem__):
+        for key, run in groupby(present, self._counts_as.__getitem__):
             stop = start + sum(self._columns[i] for i in run)
-            if index is not None:
+            if key is not None:
                 piece = rows[:, start:stop]
-                pieces += [Piece(index, one) for one in (piece if rows.is_cpu else [piece])]
+                pieces += [_piece(key, one) for one in (piece if rows.is_cpu else [piece])]
             start = stop
         return pieces
 
@@ -219,6 +247,28 @@ class Unit(HookErrors, ReduceScatter):
             self.waiting(position)
 
 
+def shards_of(mesh_info: Any) -> int:
+    """Return the ranks that a gradient is sharded over: 1 with `replicate`."""
+    return int(getattr(mesh_info, "shard_mesh_size", 1))
+
+
+def tensor_shards_of(fsdp_param: Any) -> int:
+    """Return the ranks of tensor parallelism that a parameter is sharded over."""
+    spec = fsdp_param._unsharded_dtensor_spec
+    return 1 if spec is None else shards_in(spec.mesh, spec.placements)
+
+
+def sharing_of(units: Iterable[Any]) -> int:
+    """Return the ranks of tensor parallelism; 1 without it."""
+    specs = (p._unsharded_dtensor_spec for unit in units for p in unit.fsdp_params)
+    return max((spec.mesh.size() for spec in specs if spec is not None), default=1)
+
+
+def _piece(key: tuple[int, int], gradient: Tensor) -> Piece:
+    index, holders = key
+    return Piece(index, gradient, holders=holders)
+
+
 def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) -> list[Any]:
     """Return FSDP's units that hold any of the parameters.
 
@@ -231,12 +281,6 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
             f"one sharded by `fully_shard` in torch {torch.__version__}: in that version FSDP2 does"
             " not show unsharded gradients",
             "Update torch.",
-        )
-    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
-        _refuse(
-            "be sharded by `fully_shard`",
-            "FullyShardedDataParallel: FSDP1 does not show unsharded gradients",
-            "Use FSDP2.",
         )
     states = [m._get_fsdp_state() for m in model.modules() if isinstance(m, FSDPModule)]
     units = [unit for state in dict.fromkeys(states) for unit in _units_of_state(state)]
@@ -255,19 +299,7 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
             )
         unit = unit_of[id(parameter)]
         info = unit.mesh_info
-        if not isinstance(info, FSDPMeshInfo) or info.shard_mesh_size == 1:
-            _refuse(
-                "shard over two or more ranks",
-                f"{name!r} on {info.mesh}: nothing is reduce-scattered there",
-                "Use DistributedDataParallel.",
-            )
-        if parameter.device_mesh.size() != info.mesh.size():
-            _refuse(
-                "be data parallel only",
-                f"{name!r} on {parameter.device_mesh}: a rank has only a part of its gradient",
-                "Train without tensor parallelism.",
-            )
-        refuse_context_parallel(info.mesh)
+        refuse_context_parallel(parameter.device_mesh)
         if unit._all_reduce_hook is not None:
             _refuse(
                 "have no all-reduce hook",
@@ -275,7 +307,7 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
                 "Pass `fully_shard` a mesh of two dimensions instead.",
             )
         held[unit] = None
-        meshes.add((tuple(info.mesh.mesh.flatten().tolist()), info.shard_mesh_size))
+        meshes.add((tuple(info.mesh.mesh.flatten().tolist()), shards_of(info)))
     if len(meshes) > 1:
         _refuse(
             "be sharded over one mesh",

@@ -4,8 +4,7 @@
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import devices
@@ -16,79 +15,42 @@ pytest.importorskip("torch", "2.9", "before torch 2.9 FSDP2 does not show what i
 import torch
 import torch._dynamo  # which FSDP2 imports, here once and not in every fork
 import torch.distributed as dist
-from brute_force import columns_of, gradient_of, in_float64
 from ranks import on_ranks
+from rounds import (
+    EVERY_PASS,
+    GROUPS,
+    SINGLE,
+    STEPS,
+    SUMMED,
+    TWO_ROUNDS,
+    Branch,
+    Net,
+    Rounds,
+    always,
+    batch,
+    brute_force,
+    check,
+    loss_of,
+    mesh_of,
+    steps_of,
+    whole,
+)
 from torch import Tensor, nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
-    FullyShardedDataParallel,
     MixedPrecisionPolicy,
     fully_shard,
     register_fsdp_forward_method,
 )
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
-from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.placement_types import Shard
-from torch.utils.checkpoint import checkpoint
 
-from noisescale.collectors.fsdp.collector import FsdpCollector, is_sharded
-from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows.window_layout import each_micro_batch, whole_rank
-
-STEPS = 2
-EXACT = 2e-6  # float32 gradients and norms against float64
-
-# The backward passes of a step, in rounds: the last pass of each reduces the sum.
-SINGLE = [[0]]
-EVERY_PASS = [[0], [1], [2]]
-SUMMED = [[0, 1, 2]]
-TWO_ROUNDS = [[0, 1], [2, 3]]
-
-Rounds = Sequence[Sequence[int]]
-Branch = Callable[[int, int], bool]
-
-
-class Block(nn.Module):
-    def __init__(self, inner: int, wide: int) -> None:
-        super().__init__()
-        self.up = nn.Linear(inner, wide)
-        self.norm = nn.LayerNorm(wide)
-        self.down = nn.Linear(wide, inner, bias=False)
-        self.side = nn.Linear(inner, inner, bias=False)  # in a branch that may be unused
-
-    def forward(self, x: Tensor, branch: bool) -> Tensor:
-        h = x + self.down(self.norm(self.up(x)).tanh())
-        return h + self.side(x) if branch else h
-
-
-class Net(nn.Module):
-    """Dimensions that do not divide evenly: shards are padded, some are empty."""
-
-    def __init__(self, inner: int = 7, wide: int = 9, *, reentrant: bool = False) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.again, self.reentrant = partial(Net, inner, wide), reentrant
-        self.first = nn.Linear(5, inner)
-        self.blocks = nn.ModuleList([Block(inner, wide), Block(inner, wide)])
-        self.last = nn.Linear(inner, 3)
-        self.frozen = nn.Linear(2, 2).requires_grad_(False)
-
-    def forward(self, x: Tensor, branch: bool = True) -> Tensor:
-        h = self.first(x)
-        for block in self.blocks:
-            h = (
-                checkpoint(block, h, branch, use_reentrant=True)
-                if self.reentrant
-                else block(h, branch)
-            )
-        return self.last(h)
-
-
-def always(step: int, pass_: int) -> bool:
-    return True
+from noisescale.collectors.sharded.fsdp2 import Fsdp2Collector
+from noisescale.collectors.sharded.fsdp2_units import is_fsdp2
 
 
 def sharded(
@@ -101,109 +63,23 @@ def sharded(
     return fully_shard(net, mesh=mesh, **options)
 
 
+def trained(model: nn.Module) -> list[tuple[str, Any]]:
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def steps(
+    model: Any, rounds: Rounds, branch: Branch = always, *, groups: Any = None, **options: Any
+) -> dict[str, Any]:
+    collector = Fsdp2Collector(model, trained(model), groups)
+    return steps_of(collector, model, rounds, branch, **options)
+
+
 def unit_of(module: nn.Module) -> Any:
     state = module._get_fsdp_state()  # type: ignore[operator]
     if hasattr(state, "_fsdp_param_groups"):
         (unit,) = state._fsdp_param_groups
         return unit
     return state._fsdp_param_group  # before torch 2.12
-
-
-def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
-    torch.set_num_threads(1)
-    return init_device_mesh(
-        devices.name, shape, mesh_dim_names=("pipe", "replica", "shard")[-len(shape) :]
-    )
-
-
-def batch(step: int, pass_: int, rank: int) -> Tensor:
-    generator = torch.Generator().manual_seed(1000 * step + 10 * pass_ + rank)
-    return torch.randn(examples(pass_, rank), 5, generator=generator)
-
-
-def examples(pass_: int, rank: int) -> int:
-    return 3 + rank + 2 * pass_
-
-
-def loss_of(net: nn.Module, step: int, pass_: int, rank: int, branch: bool = True) -> Tensor:
-    weight = next(net.parameters())
-    x = batch(step, pass_, rank).to(weight.device, weight.dtype)
-    loss: Tensor = net(x, branch)
-    return (loss if loss.dtype == torch.float64 else loss.float()).square().mean()
-
-
-def whole(model: Any) -> nn.Module:
-    """What is sharded, in float64: the weights stand still."""
-    return in_float64(model.again())
-
-
-def brute_force(
-    net: nn.Module, step: int, rounds: Rounds, branch: Branch, norms: GradientNorms, divisor: float
-) -> tuple[list[float], list[float]]:
-    """Σ|g_round|² of this rank, and |g|² of the mean over ranks; both for every entry."""
-    entry_of = dict(zip(norms.names, norms.entry_of, strict=True))
-    columns = [columns_of(net, lambda n, e=e: entry_of.get(n) == e) for e in range(norms.entries)]
-
-    def gradient(pass_: int) -> Tensor:
-        rank, on = dist.get_rank(), branch(step, pass_)
-        return gradient_of(net, lambda net: loss_of(net, step, pass_, rank, on) / divisor)
-
-    of_rounds = torch.stack([sum(gradient(p) for p in passes) for passes in rounds])
-    mean = of_rounds.sum(0) / dist.get_world_size()
-    dist.all_reduce(mean)
-    return (
-        [of_rounds[:, some].square().sum().item() for some in columns],
-        [mean[some].square().sum().item() for some in columns],
-    )
-
-
-def steps(
-    model: Any,
-    rounds: Rounds,
-    branch: Branch = always,
-    *,
-    groups: Any = None,
-    capture: bool = False,
-) -> dict[str, Any]:
-    """Go through a few steps; return what was captured and what it should be."""
-    rank = dist.get_rank()
-    collector = FsdpCollector(model, trained(model), groups)
-    passes = [pass_ for round_ in rounds for pass_ in round_]
-    result: dict[str, Any] = {"rows": []}
-    for step in range(STEPS):
-        expected = brute_force(whole(model), step, rounds, branch, collector.norms, len(passes))
-        model.zero_grad()
-        for round_ in rounds:
-            for pass_ in round_:
-                model.set_requires_gradient_sync(pass_ == round_[-1])
-                loss = loss_of(model, step, pass_, rank, branch(step, pass_)) / len(passes)
-                last = pass_ == passes[-1]
-                collector.before_backward(
-                    loss, examples(pass_, rank), capture_average=capture and last
-                )
-                loss.backward()
-                assert not collector.gradients_dropped
-        if capture:
-            assert collector.average_captured
-            for p in model.parameters():
-                if p.grad is not None:
-                    p.grad.mul_(0.1)  # as clipping would
-        small, big = collector.small_sq_norms(), collector.big_sq_norms()
-        dist.all_reduce(big, group=collector.group)
-        result["rows"].append((None if small is None else small.tolist(), big.tolist(), *expected))
-        collector.reset()
-    collector.close()
-    return result
-
-
-def check(results: list[dict[str, Any]], tolerance: float = EXACT) -> None:
-    for result in results:
-        for small, big, expected_small, expected_big in result["rows"]:
-            assert small == pytest.approx(expected_small, rel=tolerance, abs=1e-12)
-            assert big == pytest.approx(expected_big, rel=tolerance, abs=1e-12)
-
-
-GROUPS = {"first block": r"blocks\.0", "vectors": r"bias|norm"}
 
 
 def check_runs(mesh: tuple[int, ...], runs: Callable[[DeviceMesh], list[dict[str, Any]]]) -> None:
@@ -254,12 +130,34 @@ def test_a_parameter_without_gradient_leaves_the_others_where_they_are() -> None
     )
 
 
+@pytest.mark.skipif(
+    "mesh" not in inspect.signature(replicate).parameters, reason="this torch has another"
+)
+def test_replicas_without_shards_are_measured() -> None:
+    """By `replicate`, and by `fully_shard` with one shard: no reduce-scatter is called."""
+
+    def every_way() -> list[dict[str, Any]]:
+        results = []
+        for rounds, groups in EVERY_WAY:
+            net: Any = Net()
+            for block in net.blocks:
+                replicate(block, mesh=mesh_of((2,)))
+            results.append(steps(replicate(net, mesh=mesh_of((2,))), rounds, groups=groups))
+            results.append(steps(sharded(Net(), mesh_of((2, 1))), rounds, groups=groups))
+        half = MixedPrecisionPolicy(reduce_dtype=torch.float16)
+        results.append(steps(sharded(Net(), mesh_of((2, 1)), policy=half), SINGLE))
+        return results
+
+    for results in zip(*on_ranks(2, every_way), strict=True):
+        check(list(results), 5e-4)
+
+
 def test_hooks_that_tell_which_gradients_came_are_gone_after_the_step() -> None:
     """While a parameter has one, FSDP waits for each copy of an offloaded gradient."""
 
     def hooked() -> list[int]:
         model = sharded(Net(), mesh_of((2,)))
-        collector = FsdpCollector(model, trained(model), GROUPS)
+        collector = Fsdp2Collector(model, trained(model), GROUPS)
         found = []
         for _ in range(2):
             loss = loss_of(model, 0, 0, dist.get_rank(), branch=False)
@@ -406,7 +304,7 @@ def test_training_is_bitwise_what_it_is_without(
         model = sharded(Net().to(devices.of_rank(dist.get_rank())), mesh_of(mesh), policy=policy)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        collector = FsdpCollector(model, named, GROUPS) if measured else None
+        collector = Fsdp2Collector(model, named, GROUPS) if measured else None
         for step in range(4):
             optimizer.zero_grad()
             for pass_ in range(2):
@@ -468,7 +366,7 @@ def test_a_users_reduce_scatter_is_used_and_restored() -> None:
 def test_a_reduce_scatter_put_in_its_place_is_left_there() -> None:
     def left() -> bool:
         model = sharded(Net(), mesh_of((2,)))
-        collector = FsdpCollector(model, trained(model))
+        collector = Fsdp2Collector(model, trained(model))
         own = CountingReduceScatter()
         model.set_custom_reduce_scatter(own)
         collector.close()
@@ -477,14 +375,10 @@ def test_a_reduce_scatter_put_in_its_place_is_left_there() -> None:
     assert on_ranks(2, left) == [True, True]
 
 
-def trained(model: nn.Module) -> list[tuple[str, Any]]:
-    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-
-
 def test_passes_that_are_not_announced_do_not_count() -> None:
     def measured() -> list[list[float]]:
         model = sharded(Net(), mesh_of((2,)))
-        collector = FsdpCollector(model, trained(model), GROUPS)
+        collector = Fsdp2Collector(model, trained(model), GROUPS)
 
         def run(announced: bool, branch: bool = True) -> Tensor | None:
             loss = loss_of(model, 0, 0, dist.get_rank(), branch)
@@ -512,7 +406,7 @@ def test_a_module_called_twice_in_one_pass_is_whole() -> None:
 
     def captured() -> dict[str, Any]:
         model = sharded(Net(), mesh_of((2,)))
-        collector = FsdpCollector(model, trained(model))
+        collector = Fsdp2Collector(model, trained(model))
         expected = brute_force(whole(model), 0, [[0, 1]], always, collector.norms, 2)
         loss = (loss_of(model, 0, 0, dist.get_rank()) + loss_of(model, 0, 1, dist.get_rank())) / 2
         collector.before_backward(loss, 8)
@@ -544,7 +438,7 @@ def test_a_unit_that_reduces_twice_in_one_pass_has_no_norm() -> None:
         model = fully_shard(Halves(), mesh=mesh_of((2,)))
         register_fsdp_forward_method(model, "encode")
         register_fsdp_forward_method(model, "decode")
-        collector = FsdpCollector(model, trained(model))
+        collector = Fsdp2Collector(model, trained(model))
         x = batch(0, 0, dist.get_rank()).requires_grad_()
         loss = model.decode(model.encode(x)).square().mean()
         collector.before_backward(loss, 3)
@@ -558,7 +452,7 @@ def test_a_unit_that_reduces_twice_in_one_pass_has_no_norm() -> None:
 def test_what_has_no_norm_of_its_own_gets_none(mesh: tuple[int, ...]) -> None:
     def none() -> list[str]:
         model = sharded(Net(), mesh_of(mesh))
-        collector = FsdpCollector(model, trained(model))
+        collector = Fsdp2Collector(model, trained(model))
         wrong = []
 
         @contextlib.contextmanager
@@ -616,7 +510,7 @@ def test_layout_lies_between_a_part_a_pass_and_a_part_a_rank() -> None:
 
     def layouts() -> list[Any]:
         model = sharded(Net(), mesh_of((2,)))
-        collector = FsdpCollector(model, trained(model))
+        collector = Fsdp2Collector(model, trained(model))
         found = []
         for sizes in both_sizes:
             for rounds in ([1, 2, 3, 4], [2, 4], [4], []):
@@ -641,15 +535,15 @@ def test_the_group_is_that_of_all_data_parallel_ranks() -> None:
         whole = mesh_of((2, 1, 2))
         mesh = whole["replica", "shard"]  # which, before torch 2.10, does not keep it alive
         model = sharded(Net(), mesh)
-        collector = FsdpCollector(model, trained(model))
-        line = FsdpCollector(whole_line := sharded(Net(), mesh["shard"]), trained(whole_line))
+        collector = Fsdp2Collector(model, trained(model))
+        line = Fsdp2Collector(whole_line := sharded(Net(), mesh["shard"]), trained(whole_line))
         return [dist.get_process_group_ranks(c.group) for c in (collector, line)]
 
     assert on_ranks(4, members) == [[[0, 1]] * 2] * 2 + [[[2, 3]] * 2] * 2
     assert on_ranks(
         2,
         lambda: (
-            FsdpCollector(m := sharded(Net(), mesh_of((2,))), trained(m)).group is dist.group.WORLD
+            Fsdp2Collector(m := sharded(Net(), mesh_of((2,))), trained(m)).group is dist.group.WORLD
         ),
     ) == [True, True]
 
@@ -658,19 +552,6 @@ def part() -> nn.Module:
     net = Net()
     fully_shard(net.blocks[0], mesh=mesh_of((2,)))
     return net
-
-
-def first_version() -> nn.Module:
-    net = Net()
-    net.frozen = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # needs a GPU
-    nn.Module.__init__(net.frozen)
-    return net
-
-
-def tensor_parallel() -> nn.Module:
-    mesh, net = mesh_of((2, 2)), Net()
-    net.last.weight = nn.Parameter(distribute_tensor(net.last.weight, mesh["shard"], [Shard(1)]))
-    return fully_shard(net, mesh=mesh["replica"])
 
 
 def two_meshes() -> nn.Module:
@@ -703,12 +584,6 @@ def hooked() -> nn.Module:
     model = sharded(Net(), mesh_of((2,)))
     model.set_all_reduce_hook(lambda gradient: None)
     return model
-
-
-UNSHARDED = (
-    r"shard over two or more ranks, got 'first\.weight' on .*: nothing is reduce-scattered there\."
-    r" Use DistributedDataParallel\."
-)
 
 
 def context(name: str) -> str:
@@ -746,29 +621,6 @@ def context(name: str) -> str:
             r" gradient\. Apply `fully_shard` to the whole model as well, or leave the parameter"
             r" out\.",
         ),
-        pytest.param(lambda: sharded(Net(), mesh_of((2, 1))), 2, UNSHARDED, id="one shard"),
-        pytest.param(
-            lambda: replicate(Net(), mesh=mesh_of((2,))),
-            2,
-            UNSHARDED,
-            marks=pytest.mark.skipif(
-                "mesh" not in inspect.signature(replicate).parameters,
-                reason="this torch has another",
-            ),
-            id="replicate",
-        ),
-        (
-            first_version,
-            2,
-            r"be sharded by `fully_shard`, got FullyShardedDataParallel: FSDP1 does not show"
-            r" unsharded gradients\. Use FSDP2\.",
-        ),
-        (
-            tensor_parallel,
-            4,
-            r"be data parallel only, got 'last\.weight' on DeviceMesh.*: a rank has only a part of"
-            r" its gradient\. Train without tensor parallelism\.",
-        ),
         (
             two_meshes,
             4,
@@ -789,7 +641,7 @@ def test_what_is_no_fsdp2_over_one_mesh_is_not_measured(
     def refused() -> None:
         model = make()
         with pytest.raises(ValueError, match=f"^`model` must {message}$"):
-            FsdpCollector(model, trained(model))
+            Fsdp2Collector(model, trained(model))
 
     on_ranks(ranks, refused)
 
@@ -798,6 +650,6 @@ def test_sharded_is_what_fully_shard_was_applied_to() -> None:
     def which() -> list[bool]:
         plain, part = Net(), Net()
         fully_shard(part.blocks[1], mesh=mesh_of((1,)))
-        return [is_sharded(plain), is_sharded(part)]
+        return [is_fsdp2(plain), is_fsdp2(part)]
 
     assert on_ranks(1, which) == [[False, True]]

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of a rank that keeps a shard of the averaged gradient, in rounds.
+
+A backward pass that reduces gradients is a *round*. It may follow passes that only added to the
+unsharded ones (FSDP1's `no_sync`, FSDP2's `set_requires_gradient_sync(False)`), and reduces their
+sum. The parts of a step are the rounds of all ranks.
+
+A module whose parameters are reduced together is a *unit*.
+
+Private attribute read here, as of torch 2.13: `Variable._execution_engine.queue_callback`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from noisescale.collectors.averaged_gradient import AveragedGradient
+from noisescale.collectors.collector import Collector
+from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
+from noisescale.collectors.rows.window_layout import (
+    Weight,
+    WindowLayout,
+    mean_inverse,
+    weighted_rounds,
+)
+from noisescale.collectors.squared_norms import scale
+from noisescale.guard import keeps_errors
+
+
+@dataclass
+class Step:
+    """The rounds since the last reset, and the norms of their gradients."""
+
+    captured: Norms
+    passes: int = 0
+    rounds: list[int] = field(default_factory=list)
+    """The number of passes up to the end of each round."""
+    in_parts: bool = False
+    """Whether some round may have shown a gradient in parts."""
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether the last pass ended a round, and all rounds are equally long and whole."""
+        lengths = {end - start for start, end in pairwise([0, *self.rounds])}
+        return len(lengths) == 1 and self.rounds[-1] == self.passes and not self.in_parts
+
+
+class RoundsCollector(Collector):
+    """Squared norms of this rank's gradient in every round, and of its shard of the averaged one.
+
+    A unit that reduces twice in one backward pass (two methods of one module were called) may
+    show a gradient in parts: such a step has no small norms.
+
+    Args:
+        norms: See `Collector`.
+        group: All ranks that average gradients.
+        average: Norms this rank's shard.
+    """
+
+    def __init__(
+        self, norms: GradientNorms, group: dist.ProcessGroup | None, average: AveragedGradient
+    ) -> None:
+        super().__init__(norms, group)
+        self._average = average
+        self._step = Step(norms.empty())
+        self._reduced: set[object] | None = None
+        """Units that the pass under way has reduced; None between passes."""
+
+    def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
+        """Arrange for the backward pass from `loss` to be captured."""
+        self._step.passes += 1
+        self._reduced = set() if loss.requires_grad else None
+        if loss.requires_grad:
+            loss.register_hook(self._on_backward_start)
+        self._average.before_backward(loss, capture=capture_average)
+
+    def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
+        """Every round is a part: the mean over its micro-batches, equally many in all rounds."""
+        passes, rounds = len(sizes), len(self._step.rounds)
+        inverse_size = mean_inverse(sizes) / max(passes, 1)
+        if not passes or not rounds:
+            return WindowLayout(math.nan, math.nan, math.nan, inverse_size)
+        return WindowLayout(
+            small_scale=(loss_divisor * rounds / passes) ** 2 / rounds,
+            big_scale=(loss_divisor / passes) ** 2,
+            inverse_part_size=inverse_size * rounds,
+            inverse_size=inverse_size,
+        )
+
+    def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
+        """Every round is a part, as heavy as its micro-batches together."""
+        return weighted_rounds(sizes, weights, self._step.rounds)
+
+    def small_sq_norms(self) -> Tensor | None:
+        """Σ|g_round|² since the last reset; None unless all rounds are whole and equally long."""
+        self.raise_error_of_hook()
+        if not self._step.are_whole or not self._all_is_known:
+            return None
+        self.norms.wait()
+        return self.norms.sums(self._step.captured)
+
+    def reset(self) -> None:
+        """Begin another step."""
+        super().reset()
+        self._reduced = None
+        self._step = Step(self.norms.empty())
+
+    @property
+    def _all_is_known(self) -> bool:
+        """Whether the norms of all gradients that were seen have been taken."""
+        return True
+
+    def _begins_round(self, unit: object) -> bool:
+        """Note that a unit reduces in the pass under way; return whether it is the first to."""
+        assert self._reduced is not None, "asked in a pass"
+        first = not self._reduced
+        if first:
+            self._step.rounds.append(self._step.passes)
+        self._step.in_parts |= unit in self._reduced
+        self._reduced.add(unit)
+        return first
+
+    def _add(self, pieces: list[Piece], factor: float = 1.0) -> None:
+        """Add norms of gradients times `factor`: `p.grad` is the mean over ranks of these."""
+        for captured, norms in zip(self._step.captured, self.norms.compute(pieces), strict=True):
+            captured.extend(norms if factor == 1 else scale(norms, factor))
+
+    @keeps_errors
+    def _on_backward_start(self, _: Tensor) -> None:
+        if self._reduced is not None:
+            # FSDP queues a callback in the pass that reduces what is left and waits for it all:
+            # one that is queued by a callback comes after.
+            queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+            queue_callback(lambda: queue_callback(self._on_backward_end))
+
+    @keeps_errors
+    def _on_backward_end(self) -> None:
+        self._reduced = None
+
+
+class AveragedShards(AveragedGradient):
+    """|g|² of this rank's shard, shared out among the ranks that all hold it."""
+
+    def current_sq_norms(self) -> Tensor:
+        """Return this rank's share as gradients are now, shape (entries,)."""
+        return self._norms.sums(self._norms.compute(self._pieces()))
+
+    @abstractmethod
+    def _pieces(self) -> Iterator[Piece]:
+        """Yield this rank's shards of the averaged gradients, each with the ranks that hold it."""

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor parallelism, alone and under FSDP2: the norms of gradients of which a rank has a part.
+
+The oracle knows nothing of ranks: gradients of the same model on one process, in float64.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch._dynamo  # which FSDP2 imports, here once and not in every fork
+import torch.distributed as dist
+from brute_force import columns_of, expected, gradient_of, in_float64, micro_batch, whole
+from ranks import on_ranks
+from torch import Tensor, nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
+from torch.nn.parallel import DistributedDataParallel
+
+from noisescale.collectors.rows.step_rows import MeasuredStep, StepRows
+from noisescale.meter.choosing import choose_collector
+from noisescale.meter.options import MeterOptions
+
+WORDS, WIDTH, LENGTH = 13, 8, 6  # an odd vocabulary: shards of 7 and 6
+STEPS, EXACT = 3, 1e-5
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 12)
+        self.down = nn.Linear(12, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 2, WORDS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class Model(nn.Module):
+    """Of words; `scale` is outside of every plan."""
+
+    def __init__(self, *, tied: bool = False, scaled: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.scale = Scale() if scaled else nn.Identity()
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x)
+        for block in self.blocks:
+            h = block(h)
+        return self.scale(self.head(self.norm(h)))
+
+
+def batch(step: int, rank: int, micro: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + 10 * rank + micro)
+    rows = 2 + rank + micro
+    return torch.randint(WORDS, (rows, LENGTH + 1), generator=generator)
+
+
+def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
+    logits = model(rows[:, :-1])
+    return nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+
+
+def parallelized(model: Model, mesh: Any, *, sequence: bool, by_loss: bool = False) -> None:
+    """Apply a plan, with sequence parallelism or without."""
+    between = Shard(1) if sequence else Replicate()
+    plan: dict[str, Any] = {
+        "words": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "head": ColwiseParallel(
+            input_layouts=between,
+            output_layouts=Shard(-1) if by_loss else Replicate(),
+            use_local_output=not by_loss,
+        ),
+    }
+    for k in range(2):
+        plan[f"blocks.{k}.up"] = ColwiseParallel(input_layouts=between)
+        plan[f"blocks.{k}.down"] = RowwiseParallel(output_layouts=between)
+    if sequence:
+        plan |= {name: SequenceParallel() for name in ("blocks.0.norm", "blocks.1.norm", "norm")}
+    tied = model.head.weight is model.words.weight
+    parallelize_module(model, mesh, plan)
+    if tied:  # each module has got a parameter of its own
+        model.head.weight = model.words.weight
+
+
+class Case(NamedTuple):
+    """A way to be parallel."""
+
+    data: int
+    """Ranks of data parallelism."""
+    by: Callable[..., Any] | None = fully_shard
+    sequence: bool = True
+    tied: bool = False
+    by_loss: bool = False
+    reduced_once: bool = False
+    groups: Any = None
+
+    def model(self) -> Model:
+        """By a loss that is parallel, nothing else takes the logits."""
+        return Model(tied=self.tied, scaled=not self.by_loss)
+
+
+CASES = {
+    "alone": Case(1, None),
+    "alone, no sequence": Case(1, None, sequence=False, groups={"norms": "norm", "words": "words"}),
+    "alone, tied, by loss": Case(1, None, tied=True, by_loss=True),
+    "FSDP2 on one": Case(1),
+    "FSDP2": Case(2, groups={"norms": "norm", "ends": "words|head"}),
+    "FSDP2, reduced once": Case(2, reduced_once=True),
+    "FSDP2, tied": Case(2, tied=True, sequence=False),
+    "FSDP2, by loss": Case(2, by_loss=True),
+    "replicate": Case(2, replicate, groups={"norms": "norm", "ends": "words|head"}),
+}
+
+
+class Trained(NamedTuple):
+    steps: list[MeasuredStep]
+    groups: tuple[str, ...]
+    same: bool
+    """Whether the gradients are bitwise those without a collector."""
+
+
+def trained(case: Case, micros: int = 2) -> Trained:
+    torch.set_num_threads(1)
+    runs = [_run(case, micros, measured=measured) for measured in (True, False)]
+    same = all(torch.equal(a, b) for a, b in zip(runs[0][1], runs[1][1], strict=True))
+    return Trained(runs[0][0], runs[0][2], same)
+
+
+def _run(case: Case, micros: int, *, measured: bool) -> tuple[Any, list[Tensor], Any]:
+    tensor = dist.get_world_size() // case.data
+    mesh = init_device_mesh("cpu", (case.data, tensor), mesh_dim_names=("data", "tensor"))
+    model: Any = case.model()
+    parallelized(model, mesh["tensor"], sequence=case.sequence, by_loss=case.by_loss)
+    if case.by is not None:
+        for block in model.blocks:
+            case.by(block, mesh=mesh["data"])
+        model = case.by(model, mesh=mesh["data"])
+    collector = None
+    if measured:
+        collector = choose_collector(model, MeterOptions(groups=case.groups))
+    rank = mesh.get_local_rank("data")
+    found: list[MeasuredStep] = []
+    gradients: list[Tensor] = []
+    for step in range(STEPS):
+        model.zero_grad()
+        sizes = []
+        for micro in range(micros):
+            last = micro == micros - 1
+            if case.by is not None and case.reduced_once:
+                model.set_requires_gradient_sync(last)
+            rows = batch(step, rank, micro)
+            with loss_parallel() if case.by_loss else torch.enable_grad():
+                loss = loss_of(model, rows) / micros
+                if collector is not None:
+                    collector.before_backward(loss, len(rows), capture_average=last)
+                    sizes.append(float(len(rows)))
+                loss.backward()
+        if collector is not None:
+            queue = StepRows(collector.norms, collector.group, collector.sharing)
+            queue.add(
+                collector.small_sq_norms(),
+                collector.big_sq_norms(),
+                collector.layout(sizes, micros),
+                examples=sum(sizes),
+                unmeasured_examples=0,
+                unmeasured_steps=0,
+            )
+            found += queue.read()
+            collector.reset()
+        gradients += [
+            getattr(p.grad, "_local_tensor", p.grad).clone()
+            for p in model.parameters()
+            if p.grad is not None
+        ]
+    names = () if collector is None else collector.norms.group_names
+    if collector is not None:
+        collector.close()
+    return found, gradients, names
+
+
+def expectation(case: Case, step: int, micros: int, columns: Any) -> Any:
+    plain = in_float64(case.model())
+    parts = []
+    for rank in range(case.data):
+        mine = []
+        for micro in range(micros):
+            rows = batch(step, rank, micro)
+            gradient = gradient_of(plain, lambda net, rows=rows: loss_of(net, rows))
+            mine.append(micro_batch(gradient, len(rows)))
+        parts += [whole(mine)] if case.reduced_once else mine
+    return expected(parts, columns)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_norms_are_those_of_the_model_on_one_process(name: str) -> None:
+    case = CASES[name]
+    first, *others = on_ranks(4 if case.data > 1 else 2, trained, case)
+
+    assert all(repr(other.steps) == repr(first.steps) for other in others)
+    assert first.same
+    plain = case.model()
+    for step, got in enumerate(first.steps):
+        wanted = expectation(case, step, 2, columns_of(plain, lambda name: True))
+        assert got.norms[:4] == pytest.approx(tuple(wanted), rel=EXACT)
+        assert got.norms.examples == sum(
+            len(batch(step, rank, micro)) for rank in range(case.data) for micro in range(2)
+        )
+        for entry, group in enumerate(first.groups):
+            pattern = re.compile(case.groups[group])
+            columns = columns_of(plain, lambda name, of=pattern: bool(of.search(name)))
+            of_group = expectation(case, step, 2, columns)
+            assert got.entries[entry][:4] == pytest.approx(tuple(of_group), rel=EXACT)
+
+
+def over_tensor_parallel() -> nn.Module:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    model = Model()
+    parallelized(model, mesh["tensor"], sequence=False)
+    _pre_dp_module_transform(model)
+    return DistributedDataParallel(model, process_group=mesh["data"].get_group())
+
+
+def neither() -> nn.Module:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    parallelized(model := Model(), mesh["tensor"], sequence=False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (over_tensor_parallel, "got DistributedDataParallel: a rank has only a part of its"),
+        (neither, "got neither in 4 processes with 2 of tensor parallelism"),
+    ],
+)
+def test_data_parallelism_that_is_not_known_is_refused(
+    make: Callable[[], nn.Module], message: str
+) -> None:
+    def refused() -> None:
+        model = make()
+        with pytest.raises(ValueError, match=message):
+            choose_collector(model, MeterOptions())
+
+    on_ranks(4, refused)
+
+
+@pytest.mark.parametrize("small_batch", ["half", "rank", "example"])
+def test_alone_only_micro_batches_are_compared(small_batch: Any) -> None:
+    def refused() -> None:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tensor",))
+        parallelized(model := Model(), mesh, sequence=False)
+        with pytest.raises(ValueError, match="if the model is tensor parallel alone"):
+            choose_collector(model, MeterOptions(small_batch=small_batch))
+
+    on_ranks(2, refused)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch sizes that change where each rank keeps a shard: a step takes more micro-batches."""
+
+from typing import Any
+
+import pytest
+from fits import FsdpAnywhere, classifier, fit_sharded, loader, needs_measurable_shards
+
+from noisescale import BatchSizeScheduler, NoiseScaleMonitor
+
+
+def run(**options: Any) -> list[Any]:
+    scheduler = BatchSizeScheduler({0: 16, 2: 48}, max_batch_size=48, lr_scaling="none")
+
+    def results(fitting: Any, module: Any) -> Any:
+        sizes = fitting.callbacks[0].history["batch_size"].tolist()
+        skipped = fitting.callback_metrics["noise_scale/skipped_steps"].item()
+        return fitting.global_step, sizes, skipped
+
+    return fit_sharded(
+        NoiseScaleMonitor(every_n_steps=1),
+        scheduler,
+        train_loader=loader(8, 16 * 14),
+        results=results,
+        log_every_n_steps=1,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    "flat", [pytest.param(False, marks=needs_measurable_shards), True], ids=["FSDP2", "FSDP1"]
+)
+def test_a_step_takes_more_micro_batches_and_is_measured(flat: bool) -> None:
+    options: dict[str, Any] = {"model": classifier(sharded=not flat)}
+    if flat:
+        options["strategy"] = FsdpAnywhere()
+
+    for steps, sizes, skipped in run(**options):
+        assert steps == 6
+        assert sizes == [16, 16, 48, 48, 48, 48]
+        assert skipped == 0
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
+def test_tensor_parallelism_is_refused() -> None:
+    with pytest.raises(AssertionError, match="processes of a model have one batch together"):
+        run(model=classifier(sharded=True), tensor_parallel=2)

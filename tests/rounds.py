@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of a model that is sharded, in rounds, and what their norms should be."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import devices
+import pytest
+import torch
+import torch.distributed as dist
+from brute_force import columns_of, gradient_of, in_float64
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.utils.checkpoint import checkpoint
+
+from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.sharded.rounds import RoundsCollector
+
+STEPS = 2
+EXACT = 2e-6  # float32 gradients and norms against float64
+
+# The backward passes of a step, in rounds: the last pass of each reduces the sum.
+SINGLE = [[0]]
+EVERY_PASS = [[0], [1], [2]]
+SUMMED = [[0, 1, 2]]
+TWO_ROUNDS = [[0, 1], [2, 3]]
+
+Rounds = Sequence[Sequence[int]]
+Branch = Callable[[int, int], bool]
+
+
+class Block(nn.Module):
+    def __init__(self, inner: int, wide: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(inner, wide)
+        self.norm = nn.LayerNorm(wide)
+        self.down = nn.Linear(wide, inner, bias=False)
+        self.side = nn.Linear(inner, inner, bias=False)  # in a branch that may be unused
+
+    def forward(self, x: Tensor, branch: bool) -> Tensor:
+        h = x + self.down(self.norm(self.up(x)).tanh())
+        return h + self.side(x) if branch else h
+
+
+class Net(nn.Module):
+    """Dimensions that do not divide evenly: shards are padded, some are empty."""
+
+    def __init__(self, inner: int = 7, wide: int = 9, *, reentrant: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.again, self.reentrant = partial(Net, inner, wide), reentrant
+        self.first = nn.Linear(5, inner)
+        self.blocks = nn.ModuleList([Block(inner, wide), Block(inner, wide)])
+        self.last = nn.Linear(inner, 3)
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+
+    def forward(self, x: Tensor, branch: bool = True) -> Tensor:
+        h = self.first(x)
+        for block in self.blocks:
+            h = (
+                checkpoint(block, h, branch, use_reentrant=True)
+                if self.reentrant
+                else block(h, branch)
+            )
+        return self.last(h)
+
+
+def always(step: int, pass_: int) -> bool:
+    return True
+
+
+def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
+    torch.set_num_threads(1)
+    return init_device_mesh(
+        devices.name, shape, mesh_dim_names=("pipe", "replica", "shard")[-len(shape) :]
+    )
+
+
+def batch(step: int, pass_: int, rank: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + 10 * pass_ + rank)
+    return torch.randn(examples(pass_, rank), 5, generator=generator)
+
+
+def examples(pass_: int, rank: int) -> int:
+    return 3 + rank + 2 * pass_
+
+
+def loss_of(net: nn.Module, step: int, pass_: int, rank: int, branch: bool = True) -> Tensor:
+    weight = next(net.parameters())
+    x = batch(step, pass_, rank).to(weight.device, weight.dtype)
+    loss: Tensor = net(x, branch)
+    return (loss if loss.dtype == torch.float64 else loss.float()).square().mean()
+
+
+def whole(model: Any) -> nn.Module:
+    """What is sharded, in float64: the weights stand still."""
+    return in_float64(model.again())
+
+
+def brute_force(
+    net: nn.Module, step: int, rounds: Rounds, branch: Branch, norms: GradientNorms, divisor: float
+) -> tuple[list[float], list[float]]:
+    """Σ|g_round|² of this rank, and |g|² of the mean over ranks; both for every entry."""
+    entry_of = dict(zip(norms.names, norms.entry_of, strict=True))
+    columns = [columns_of(net, lambda n, e=e: entry_of.get(n) == e) for e in range(norms.entries)]
+
+    def gradient(pass_: int) -> Tensor:
+        rank, on = dist.get_rank(), branch(step, pass_)
+        return gradient_of(net, lambda net: loss_of(net, step, pass_, rank, on) / divisor)
+
+    of_rounds = torch.stack([sum(gradient(p) for p in passes) for passes in rounds])
+    mean = of_rounds.sum(0) / dist.get_world_size()
+    dist.all_reduce(mean)
+    return (
+        [of_rounds[:, some].square().sum().item() for some in columns],
+        [mean[some].square().sum().item() for some in columns],
+    )
+
+
+def reducing(model: Any, on: bool) -> AbstractContextManager[None]:
+    """For a pass that reduces gradients, or only adds to the unsharded ones."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(on)
+        return nullcontext()
+    return nullcontext() if on else model.no_sync()
+
+
+def steps_of(
+    collector: RoundsCollector,
+    model: Any,
+    rounds: Rounds,
+    branch: Branch = always,
+    *,
+    capture: bool = False,
+) -> dict[str, Any]:
+    """Go through a few steps; return what was captured and what it should be."""
+    rank = dist.get_rank()
+    passes = [pass_ for round_ in rounds for pass_ in round_]
+    result: dict[str, Any] = {"rows": []}
+    for step in range(STEPS):
+        expected = brute_force(whole(model), step, rounds, branch, collector.norms, len(passes))
+        model.zero_grad()
+        for round_ in rounds:
+            for pass_ in round_:
+                with reducing(model, pass_ == round_[-1]):
+                    loss = loss_of(model, step, pass_, rank, branch(step, pass_)) / len(passes)
+                    last = pass_ == passes[-1]
+                    collector.before_backward(
+                        loss, examples(pass_, rank), capture_average=capture and last
+                    )
+                    loss.backward()
+                assert not collector.gradients_dropped
+        if capture:
+            assert collector.average_captured
+            for p in model.parameters():
+                if p.grad is not None:
+                    p.grad.mul_(0.1)  # as clipping would
+        small, big = collector.small_sq_norms(), collector.big_sq_norms()
+        dist.all_reduce(big, group=collector.group)
+        result["rows"].append((None if small is None else small.tolist(), big.tolist(), *expected))
+        collector.reset()
+    collector.close()
+    return result
+
+
+def check(results: list[dict[str, Any]], tolerance: float = EXACT) -> None:
+    for result in results:
+        for small, big, expected_small, expected_big in result["rows"]:
+            assert small == pytest.approx(expected_small, rel=tolerance, abs=1e-12)
+            assert big == pytest.approx(expected_big, rel=tolerance, abs=1e-12)
+
+
+GROUPS = {"first block": r"blocks\.0", "vectors": r"bias|norm"}
