@@ -165,12 +165,12 @@ class BoundedSeesaw(Policy):
         *,
         lift: float = 0.5,
         bound: float = 1.0,
-        least_steps: float = 1000,
+        least_steps: float = 2000,
     ) -> None:
         if lift and not 0 < lift <= bound:
             raise Refusal("lift", "lie between 0 and `bound`", repr(lift), "Leave it at 0.5.")
         if least_steps:
-            require_positive("least_steps", least_steps, "Leave it at 1000; 0 sets no limit.")
+            require_positive("least_steps", least_steps, "Leave it at 2000; 0 sets no limit.")
         self._schedule = InsteadOfDecay(batch_size)
         self._rule = TradeoffRule()
         self._bound = require_positive("bound", bound, "Leave it at 1.")

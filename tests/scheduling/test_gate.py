@@ -201,22 +201,24 @@ def test_auto_asks_tradeoff_with_new_noise_scales_alone() -> None:
 @pytest.mark.parametrize(
     ("run", "wanted", "reason"),
     [
-        # 100,000 examples in all: 1,000 steps of 100.
+        # 200,000 examples in all: 2,000 steps of 100.
         (
-            Progress(50, 10_000, share=0.1, ends_by="examples"),
+            Progress(50, 20_000, share=0.1, ends_by="examples"),
             100,
-            "asks for 250, but the run has 1,000 steps of 100",
+            "asks for 250, but the run has 2,000 steps of 100",
         ),
         # 2,000,000 in all: as far as the noise scale asks for.
         (Progress(50, 200_000, share=0.1, ends_by="examples"), 250, "asks for 250"),
         (Progress(50, 2_000, share=0.1, ends_by="examples"), 64, "holds it"),
         (Progress(0, 0, share=0.0, ends_by="examples"), 64, "holds it"),
-        (Progress(90, 2_000, share=0.1, ends_by="steps"), 64, "holds it"),
-        (Progress(100, 2_000, share=0.1, ends_by="steps"), 250, "asks for 250"),
+        (Progress(190, 2_000, share=0.1, ends_by="steps"), 64, "holds it"),
+        (Progress(200, 2_000, share=0.1, ends_by="steps"), 250, "asks for 250"),
         (Progress(200, 2_000), 250, "asks for 250"),
     ],
 )
-def test_a_lift_leaves_the_run_a_thousand_steps(run: Progress, wanted: float, reason: str) -> None:
+def test_a_lift_leaves_the_run_two_thousand_steps(
+    run: Progress, wanted: float, reason: str
+) -> None:
     policy, b = BoundedSeesaw(lift=0.25), noise_scale(900, 1000, 1100)
 
     found = policy(b, Plan(64, 1), run._replace(base_batch_size=64))
