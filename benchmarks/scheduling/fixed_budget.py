@@ -212,7 +212,12 @@ class Growing(Gate):
 
 
 KEPT, OTHER_LR = "kept", "auto, other lr"
-LIFTED, SHORTER, GROWS = "auto, lifted freely", "auto, 1,000 steps", "grows to 0.7√(r·b)"
+LIFTED, SHORTER, LONGER, GROWS = (
+    "auto, lifted freely",
+    "auto, 1,000 steps",
+    "auto, 4,000 steps",
+    "grows to 0.7√(r·b)",
+)
 BETAS, DECAY = "auto, betas follow", "auto, decay follows"
 TRIALS = (OTHER_LR, BETAS, DECAY, LIFTED, SHORTER)
 TRIED_ON = ("autoencoder, momentum", SMOKE.name)
@@ -220,6 +225,7 @@ POLICIES: dict[str, tuple[Callable[[], Any], LearningRateScaling]] = {
     KEPT: (lambda: None, "none"),
     "auto": (lambda: "auto", "auto"),
     SHORTER: (lambda: BoundedSeesaw(least_steps=1000), "auto"),
+    LONGER: (lambda: BoundedSeesaw(least_steps=4000), "auto"),
     LIFTED: (lambda: BoundedSeesaw(least_steps=0), "sqrt"),
     GROWS: (lambda: Growing(TradeoffRule(share=0.7)), "sqrt"),
     "seesaw": (lambda: "seesaw", "sqrt"),

@@ -21,10 +21,10 @@ sys.path.append(str(Path(__file__).parent))
 from make import browser, in_both_themes
 
 from benchmarks.lib.results import saved_rows
-from benchmarks.scheduling.fixed_budget import BUDGETS, KEPT, NAME, Budgeted, Runs, starts_of
+from benchmarks.scheduling.fixed_budget import BUDGETS, GROWS, KEPT, NAME, Budgeted, Runs, starts_of
 from noisescale.report.colours import BLUE, GREEN, NOTHING, ORANGE
 
-COLOURS = {"auto": BLUE, "bounded_seesaw": GREEN, "seesaw": ORANGE}
+COLOURS = {"auto": BLUE, GROWS: GREEN, "seesaw": ORANGE}
 SHAPES = {"best": "circle", "1/4": "triangle-left", "4 x": "triangle-right"}
 STARTS = {"best": "the best batch size", "1/4": "a quarter of it", "4 x": "four times it"}
 COLUMNS = 3
@@ -43,7 +43,6 @@ def main() -> None:
     for index, budget in enumerate(drawn):
         draw(figure, runs, budget, index // columns + 1, index % columns + 1)
     figure.update_xaxes(type="log", title="serial steps", title_standoff=4, dtick="D2")
-    figure.update_yaxes(range=[-0.6, 4.4])
     figure.update_yaxes(title="loss over the best, %", title_standoff=4)
     figure.update_layout(
         width=1150,
@@ -97,15 +96,19 @@ def draw(figure: go.Figure, runs: Runs, budget: Budgeted, row: int, column: int)
         row=row,
         col=column,
     )
+    highest = 4.0
     for policy in policies_of(runs, budget):
         for label, start in starts_of(runs, budget, best).items():
             lr = runs.best_rate(budget.name, start)
             found = runs.of(budget.name, policy, start, lr) if lr else []
             if not found or policy == KEPT:
                 continue
+            height = over(statistics.fmean(one["loss"] or float("nan") for one in found))
+            if policy == "auto":
+                highest = max(highest, height)  # what the default costs is never cut off
             figure.add_scatter(
                 x=[statistics.fmean(one["steps"] for one in found)],
-                y=[over(statistics.fmean(one["loss"] or float("nan") for one in found))],
+                y=[height],
                 mode="markers",
                 marker={"color": COLOURS[policy], "size": 11, "symbol": SHAPES[label]},
                 name=f"{policy} from {STARTS[label]}",
@@ -113,6 +116,7 @@ def draw(figure: go.Figure, runs: Runs, budget: Budgeted, row: int, column: int)
                 row=row,
                 col=column,
             )
+    figure.update_yaxes(range=[-0.6, 1.1 * highest], row=row, col=column)
 
 
 if __name__ == "__main__":
