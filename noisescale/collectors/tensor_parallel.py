@@ -19,6 +19,11 @@ from noisescale.collectors.gradient_norms import GradientNorms, Piece
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.guard import NotMeasured
 
+NOTHING_TO_COMPARE = (
+    "A step of one micro-batch has nothing to be compared with if no other rank has a batch of its"
+    " own. It is not measured. Accumulate two or more micro-batches."
+)
+
 
 def shards_in(mesh: Any, placements: Iterable[Any]) -> int:
     """Return the number of different parts of a tensor on a mesh."""
@@ -62,10 +67,10 @@ def tensor_parallel_group(parameters: Iterable[nn.Parameter]) -> dist.ProcessGro
     meshes: list[Any] = [p.device_mesh for p in parameters if not is_tensor(p)]  # type: ignore[attr-defined]
     if not meshes:
         return None
-    if any(mesh != meshes[0] for mesh in meshes) or meshes[0].ndim > 1:
+    if others := [mesh for mesh in meshes if mesh != meshes[0] or mesh.ndim > 1]:
         raise NotMeasured(
             "`model` must be parallel over one mesh of one dimension, or sharded by `fully_shard`,"
-            f" got {meshes[0]}. Apply `fully_shard` for data parallelism."
+            f" got {others[0]}. Apply `fully_shard` for data parallelism."
         )
     group: dist.ProcessGroup = meshes[0].get_group()
     return group
@@ -94,10 +99,7 @@ class TensorParallelCollector(MicroBatchCollector):
         group: The ranks of tensor parallelism.
     """
 
-    nothing_to_compare = (
-        "A step of one micro-batch has nothing to be compared with if the ranks are tensor parallel"
-        " alone: they have one batch. It is not measured. Accumulate two or more micro-batches."
-    )
+    nothing_to_compare = NOTHING_TO_COMPARE
 
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup) -> None:
         super().__init__(norms, group)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from accelerate.optimizer import AcceleratedOptimizer
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -20,6 +21,7 @@ from noisescale.checks import check_confidence
 from noisescale.guard import Guard
 from noisescale.hugging_face import trainer_access
 from noisescale.hugging_face.noise_scale_callback import NoiseScaleCallback
+from noisescale.hugging_face.supported import tensor_parallel_size
 from noisescale.plan import Plan
 from noisescale.printable import arguments
 from noisescale.refusal import Refusal
@@ -166,7 +168,7 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
     ) -> None:
         if self._controller is not None:
             self._controller.close()  # an earlier training may have ended by an error
-        self._check(args)
+        self._check(args, kwargs["model"])
         loader, first = kwargs["train_dataloader"], int(args.gradient_accumulation_steps)
         batches = float(len(loader)) if has_length(loader) else math.inf
         self._data = _Data(first, batches, state.max_steps)
@@ -295,13 +297,14 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
             }
         return {"args": given, "attributes": {"_loaded": saved}}
 
-    def _check(self, args: TrainingArguments) -> None:
-        kind = trainer_access.distributed_type()
+    def _check(self, args: TrainingArguments, model: nn.Module) -> None:
+        kind, tp_size = trainer_access.distributed_type(), tensor_parallel_size(model)
         refused = {
             "distributed_type": kind if kind in _OWN_ENGINES else None,
             "n_gpu": args.n_gpu if args.n_gpu > 1 else None,
             "auto_find_batch_size": True if args.auto_find_batch_size else None,
             "parallelism_config": args.parallelism_config,
+            "tp_size": tp_size if tp_size > 1 else None,
         }
         if isinstance(args.gradient_accumulation_steps, Accumulation):
             raise Refusal(

@@ -160,7 +160,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
         trainer_access.go_first(self)
         try:
-            check_supported(args, trainer_access.distributed_type())
+            check_supported(args, trainer_access.distributed_type(), model)
         except NotMeasured as reason:
             self._tell_that_nothing_is_measured(str(reason))
             return

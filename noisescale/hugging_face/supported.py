@@ -24,12 +24,13 @@ _UNSUPPORTED_TYPES = {
 _USE_DDP = "Start one process for each device (`torchrun --nproc-per-node N`)."
 
 
-def check_supported(args: TrainingArguments, distributed_type: str) -> None:
+def check_supported(args: TrainingArguments, distributed_type: str, model: nn.Module) -> None:
     """Raise if the noise scale would be wrong, or cannot be measured.
 
     Args:
         args: The arguments of the Trainer.
         distributed_type: The name of accelerate's way of training.
+        model: The model that is trained.
 
     Raises:
         NotMeasured: If a setting does not allow measuring. The message names the setting and the
@@ -41,6 +42,9 @@ def check_supported(args: TrainingArguments, distributed_type: str) -> None:
     if args.n_gpu > 1:
         reason = "nn.DataParallel adds the gradients of all devices in one backward pass"
         _give_up("n_gpu", str(args.n_gpu), reason, _USE_DDP)
+    if (size := tensor_parallel_size(model)) > 1:
+        reason = "the Trainer gives the ranks of a model one batch"
+        _give_up("tp_plan", f"over {size} ranks", reason, "Load the model without it.")
     if args.parallelism_config is not None:
         kind = type(args.parallelism_config).__name__
         reason = "tensor, context and sequence parallelism split an example over ranks"
@@ -50,6 +54,11 @@ def check_supported(args: TrainingArguments, distributed_type: str) -> None:
         reason = "it steps within the backward pass"
         remedy = "Use an optimizer that steps after the pass, such as `adamw_torch`."
         _give_up("optim", name, reason, remedy)
+
+
+def tensor_parallel_size(model: nn.Module) -> int:
+    """Return the ranks that a model of transformers is shared out over."""
+    return int(getattr(model, "tp_size", None) or 1)
 
 
 def check_wrapper(module: nn.Module) -> None:

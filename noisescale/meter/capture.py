@@ -141,6 +141,7 @@ class StepCapture:
         """The collector; None once the capture is closed."""
         self.gone: list[str] = []
         """Parameters whose gradients were gone at the end of a pass, when that last happened."""
+        self._alone = collector.group is None
         self._ddp = ddp
         self._in_model = in_model
         self._loss_scale = LossScale(grad_scaler, collector.norms.parameters)
@@ -289,7 +290,7 @@ class StepCapture:
         Of several processes the others may be able to, and wait for this one at measured steps: so
         each such step is left out.
         """
-        return isinstance(error, NotMeasured) and not self.accepted and self.unread.ranks == 1
+        return isinstance(error, NotMeasured) and not self.accepted and self._alone
 
     def leave_step_out(self, error: Exception) -> None:
         """Leave the current step out, as its contents are not known; warn once with the reason."""

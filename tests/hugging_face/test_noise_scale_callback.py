@@ -655,7 +655,6 @@ def test_one_process_whose_examples_cannot_be_told_apart_trains_on() -> None:
     ("settings", "distributed_type", "named"),
     [
         ({}, "DEEPSPEED", "^`distributed_type` is DEEPSPEED: "),
-        ({}, "FSDP", "^`distributed_type` is FSDP: "),
         ({"n_gpu": 2}, "NO", "^`n_gpu` is 2: nn.DataParallel"),
         ({"parallelism_config": object()}, "MULTI_GPU", "^`parallelism_config` is object"),
         ({"optim": "lomo"}, "NO", "^`optim` is lomo: it steps within the backward pass"),
@@ -669,7 +668,16 @@ def test_settings_that_cannot_be_measured_are_named(
     args: Any = SimpleNamespace(**{**defaults, **settings})
 
     with pytest.raises(NotMeasured, match=named):
-        check_supported(args, distributed_type)
+        check_supported(args, distributed_type, nn.Linear(1, 1))
+
+
+def test_a_model_that_is_shared_out_over_ranks_is_named() -> None:
+    args: Any = SimpleNamespace(n_gpu=1, parallelism_config=None, optim="adamw_torch")
+    model: Any = nn.Linear(1, 1)
+    model.tp_size = 2
+
+    with pytest.raises(NotMeasured, match="^`tp_plan` is over 2 ranks: the Trainer gives"):
+        check_supported(args, "MULTI_GPU", model)
 
 
 def test_wrong_arguments_are_refused_at_once() -> None:

@@ -66,8 +66,13 @@ class Fsdp1Collector(RoundsCollector):
 
     @property
     def averaged_too_often(self) -> bool:
-        """Whether a gradient was averaged, added to and averaged again: NO_SHARD has no shards."""
-        return not self._units[0].is_sharded and len(self._step.rounds) > 1
+        """Whether several averages of a step are not summed.
+
+        Without shards (NO_SHARD) an average is averaged again with what was added to it. With CPU
+        offloading the last one replaces the others.
+        """
+        first = self._units[0]
+        return len(self._step.rounds) > 1 and (not first.is_sharded or first.offloads)
 
     @property
     def gradients_dropped(self) -> bool:
@@ -85,7 +90,9 @@ class Fsdp1Collector(RoundsCollector):
     def _on_accumulation(self, unit: Unit, _: Tensor) -> None:
         if self._reduced is None or not unit.reduces:
             return
-        self._begins_round(unit)
+        if self._begins_round(unit):
+            # Units that reduce in different passes (two roots) have no rounds in common.
+            self._step.in_parts |= not all(u.reduces for u in self._units)
         self._average.came |= self._shards[unit]
         self._add(list(unit.pieces(self._index_of, self.norms.entry_of)))
 

@@ -5,7 +5,8 @@ FSDP1 lays the parameters of a unit end to end in one flat parameter. Autograd w
 local gradient to it, unsharded; after that FSDP1 reduces it and keeps this rank's shard.
 
 Private attributes read here, as of torch 2.13: of an FSDP module `_handle`, `_inter_node_pg` and
-`_sync_gradients`; of a handle `flat_param` and `_use_orig_params`; of a flat parameter `_fqns`,
+`_sync_gradients`; of a handle `flat_param`, `_use_orig_params` and
+`_offload_params`; of a flat parameter `_param_extensions`, `_fqns`,
 `_params`, `_numels_with_padding`, `_is_padding_mask` and `_shard_param_infos`; `clean_tensor_name`.
 """
 
@@ -67,8 +68,6 @@ class Unit:
     """
 
     def __init__(self, module: Any, path: str) -> None:
-        from torch.distributed.fsdp._common_utils import clean_tensor_name
-
         self.module = module
         flat = self.flat = module._handle.flat_param
         ends = accumulate(flat._numels_with_padding)
@@ -82,7 +81,7 @@ class Unit:
         owners = flat._params if module._handle._use_orig_params else [flat] * len(spans)
         self.members = [
             Member(
-                clean_tensor_name(f"{path}.{name}" if path else name),
+                _own_name(f"{path}.{name}" if path else name),
                 owner,
                 span,
                 slice(info.offset_in_shard, info.offset_in_shard + info.numel_in_shard)
@@ -109,6 +108,11 @@ class Unit:
     def is_sharded(self) -> bool:
         """Whether each rank keeps a part of the gradient only."""
         return bool(self.module._handle.uses_sharded_strategy)
+
+    @property
+    def offloads(self) -> bool:
+        """Whether gradients are brought to the CPU."""
+        return bool(self.module._handle._offload_params)
 
     def pieces(self, index_of: dict[str, int], entry_of: list[int]) -> Iterator[Piece]:
         """Yield what counts of the unsharded gradient, in one piece if all counts alike."""
@@ -138,15 +142,20 @@ def units_of(model: nn.Module) -> list[Unit]:
 
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, Parameter]]:
     """Yield the model's parameters by their own names; several may be in one flat parameter."""
-    from torch.distributed.fsdp._common_utils import clean_tensor_name
-
     members: dict[int, list[str]] = {}
     for unit in units_of(model):
         for member in unit.members:
             members.setdefault(id(member.parameter), []).append(member.name)
     for name, p in model.named_parameters():
-        for own_name in members.get(id(p), [clean_tensor_name(name)]):
+        for own_name in members.get(id(p), [_own_name(name)]):
             yield own_name, p
+
+
+def _own_name(name: str) -> str:
+    """Return a parameter's name without those of wrappers."""
+    from torch.distributed.fsdp._common_utils import clean_tensor_name
+
+    return clean_tensor_name(name).replace("_orig_mod.", "")
 
 
 def checked_units(model: nn.Module, named: list[tuple[str, Parameter]]) -> list[Unit]:
@@ -171,10 +180,15 @@ def checked_units(model: nn.Module, named: list[tuple[str, Parameter]]) -> list[
             "`model` must be sharded over one set of ranks, got several: its gradients are means"
             " over different ranks. Measure the parameters of one of them."
         )
+    refuse_context_parallel(getattr(units[0].module, "_device_mesh", None))
+    if any(one is not None for unit in units for one in unit.flat._param_extensions):
+        raise NotMeasured(
+            "`model` must be sharded by `fully_shard` over tensor parallelism, got"
+            " FullyShardedDataParallel: a rank has only a part of its gradient. Use `fully_shard`."
+        )
     if all(len(ranks) == 1 for ranks in units[0].ranks):
         raise NotMeasured(
             "`model` must be sharded over two or more ranks, got FullyShardedDataParallel on one:"
             " there is nothing to compare. Train without FSDP on one device."
         )
-    refuse_context_parallel(getattr(units[0].module, "_device_mesh", None))
     return units

@@ -19,9 +19,9 @@ from torch.nn import Parameter
 
 from noisescale.collectors.gradient_norms import GradientNorms, Piece
 from noisescale.collectors.groups import Groups
-from noisescale.collectors.sharded.fsdp2_units import Unit, sharing_of, units_of
+from noisescale.collectors.sharded.fsdp2_units import Unit, units_of
 from noisescale.collectors.sharded.rounds import RoundsCollector
-from noisescale.collectors.tensor_parallel import AveragedParts
+from noisescale.collectors.tensor_parallel import NOTHING_TO_COMPARE, AveragedParts
 from noisescale.guard import keeps_errors
 
 
@@ -52,7 +52,10 @@ class Fsdp2Collector(RoundsCollector):
         meshes = [p.device_mesh for _, p in named_parameters]  # type: ignore[attr-defined]
         group = _ranks_of(max(meshes, key=lambda mesh: mesh.size()))
         super().__init__(norms, group, AveragedParts(norms, group))
-        self.sharing = sharing_of(units)
+        # On a mesh that has both, what is not data parallel is tensor parallel.
+        self.sharing = dist.get_world_size(group) // units[0].mesh_info.mesh.size()
+        if self.least_micro_batches > 1:
+            self.nothing_to_compare = NOTHING_TO_COMPARE
         self._units = [Unit(unit, self.norms, self._on_reduce, self.sharing) for unit in units]
         self._scattered_only = False
         """Whether the last round's gradients are still to be summed over replicas."""

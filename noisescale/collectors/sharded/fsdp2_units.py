@@ -23,7 +23,8 @@ Private attributes read here, as of torch 2.13: `FSDPModule._get_fsdp_state`; a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable
 from functools import partial
 from itertools import groupby
 from typing import Any, NoReturn
@@ -50,6 +51,10 @@ try:
 except ImportError:  # before torch 2.9, or built without distributed
     ReduceScatter = object  # type: ignore[assignment, misc] # a stand-in
     TAKES_A_REDUCE_SCATTER = False
+
+
+_EXPERT = re.compile(r"ep|expert\w*", re.IGNORECASE)
+"""Names of mesh dimensions of expert parallelism."""
 
 
 def is_fsdp2(model: nn.Module) -> bool:
@@ -258,12 +263,6 @@ def tensor_shards_of(fsdp_param: Any) -> int:
     return 1 if spec is None else shards_in(spec.mesh, spec.placements)
 
 
-def sharing_of(units: Iterable[Any]) -> int:
-    """Return the ranks of tensor parallelism; 1 without it."""
-    specs = (p._unsharded_dtensor_spec for unit in units for p in unit.fsdp_params)
-    return max((spec.mesh.size() for spec in specs if spec is not None), default=1)
-
-
 def _piece(key: tuple[int, int], gradient: Tensor) -> Piece:
     index, holders = key
     return Piece(index, gradient, holders=holders)
@@ -300,6 +299,13 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
         unit = unit_of[id(parameter)]
         info = unit.mesh_info
         refuse_context_parallel(parameter.device_mesh)
+        if any(_EXPERT.fullmatch(dim) for dim in parameter.device_mesh.mesh_dim_names or ()):
+            _refuse(
+                "be data and tensor parallel only",
+                f"{name!r} on {parameter.device_mesh}: with expert parallelism the gradient of an"
+                " expert comes from the batches of other ranks, too",
+                "Leave the experts out by `parameters`.",
+            )
         if unit._all_reduce_hook is not None:
             _refuse(
                 "have no all-reduce hook",

@@ -33,6 +33,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from noisescale import NoiseScaleMeter
 from noisescale.collectors.sharded.fsdp1 import Fsdp1Collector
@@ -291,6 +293,38 @@ def test_what_has_no_norm_of_its_own_gets_none() -> None:
         assert all(found.values())
 
 
+def test_rounds_of_some_roots_alone_have_no_norm() -> None:
+    """Of a container of two roots one may accumulate while the other reduces."""
+
+    def captured() -> Tensor | None:
+        wrap = partial(
+            FullyShardedDataParallel, device_id=torch.device("cpu"), use_orig_params=True
+        )
+        torch.manual_seed(0)
+        pair = nn.Sequential(wrap(nn.Linear(5, 4)), wrap(nn.Linear(4, 3)))
+        collector = Fsdp1Collector(pair, trained(pair))
+        for number in range(2):
+            with pair[0].no_sync() if number == 0 else torch.enable_grad():  # type: ignore[operator]
+                loss = pair(batch(0, number, dist.get_rank())).square().mean()
+                collector.before_backward(loss, 3)
+                loss.backward()
+        return collector.small_sq_norms()
+
+    assert on_ranks(2, captured) == [None, None]
+
+
+def test_names_are_those_without_wrappers() -> None:
+    """Of a compiled part as well."""
+
+    def names() -> list[str]:
+        net: Any = Net()
+        net.blocks[0] = torch.compile(net.blocks[0], backend="aot_eager")
+        return sorted(name for name, _ in named_parameters(sharded(net, nested=True)))
+
+    plain = sorted(name for name, _ in Net().named_parameters())
+    assert on_ranks(2, names) == [plain, plain]
+
+
 def test_gradients_are_dropped_by_zero_grad_alone() -> None:
     def dropped() -> list[bool]:
         found = []
@@ -377,6 +411,16 @@ def context() -> nn.Module:
     )
 
 
+def over_tensor_parallel() -> nn.Module:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    net: Any = Net()
+    plan = {"blocks.0.up": ColwiseParallel(output_layouts=Replicate())}
+    parallelize_module(net, mesh["tp"], plan)
+    return FullyShardedDataParallel(
+        net, device_mesh=mesh["dp"], device_id=torch.device("cpu"), use_orig_params=True
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "ranks", "message"),
     [
@@ -397,6 +441,12 @@ def context() -> nn.Module:
             1,
             "be sharded over two or more ranks, got FullyShardedDataParallel on one: there is"
             " nothing to compare. Train without FSDP on one device.",
+        ),
+        (
+            over_tensor_parallel,
+            4,
+            "be sharded by `fully_shard` over tensor parallelism, got FullyShardedDataParallel: a"
+            " rank has only a part of its gradient. Use `fully_shard`.",
         ),
         (
             context,
