@@ -676,7 +676,7 @@ def test_a_model_that_is_shared_out_over_ranks_is_named() -> None:
     model: Any = nn.Linear(1, 1)
     model.tp_size = 2
 
-    with pytest.raises(NotMeasured, match="^`tp_plan` is over 2 ranks: the Trainer gives"):
+    with pytest.raises(NotMeasured, match=r"^`tp_plan` is over 2 ranks: the Trainer gives"):
         check_supported(args, "MULTI_GPU", model)
 
 
