@@ -83,7 +83,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", ".*treespec.*is deprecated")
     seed_everything(0, verbose=False)
     monitor = NoiseScaleMonitor(report=True)
-    scheduling = [BatchSizeScheduler()] if arguments.schedule else []
+    scheduling = [BatchSizeScheduler("tradeoff")] if arguments.schedule else []
     trainer = Trainer(
         accelerator="cpu",
         devices=2,

@@ -16,7 +16,7 @@ from faults import OF_A_METER, FaultError, Faults
 from ranks import on_ranks
 from recorded_collectives import Collective, RecordedCollectives
 from torch.amp import GradScaler
-from ways_of_capture import WAYS, Net, Way, alone, batch, ddp, half_squares, not_averaging, sharded
+from ways_of_capture import WAYS, Net, Way, alone, batch, ddp, half_squares, not_averaging
 
 from noisescale import NoiseScaleMeter
 from noisescale.collectors.per_example.hooks import LayerHooks
@@ -156,7 +156,7 @@ def faults(name: str) -> Run:
 def no_backward(name: str) -> Run:
     """On rank 1, or on both where the training has collectives in each pass."""
     run = Run(name)
-    alike = name == STATIC or run.way.wrapped is sharded
+    alike = name == STATIC or name.startswith("FSDP")
     for step in range(5):
         without = step == 2 and (dist.get_rank() == 1 or alike)
         run.step(passes=0 if without else 2, averages=step != 2)
