@@ -8,7 +8,8 @@ the optimizer steps then changes nothing. What is done to `p.grad` before is che
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -153,6 +154,18 @@ class AveragedGradient(HookErrors):
                 rows = slice(start, stop)
                 pieces.append(Piece(index, p.grad[rows], rows))
         return self._norms.sums(self._norms.compute_share(pieces, self._ranks))
+
+
+class AveragedPieces(AveragedGradient):
+    """|g|² where each rank has some pieces of the gradient, each on a known number of ranks."""
+
+    def current_sq_norms(self) -> Tensor:
+        """Return this rank's share as gradients are now, shape (entries,)."""
+        return self._norms.sums(self._norms.compute(self._pieces()))
+
+    @abstractmethod
+    def _pieces(self) -> Iterator[Piece]:
+        """Yield this rank's pieces of the averaged gradients."""
 
 
 def share_of(parameters: list[Parameter], rank: int, ranks: int) -> list[tuple[int, int, int]]:

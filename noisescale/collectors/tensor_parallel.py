@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from noisescale.collectors.averaged_gradient import AveragedGradient
+from noisescale.collectors.averaged_gradient import AveragedPieces
 from noisescale.collectors.gradient_norms import GradientNorms, Piece
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.guard import NotMeasured
@@ -58,13 +58,13 @@ def piece_of(index: int, gradient: Any, holders: int) -> Piece:
     return Piece(index, gradient.to_local(), holders=holders // shards)
 
 
-def tensor_parallel_group(parameters: Iterable[nn.Parameter]) -> dist.ProcessGroup | None:
+def tensor_parallel_group(parameters: Iterable[Any]) -> dist.ProcessGroup | None:
     """Return the group of a model that is tensor parallel alone; None if no parameter is a DTensor.
 
     Raises:
         NotMeasured: If parameters are on several meshes, or on a mesh of several dimensions.
     """
-    meshes: list[Any] = [p.device_mesh for p in parameters if not is_tensor(p)]  # type: ignore[attr-defined]
+    meshes: list[Any] = [p.device_mesh for p in parameters if not is_tensor(p)]
     if not meshes:
         return None
     if others := [mesh for mesh in meshes if mesh != meshes[0] or mesh.ndim > 1]:
@@ -76,12 +76,8 @@ def tensor_parallel_group(parameters: Iterable[nn.Parameter]) -> dist.ProcessGro
     return group
 
 
-class AveragedParts(AveragedGradient):
+class AveragedParts(AveragedPieces):
     """|g|² of this rank's parts of the gradients, by how many ranks have them."""
-
-    def current_sq_norms(self) -> Tensor:
-        """Return this rank's share as `p.grad` is now, shape (entries,)."""
-        return self._norms.sums(self._norms.compute(self._pieces()))
 
     def _pieces(self) -> Iterator[Piece]:
         for index, p in enumerate(self._norms.parameters):

@@ -17,14 +17,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from noisescale.collectors.averaged_gradient import AveragedPieces
 from noisescale.collectors.gradient_norms import GradientNorms, Piece
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.sharded.fsdp1_units import Unit, checked_units
-from noisescale.collectors.sharded.rounds import AveragedShards, RoundsCollector
+from noisescale.collectors.sharded.rounds import RoundsCollector
 from noisescale.guard import NotMeasured, keeps_errors
 
 
-class Fsdp1Collector(RoundsCollector):
+class Fsdp1Collector(RoundsCollector[Unit]):
     """Squared norms of this rank's gradient in every round, and of its shard of the averaged one.
 
     Args:
@@ -90,14 +91,12 @@ class Fsdp1Collector(RoundsCollector):
     def _on_accumulation(self, unit: Unit, _: Tensor) -> None:
         if self._reduced is None or not unit.reduces:
             return
-        if self._begins_round(unit):
-            # Units that reduce in different passes (two roots) have no rounds in common.
-            self._step.in_parts |= not all(u.reduces for u in self._units)
+        self._begins_round(unit)
         self._average.came |= self._shards[unit]
         self._add(list(unit.pieces(self._index_of, self.norms.entry_of)))
 
 
-class _AveragedShards(AveragedShards):
+class _AveragedShards(AveragedPieces):
     """The shards in the gradients of parameters, or in those of flat parameters."""
 
     def __init__(

@@ -25,11 +25,8 @@ from noisescale.collectors.tensor_parallel import NOTHING_TO_COMPARE, AveragedPa
 from noisescale.guard import keeps_errors
 
 
-class Fsdp2Collector(RoundsCollector):
+class Fsdp2Collector(RoundsCollector[Unit]):
     """Squared norms of this rank's gradient in every round, and of its shard of the averaged one.
-
-    A unit that reduces twice in one backward pass (two methods of one module were called) may
-    show a gradient in parts: such a step has no small norms.
 
     Args:
         model: The model that `fully_shard` was applied to.
@@ -49,8 +46,8 @@ class Fsdp2Collector(RoundsCollector):
         units = units_of(model, named_parameters)
         # Where gradients are reduced: with CPU offloading that is not where `p.grad` is.
         norms = GradientNorms(named_parameters, groups, device=units[0].device)
-        meshes = [p.device_mesh for _, p in named_parameters]  # type: ignore[attr-defined]
-        group = _ranks_of(max(meshes, key=lambda mesh: mesh.size()))
+        parameters: list[Any] = norms.parameters  # DTensors
+        group = _ranks_of(max((p.device_mesh for p in parameters), key=lambda mesh: mesh.size()))
         super().__init__(norms, group, AveragedParts(norms, group))
         # On a mesh that has both, what is not data parallel is tensor parallel.
         self.sharing = dist.get_world_size(group) // units[0].mesh_info.mesh.size()
@@ -105,8 +102,6 @@ class Fsdp2Collector(RoundsCollector):
             return
         if self._begins_round(unit):
             self._scattered_only = not all(u.reduces_over_replicas for u in self._units)
-            # Units that reduce in different passes have no rounds in common.
-            self._step.in_parts |= not all(u.reduces for u in self._units)
         self._step.in_parts |= unit.waiting is not None
         self._average.came |= unit.parameters_in(buffer)
         factor = unit.factor * unit.reduce_divisor(buffer.dtype)

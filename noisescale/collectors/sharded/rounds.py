@@ -13,10 +13,10 @@ Private attribute read here, as of torch 2.13: `Variable._execution_engine.queue
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -53,7 +53,18 @@ class Step:
         return len(lengths) == 1 and self.rounds[-1] == self.passes and not self.in_parts
 
 
-class RoundsCollector(Collector):
+class ReducedTogether(Protocol):
+    """A unit of FSDP."""
+
+    @property
+    def reduces(self) -> bool:
+        """Whether this backward pass reduces the unit's gradients, not only adds to them."""
+
+
+_U = TypeVar("_U", bound=ReducedTogether)
+
+
+class RoundsCollector(Collector, Generic[_U]):
     """Squared norms of this rank's gradient in every round, and of its shard of the averaged one.
 
     A unit that reduces twice in one backward pass (two methods of one module were called) may
@@ -64,6 +75,9 @@ class RoundsCollector(Collector):
         group: All ranks that average gradients.
         average: Norms this rank's shard.
     """
+
+    _units: list[_U]
+    """The units that hold measured parameters."""
 
     def __init__(
         self, norms: GradientNorms, group: dist.ProcessGroup | None, average: AveragedGradient
@@ -124,6 +138,8 @@ class RoundsCollector(Collector):
         first = not self._reduced
         if first:
             self._step.rounds.append(self._step.passes)
+            # Units that reduce in different passes have no rounds in common.
+            self._step.in_parts |= not all(one.reduces for one in self._units)
         self._step.in_parts |= unit in self._reduced
         self._reduced.add(unit)
         return first
@@ -144,15 +160,3 @@ class RoundsCollector(Collector):
     @keeps_errors
     def _on_backward_end(self) -> None:
         self._reduced = None
-
-
-class AveragedShards(AveragedGradient):
-    """|g|² of this rank's shard, shared out among the ranks that all hold it."""
-
-    def current_sq_norms(self) -> Tensor:
-        """Return this rank's share as gradients are now, shape (entries,)."""
-        return self._norms.sums(self._norms.compute(self._pieces()))
-
-    @abstractmethod
-    def _pieces(self) -> Iterator[Piece]:
-        """Yield this rank's shards of the averaged gradients, each with the ranks that hold it."""
