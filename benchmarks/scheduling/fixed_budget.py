@@ -219,7 +219,7 @@ LIFTED, SHORTER, LONGER, GROWS = (
     "grows to 0.7√(r·b)",
 )
 BETAS, DECAY = "auto, betas follow", "auto, decay follows"
-TRIALS = (OTHER_LR, BETAS, DECAY, LIFTED, SHORTER)
+TRIALS = (OTHER_LR, BETAS, DECAY, LIFTED, SHORTER, LONGER)
 TRIED_ON = ("autoencoder, momentum", SMOKE.name)
 POLICIES: dict[str, tuple[Callable[[], Any], LearningRateScaling]] = {
     KEPT: (lambda: None, "none"),
