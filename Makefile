@@ -7,6 +7,7 @@ WHEEL_ENV := build/wheel
 OLDEST_ENV := build/oldest
 DOCS_ENV := build/docs
 DIST_ENV := build/dist
+DEEPSPEED_ENV := build/deepspeed
 
 # Of the packages little is ever imported: that is compiled when it first is, for all later processes.
 PIP := -m pip -q --disable-pip-version-check
@@ -24,7 +25,7 @@ TOOK = --save-durations build/durations
 DEVICE :=
 ON_FAKE = --device fake $(DEVICE) tests
 
-.PHONY: demo test test-weekly test-gpu test-mps test-oldest lint docs dist wheel-test release-test clean
+.PHONY: demo test test-weekly test-gpu test-mps test-deepspeed test-oldest lint docs dist wheel-test release-test clean
 
 demo: .venv/ready ## measure the noise scale of a small run on two CPU processes
 	@$(BIN)/python examples/digits_ddp.py
@@ -43,6 +44,9 @@ test-gpu: .venv/ready ## run the tests that take a device on a GPU; .venv needs 
 
 test-mps: .venv/ready ## run the tests that take a device on a Mac's GPU
 	$(BIN)/pytest --device mps --require-device tests
+
+test-deepspeed: $(DEEPSPEED_ENV)/ready ## run the tests with DeepSpeed, on CPU
+	$(DEEPSPEED_ENV)/bin/python -m pytest $(WORKERS) $$(find tests -name test_deepspeed.py)
 
 test-oldest: $(OLDEST_ENV)/ready ## run all tests with the oldest versions of everything (Python 3.11)
 	$(OLDEST_ENV)/bin/pytest $(WORKERS)
@@ -106,6 +110,16 @@ $(LINT_ENV)/ready: .venv/ready
 $(DIST_ENV)/ready: constraints.txt
 	@$(PYTHON) -m venv $(DIST_ENV)
 	@$(DIST_ENV)/bin/python $(PIP) $(INSTALL) -c constraints.txt build twine
+	@touch $@
+
+# DeepSpeed asks for torch where it is built: the one in .venv, as its tests do.
+$(DEEPSPEED_ENV)/ready: .venv/ready
+	@rm -rf $(DEEPSPEED_ENV)
+	@$(BIN)/python -m venv --without-pip $(DEEPSPEED_ENV)
+	@$(BIN)/python -c "import site; print('import site; site.addsitedir(%r)' % site.getsitepackages()[0])" \
+		> $$(echo $(DEEPSPEED_ENV)/lib/python*/site-packages)/venv.pth
+	@DS_ACCELERATOR=cpu $(BIN)/python $(PIP) --python $(DEEPSPEED_ENV)/bin/python $(INSTALL) -c constraints.txt \
+		--no-build-isolation setuptools "deepspeed>=0.17"
 	@touch $@
 
 $(DOCS_ENV)/ready: docs/requirements.txt

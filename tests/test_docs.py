@@ -24,7 +24,7 @@ ANSWERS = {
     "8 GPUs instead of 2?": "below the critical batch size",
     "Not resolved?": "Measure every step, or train at a larger batch",
     "Warm up the batch for pretraining": "`BatchSizeScheduler` under Lightning",
-    "FSDP, DeepSpeed, tensor parallelism?": "DeepSpeed and context parallelism are not yet",
+    "FSDP, DeepSpeed, tensor parallelism?": "Context parallelism is not yet",
     "Hugging Face, token losses": "weighted by its own labels",
     "AdamW with a cosine schedule": "One run gives a rough range only",
 }

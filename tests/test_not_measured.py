@@ -104,7 +104,7 @@ CASES = {
         hosts="lightning scheduler",
     ),
     "strategy": Case("is SingleDeviceStrategy: it hides", hosts="lightning scheduler"),
-    "distributed type": Case("is DEEPSPEED: DeepSpeed reduces", hosts="hugging-face"),
+    "distributed type": Case("is XLA: XLA traces", hosts="hugging-face"),
     "nothing trained": Case("must have parameters that require a gradient", hosts="loop"),
 }
 
@@ -228,7 +228,7 @@ def test_one_warning_says_why_and_training_is_what_it_is_without(
     host: str, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if case == "distributed type":
-        monkeypatch.setattr(trainer_access, "distributed_type", lambda: "DEEPSPEED")
+        monkeypatch.setattr(trainer_access, "distributed_type", lambda: "XLA")
     if case == "strategy":
         monkeypatch.setitem(_UNSUPPORTED_STRATEGIES, "SingleDeviceStrategy", "it hides gradients")
     with heard() as without:

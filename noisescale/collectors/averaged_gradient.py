@@ -83,6 +83,11 @@ class AveragedGradient(HookErrors):
         if (capture or self.checking) and loss.requires_grad:
             loss.register_hook(partial(self._on_backward_start, one))
 
+    def end_pass(self, came: set[int]) -> None:
+        """Note the parameters, by index, whose gradients came in a pass, and which are gone."""
+        self.came |= came
+        self.gone |= {index for index in came if self._norms.parameters[index].grad is None}
+
     def changes(
         self, reached: Sequence[bool] | None, first: tuple[int, Tensor] | None
     ) -> Tensor | None:

@@ -158,9 +158,6 @@ class MicroBatchCollector(Collector):
         if self._live is not None:
             if self._average.checking and self._live.seen and not any(self.reached):
                 self._step.first = len(self._step.passes) - 1, self.norms.sums(captured.found)
-            came = self._live.seen
-            self._average.came |= came
-            # DDP writes to the gradients after this.
-            self._average.gone |= {i for i in came if self.norms.parameters[i].grad is None}
+            self._average.end_pass(self._live.seen)  # DDP writes to the gradients after this
             self._live.reached = bool(self._live.seen)
         self._live = None  # what runs before the next pass (a gradient penalty) does not count

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -18,6 +19,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, has_length
 
 from noisescale.checks import check_confidence
+from noisescale.collectors.deepspeed import innermost
 from noisescale.guard import Guard
 from noisescale.hugging_face import trainer_access
 from noisescale.hugging_face.noise_scale_callback import NoiseScaleCallback
@@ -38,7 +40,7 @@ from noisescale.scheduling.settings import (
     default_cap,
 )
 
-_OWN_ENGINES = ("DEEPSPEED", "MEGATRON_LM", "XLA")
+_OWN_ENGINES = ("MEGATRON_LM", "XLA")
 _STATE_FILE = "trainer_state.json"
 
 
@@ -177,6 +179,8 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
         optimizer = kwargs["optimizer"]
         if isinstance(optimizer, AcceleratedOptimizer):
             optimizer = optimizer.optimizer
+        if not isinstance(optimizer, Optimizer):  # DeepSpeed's, with one of torch in it
+            optimizer = innermost(optimizer)
         most = self._options.max_batch_size
         if most is None and Settings.from_options(self._options).policy.needs_a_cap:
             most = default_cap(self._data.steps * plan.batch_size, plan)

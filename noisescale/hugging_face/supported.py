@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
 _UNSUPPORTED_TYPES = {
-    "DEEPSPEED": "DeepSpeed reduces gradients inside its own engine",
     "MEGATRON_LM": "Megatron-LM runs the backward pass inside its own engine",
     "XLA": "XLA traces steps instead of running them",
 }

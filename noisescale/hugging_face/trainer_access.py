@@ -31,6 +31,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.utils.logging import get_logger
 
 from noisescale.batches import batch_counter
+from noisescale.collectors.deepspeed import is_deepspeed, wrapped_module
 from noisescale.guard import NotMeasured
 from noisescale.meter.choosing import unwrap
 
@@ -51,6 +52,8 @@ def on_first_training_pass(
         inner = unwrap(module)
         if isinstance(inner, DistributedDataParallel):
             inner = unwrap(inner.module)
+        elif is_deepspeed(inner):
+            inner = unwrap(wrapped_module(inner))
         if inner is unwrap(model) and trains(module):
             handle.remove()
             callback(module)

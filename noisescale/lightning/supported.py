@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 # By class name: importing some of them needs packages that are not there.
-_UNSUPPORTED_STRATEGIES = {
-    "DeepSpeedStrategy": "DeepSpeed reduces gradients inside its own engine",
-}
+_UNSUPPORTED_STRATEGIES = dict.fromkeys(
+    ("XLAStrategy", "XLAFSDPStrategy", "SingleDeviceXLAStrategy"),
+    "XLA traces steps instead of running them",
+)
 
-_FSDP1_STRATEGY, _FSDP2_STRATEGY = "FSDPStrategy", "ModelParallelStrategy"
+_STRATEGIES = {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"}
+"""The strategies that are supported beside DDP's."""
 
 _USE_DDP = 'Use `strategy="ddp"`.'
 
@@ -40,8 +42,9 @@ def check_supported(trainer: pl.Trainer) -> None:
     if isinstance(strategy.model, DistributedDataParallel):
         if (found := spoiling_comm_hook(strategy.model)) is not None:
             _give_up("ddp_comm_hook", *found)
-    elif trainer.world_size > 1 and not {_FSDP1_STRATEGY, _FSDP2_STRATEGY} & {*kinds}:
-        _give_up("strategy", type(strategy).__name__, "it trains neither by DDP nor FSDP", _USE_DDP)
+    elif trainer.world_size > 1 and _STRATEGIES.isdisjoint(kinds):
+        reason = "it trains neither by DDP nor FSDP nor DeepSpeed"
+        _give_up("strategy", type(strategy).__name__, reason, _USE_DDP)
     own_steps = callback_that_does_not_average(trainer)
     if own_steps is not None and not own_steps.same_weights_in_each_step:
         _give_up(

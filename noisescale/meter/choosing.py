@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.context_parallel import refuse_context_parallel
 from noisescale.collectors.ddp import DdpCollector
+from noisescale.collectors.deepspeed import DeepSpeedCollector, is_deepspeed, wrapped_module
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.groups import Groups, groups_of
 from noisescale.collectors.halves.collector import HalvesCollector
@@ -58,6 +59,10 @@ def choose_collector(
             ' small_batch="half", "micro_batch" or "rank".'
         )
     model = unwrap(model)
+    if is_deepspeed(model):
+        _refuse_for_engine(options, averaged=averaged)
+        trained = _trained_or_refuse(model, parameters)
+        return DeepSpeedCollector(model, GradientNorms(trained, groups))
     ddp = model if isinstance(model, DistributedDataParallel) else None
     sharded = is_sharded(model)
     if not averaged and _processes() > 1:
@@ -74,7 +79,8 @@ def choose_collector(
     if ddp is None and not sharded and _processes() > 1:
         raise TypeRefusal(
             "model",
-            "be a DistributedDataParallel, FSDP1 or FSDP2 module if several processes train",
+            "be a DistributedDataParallel, FSDP1 or FSDP2 module, or DeepSpeed's engine, if several"
+            " processes train",
             type(model).__name__,
             "Wrap it: `DistributedDataParallel(model)`. If each rank steps on its own"
             " gradient, pass `averaged=False`.",
@@ -162,6 +168,8 @@ def is_sharded(model: nn.Module) -> bool:
 
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the module that averages gradients, without wrappers of Fabric and torch.compile."""
+    if is_deepspeed(model):  # it has all attributes of the module in it
+        return model
     for attribute in ("_forward_module", "_orig_mod"):
         if isinstance(inner := getattr(model, attribute, None), nn.Module):
             return unwrap(inner)
@@ -178,6 +186,16 @@ def _refuse_unaveraged(options: MeterOptions, *, sharded: bool) -> None:
             f'False with small_batch="{options.small_batch}", extra {options.names_of_extra} and'
             f" {kind} gradients",
             "Where ranks step on their own gradients, only these can be compared.",
+        )
+
+
+def _refuse_for_engine(options: MeterOptions, *, averaged: bool) -> None:
+    if options.small_batch not in ("auto", "micro_batch") or options.extra or not averaged:
+        raise Refusal(
+            "small_batch",
+            'be "auto" or "micro_batch", `extra` empty and `averaged` True under DeepSpeed',
+            f"{options.small_batch!r}, {options.names_of_extra} and {averaged}",
+            "Each micro-batch of a rank is a small batch there.",
         )
 
 
@@ -227,6 +245,8 @@ def _trained_parameters(
     ignored: Collection[str] = ()
     if isinstance(model, DistributedDataParallel):
         ignored, model = model.parameters_to_ignore, model.module
+    elif is_deepspeed(model):
+        model = wrapped_module(model)
     among = None if only is None else {id(p) for p in only}
     named = fsdp1_units.named_parameters if is_fsdp1(model) else nn.Module.named_parameters
     return [

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from noisescale.collectors.deepspeed import elements_of, innermost
 from noisescale.collectors.devices import memory_of
 from noisescale.estimation.noise_scale import NoiseScale, three_digits
 from noisescale.guard import Guard, WarnOnce
@@ -124,13 +125,18 @@ class LoggedMeter:
         self.meter = meter
         self._loop = loop
         self.guard = Guard()
+        if meter.engine is not None:
+            optimizer = innermost(optimizer)
         self._optimizer = optimizer
         self._kind: OptimizerKind | None = None
         self._parameters = math.nan
         if optimizer is not None:
             with self.guard("The optimizer was not recorded with the run"):
                 self._kind = OptimizerKind.of(optimizer) if averaged else OptimizerKind.OTHER
-                self._parameters = float(parameters_of(optimizer))
+                engine = meter.engine
+                self._parameters = (
+                    parameters_of(optimizer) if engine is None else elements_of(engine)
+                )
         self.history = self._new_history()
         self._warn = WarnOnce()
         self._prefix = prefix
@@ -178,10 +184,11 @@ class LoggedMeter:
         """The files in which rows of the history are recorded."""
         return [recorder.path for recorder in self._recorders]
 
-    def step(self, *, loss_divisor: float | None = None) -> None:
+    def step(self, *, loss_divisor: float | None = None) -> bool:
         """Close the current step, see `NoiseScaleMeter.step`."""
-        self.meter.step(loss_divisor=loss_divisor)
-        self.note_step()
+        if closed := self.meter.step(loss_divisor=loss_divisor):
+            self.note_step()
+        return closed
 
     def note_step(self) -> None:
         """Note when the meter closed a step, and with which learning rates."""

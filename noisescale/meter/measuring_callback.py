@@ -175,12 +175,11 @@ class MeasuringCallback(ABC):
             self._tell_of_unmeasured()
 
     def _close_step(self, which: int, loss_divisor: float | None = None) -> bool:
-        """Close a step. Return whether its gradients are measured."""
+        """Close a step. Return whether one was closed, and its gradients are measured."""
         logged = self._meters[which]
-        if logged.meter.measuring:
-            logged.step(loss_divisor=loss_divisor)
+        closed = logged.meter.measuring and logged.step(loss_divisor=loss_divisor)
         self._tell_of_unmeasured()
-        return logged.meter.measuring
+        return closed and logged.meter.measuring
 
     def _tell_news(self) -> None:
         """Say what there is to say of the measurement, once a whole step could be measured."""

@@ -18,6 +18,7 @@ from torch.optim import LBFGS, Optimizer
 from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.row_groups import RowGroupsLike, check_groups_are_used, checked_row_groups
 from noisescale.collectors.changes import hooks_on
+from noisescale.collectors.deepspeed import EngineSteps, is_deepspeed
 from noisescale.collectors.in_model import InModel
 from noisescale.collectors.rows.step_rows import MeasuredStep, Unread
 from noisescale.collectors.rows.window_layout import Weight
@@ -120,9 +121,12 @@ class Meter:
             collector, reason = nothing_to_capture(), error
         wrapper, norms = unwrap(model), collector.norms
         ddp = wrapper if isinstance(wrapper, DistributedDataParallel) else None
+        self.engine: Any = wrapper if is_deepspeed(wrapper) else None
+        """DeepSpeed's engine, if one trains."""
+        self._engine_steps = None if self.engine is None else EngineSteps(self.engine)
         in_model = None  # FSDP exchanges whole parameters and their shards
         if not is_sharded(wrapper):
-            inner = wrapper if ddp is None else ddp.module
+            inner: Any = wrapper if ddp is None and self.engine is None else wrapper.module
             in_model = InModel(inner, norms.names, norms.parameters)
         self._options = options
         self._capture = StepCapture(collector, ddp, grad_scaler, in_model)
@@ -254,6 +258,8 @@ class Meter:
     ) -> None:
         """Call `loss.backward()` and capture the norms of its small batches.
 
+        With DeepSpeed it is `engine.backward(loss)`.
+
         Args:
             loss: The mean over this rank's examples, divided for accumulation as you do it, and
                 scaled if there is a `grad_scaler`. Put a forward pass whose gradients are not to be
@@ -273,7 +279,10 @@ class Meter:
             mean_of_means=mean_of_means,
             row_groups=row_groups,
         )
-        loss.backward()
+        if self.engine is None:
+            loss.backward()
+        else:
+            self.engine.backward(loss)
 
     def before_backward(
         self,
@@ -348,33 +357,42 @@ class Meter:
         """Whether the step under way is measured. Weights are not needed in other steps."""
         return self.not_measured is None and bool(self._capture.due)
 
-    def step(self, *, loss_divisor: float | None = None) -> None:
+    def step(self, *, loss_divisor: float | None = None) -> bool:
         """Close the step. Call it before `optimizer.step()`, and before `zero_grad`.
 
         Every rank must call it for every optimizer step, also for a step without a backward.
         Gradients may be clipped or unscaled by then. With `averaged=False` they may not, unless
-        `before_backward` was told to capture them.
+        `before_backward` was told to capture them. With DeepSpeed call it after each
+        `engine.step()`.
 
         Args:
             loss_divisor: What each loss of this accumulation window was divided by. Default: the
                 number of its backward passes, which makes the gradient a mean. Lightning divides by
                 the full window, also in the short last window of an epoch.
+
+        Returns:
+            Whether a step was closed: with DeepSpeed, whether the optimizer stepped.
+
+        Raises:
+            RuntimeError: If DeepSpeed's `engine.step()` was not called since the last call.
         """
+        if self._engine_steps is not None and not self._engine_steps.advanced():
+            return False
         counts, capture = self._counts, self._capture
         unmeasured_steps = counts.steps - counts.last_measured_step
         counts.steps += 1
         if self.not_measured is not None:
-            return
+            return True
         try:
             step = capture.close_step(loss_divisor, counts.unmeasured_examples, unmeasured_steps)
         except NotMeasured as reason:
             self.stop(reason)
-            return
+            return True
         if not step.due:
             for one in step.passes:
                 counts.unmeasured_examples += one.size
             self._open_step()
-            return
+            return True
         counts.unmeasured_examples = 0.0
         counts.last_measured_step = counts.steps
         counts.accumulation = len(step.passes) or counts.accumulation
@@ -386,6 +404,7 @@ class Meter:
         if len(capture.unread) >= _MOST_UNREAD:
             with capture.guard(STEPS_LOST):
                 self._settle()
+        return True
 
     def follow(self) -> None:
         """Measure for decisions. Call it before the first step.

@@ -60,8 +60,9 @@ class NoiseScaleMeter(Meter):
     as training.
 
     Args:
-        model: The DistributedDataParallel module, or one sharded by `fully_shard`; in one process
-            any module. Wrappers by Fabric and torch.compile are allowed.
+        model: The DistributedDataParallel module, one sharded by FSDP1 or `fully_shard`, or
+            DeepSpeed's engine; in one process any module. Wrappers by Fabric and torch.compile are
+            allowed.
         window: See `NoiseScaleEstimator`.
         confidence: See `NoiseScaleEstimator`.
         unit: See `NoiseScaleEstimator`.
@@ -165,22 +166,31 @@ class NoiseScaleMeter(Meter):
         """The noise scale along the run, one row for each log step."""
         return self._logged.history
 
-    def step(self, *, loss_divisor: float | None = None) -> None:
+    def step(self, *, loss_divisor: float | None = None) -> bool:
         """Close the step, and log at log steps. Call it before `optimizer.step()` and `zero_grad`.
 
         Every rank must call it for every optimizer step, also for a step without a backward.
         Gradients may be clipped or unscaled by then. With `averaged=False` they may not, unless
-        `before_backward` was told to capture them.
+        `before_backward` was told to capture them. With DeepSpeed call it after each
+        `engine.step()`.
 
         Args:
             loss_divisor: What each loss of this accumulation window was divided by. Default: the
                 number of its backward passes, which makes the gradient a mean.
+
+        Returns:
+            Whether a step was closed: with DeepSpeed, whether the optimizer stepped.
+
+        Raises:
+            RuntimeError: If DeepSpeed's `engine.step()` was not called since the last call.
         """
-        super().step(loss_divisor=loss_divisor)
+        if not super().step(loss_divisor=loss_divisor):
+            return False
         with self._logged.guard("The time of a step was not taken"):
             self._logged.note_step()
         if self.steps % self._log_every_n_steps == 0:
             self._log_row()
+        return True
 
     def log(self, **metrics: float | Tensor) -> None:
         """Write other metrics of the run, such as the loss, for TensorBoard and `compare`.

@@ -654,7 +654,7 @@ def test_one_process_whose_examples_cannot_be_told_apart_trains_on() -> None:
 @pytest.mark.parametrize(
     ("settings", "distributed_type", "named"),
     [
-        ({}, "DEEPSPEED", "^`distributed_type` is DEEPSPEED: "),
+        ({}, "XLA", "^`distributed_type` is XLA: "),
         ({"n_gpu": 2}, "NO", "^`n_gpu` is 2: nn.DataParallel"),
         ({"parallelism_config": object()}, "MULTI_GPU", "^`parallelism_config` is object"),
         ({"optim": "lomo"}, "NO", "^`optim` is lomo: it steps within the backward pass"),

@@ -7,7 +7,7 @@ import pytest
 import pytorch_lightning
 import torch
 from fits import classifier, fit_sharded, loader, opaque_network, trainer
-from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceXLAStrategy, XLAStrategy
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     allreduce_hook,
     fp16_compress_hook,
@@ -52,26 +52,24 @@ def set_up(strategy: Any = None, **options: Any) -> Any:
     return SimpleNamespace(**{**defaults, **options})
 
 
-@pytest.mark.parametrize(
-    ("strategy", "reason"),
-    [
-        (DeepSpeedStrategy, "DeepSpeed reduces gradients inside its own engine"),
-    ],
-)
-def test_other_strategies_are_not_measured(strategy: type, reason: str) -> None:
+@pytest.mark.parametrize("strategy", [XLAStrategy, SingleDeviceXLAStrategy])
+def test_other_strategies_are_not_measured(strategy: type) -> None:
     assert why_not(set_up(object.__new__(strategy))) == (
-        f'`strategy` is {strategy.__name__}: {reason}. Use `strategy="ddp"`.'
+        f"`strategy` is {strategy.__name__}: XLA traces steps instead of running them."
+        ' Use `strategy="ddp"`.'
     )
 
 
 def test_subclasses_and_unknown_strategies_are_not_measured() -> None:
-    class Mine(DeepSpeedStrategy):
+    class Mine(XLAStrategy):
         pass
 
     unknown = SimpleNamespace(model=torch.nn.Linear(1, 1))
 
-    assert "is DeepSpeedStrategy: DeepSpeed reduces" in why_not(set_up(object.__new__(Mine)))
-    assert "is SimpleNamespace: it trains neither by DDP nor FSDP." in why_not(set_up(unknown))
+    assert "is XLAStrategy: XLA traces" in why_not(set_up(object.__new__(Mine)))
+    assert "is SimpleNamespace: it trains neither by DDP nor FSDP nor DeepSpeed." in why_not(
+        set_up(unknown)
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from noisescale.guard import NotMeasured
 from noisescale.history.metric_names import prefix_of
 from noisescale.lightning.averaging_off import callback_that_does_not_average
 from noisescale.lightning.supported import accumulates
-from noisescale.lightning.trainer_access import is_compiled
+from noisescale.lightning.trainer_access import engine_steps, is_compiled
 from noisescale.meter.choosing import assigned_groups
 from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.meter import Meter
@@ -55,7 +55,7 @@ def meters_for(
                 model,
                 options,
                 optimizer,
-                parameters=_parameters([optimizer] if several else trainer.optimizers),
+                parameters=_parameters([optimizer]) if several else trained_parameters(trainer),
                 grad_scaler=getattr(trainer.strategy.precision_plugin, "scaler", None),
                 averaged=averaged,
             )
@@ -91,13 +91,20 @@ def with_assigned_groups(options: MeterOptions, trainer: pl.Trainer) -> MeterOpt
     """
     model = trainer.strategy.model
     assert model is not None
-    groups = assigned_groups(model, options.groups, _parameters(trainer.optimizers))
+    groups = assigned_groups(model, options.groups, trained_parameters(trainer))
     return replace(options, groups=groups)
 
 
 def ids_of_trained(trainer: pl.Trainer) -> set[int]:
     """Return the ids of the parameters that are trained now."""
-    return {id(p) for p in _parameters(trainer.optimizers) if p.requires_grad}
+    return {id(p) for p in trained_parameters(trainer) if p.requires_grad}
+
+
+def trained_parameters(trainer: pl.Trainer) -> list[nn.Parameter]:
+    """Return the parameters of all optimizers. DeepSpeed's has others, made of the model's."""
+    if engine_steps(trainer):
+        return list(trainer.lightning_module.parameters())
+    return _parameters(trainer.optimizers)
 
 
 def _parameters(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:

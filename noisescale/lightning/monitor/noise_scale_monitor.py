@@ -409,16 +409,18 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        if not self._measuring:
-            return
-        automatic = pl_module.automatic_optimization
+        if self._measuring and not trainer_access.engine_steps(trainer):
+            self._end_step(trainer, optimizer)
+
+    def _end_step(self, trainer: pl.Trainer, optimizer: Optimizer) -> None:
+        automatic = trainer.lightning_module.automatic_optimization
         which = 0 if len(self._meters) == 1 else trainer.optimizers.index(optimizer)
         logged = self._meters[which]
         if automatic and self._fit.stepped:
             logged.meter.stop(several_gradients_a_step(optimizer))
         self._fit.stepped = True
         # By hand losses are divided as the module likes: by the passes of a step, it is assumed.
-        divisor = trainer.accumulate_grad_batches if automatic else None
+        divisor = trainer_access.loss_divisor(trainer) if automatic else None
         if self._close_step(which, divisor) and trainer_access.should_log(trainer):
             self._log(trainer, logged, trainer_access.log_step(trainer))
 
@@ -431,6 +433,10 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
+        if self._measuring and trainer_access.engine_steps(
+            trainer
+        ):  # it has stepped by now, or not
+            self._end_step(trainer, trainer.optimizers[0])
         self._fit.batch = None
         self._pause(True)
         self._tell_news()

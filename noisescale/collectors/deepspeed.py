@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradient norms under DeepSpeed's engine, with ZeRO stages 0 to 3.
+
+Hooks on parameters see the rank's own gradient of each micro-batch, whatever DeepSpeed does with it
+afterwards: it is 1/`gradient_accumulation_steps` of the micro-batch's by then, and times the loss
+scale. `p.grad` is of no use from stage 1 on. The norm of the averaged gradient is what the engine
+computes in its step, before it clips. Where the engine computes none, or not what is wanted (groups
+of parameters), the averaged gradients are gathered one by one as the engine begins to step.
+
+Private attributes used here, as of DeepSpeed 0.19.8: `DeepSpeedEngine._take_model_step`, which is
+called at the end of an accumulation alone, and once the gradients of all ranks are reduced.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from noisescale.collectors.averaged_gradient import AveragedGradient
+from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.micro_batch import MicroBatchCollector
+from noisescale.guard import NotMeasured, keeps_errors
+
+
+def is_deepspeed(model: nn.Module) -> bool:
+    """Return whether a module is DeepSpeed's engine. Whoever has made one has imported it."""
+    kind = getattr(sys.modules.get("deepspeed"), "DeepSpeedEngine", None)
+    return kind is not None and isinstance(model, kind)
+
+
+def elements_of(engine: Any) -> int:
+    """Return the number of elements in all parameters that an engine trains."""
+    trained = (p for p in engine.module.parameters() if p.requires_grad)
+    return sum(getattr(p, "ds_numel", p.numel()) for p in trained)  # stage 3 leaves p empty
+
+
+def innermost(optimizer: Any) -> Any:
+    """Return the optimizer that steps, in the wrappers of accelerate and of an engine."""
+    while (inner := getattr(optimizer, "optimizer", None)) is not None:
+        optimizer = inner
+    return optimizer
+
+
+def wrapped_module(engine: Any) -> nn.Module:
+    """Return the module that an engine trains."""
+    module: nn.Module = engine.module
+    return module
+
+
+class EngineSteps:
+    """Tells when an engine has stepped: it is called at every micro-batch.
+
+    Args:
+        engine: DeepSpeed's engine.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._steps, self._micro_steps = engine.global_steps, engine.micro_steps
+
+    def advanced(self) -> bool:
+        """Return whether the engine's optimizer stepped since the last call, or skipped a step.
+
+        Raises:
+            RuntimeError: If `engine.step` was not called since.
+        """
+        engine = self._engine
+        if engine.micro_steps == self._micro_steps and engine.global_steps == self._steps:
+            raise RuntimeError(
+                "Call `meter.step()` after `engine.step()`, at every micro-batch: DeepSpeed's"
+                " engine computes the norm of the averaged gradient in its step."
+            )
+        before, self._steps = self._steps, engine.global_steps
+        self._micro_steps = engine.micro_steps
+        return bool(before != self._steps)
+
+
+class DeepSpeedCollector(MicroBatchCollector):
+    """Squared norms of each micro-batch's gradient on each rank, and of the averaged gradient.
+
+    Args:
+        engine: DeepSpeed's engine.
+        norms: See `Collector`.
+
+    Raises:
+        NotMeasured: If the engine does not average the gradients of all ranks.
+    """
+
+    _average: _EngineAverage
+
+    def __init__(self, engine: Any, norms: GradientNorms) -> None:
+        _check(engine)
+        everything = dist.distributed_c10d._get_default_group()
+        super().__init__(norms, everything if dist.get_world_size() > 1 else None)
+        trained = sum(p.requires_grad for p in engine.module.parameters())
+        by_parameter = norms.partition > 1 or len(norms.parameters) < trained
+        self._average = _EngineAverage(norms, self.group, engine, by_parameter=by_parameter)
+        self._engine = engine
+        self._take_step: Callable[..., Any] = engine._take_model_step
+        engine._take_model_step = self._watch_step
+
+    @property
+    def gradients_dropped(self) -> bool:
+        """False: the engine has the gradients, and drops them when it has stepped."""
+        return False
+
+    @property
+    def captures_freely(self) -> bool:
+        """False: the average is captured in the step, whether it is asked for or not."""
+        return False
+
+    def check_next_passes(self, checking: bool) -> None:
+        """Check nothing: what the engine does with gradients is not in `p.grad`."""
+
+    def small_sq_norms(self) -> Tensor | None:
+        """Return Σ|g|² over the micro-batches since the last reset; None if there were none."""
+        sq_norms = super().small_sq_norms()
+        return None if sq_norms is None else sq_norms / self._average.loss_scale**2
+
+    def close(self) -> None:
+        """Remove all hooks."""
+        super().close()
+        # The wrapper is the instance's own attribute; the method is its class's.
+        if self._engine is not None and vars(self._engine).get("_take_model_step") == (
+            self._watch_step
+        ):
+            del self._engine._take_model_step
+        self._engine = None
+
+    def _capture(self, index: int, gradient: Tensor) -> None:
+        # At once: without `contiguous_gradients` averages are written into this tensor.
+        self.norms.add_one(self._step.captured.found, index, gradient)
+
+    def _watch_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Let the engine step, and take the norm of the averaged gradient."""
+        measured = bool(self._step.passes)
+        if measured:
+            self._average.before_step()
+        result = self._take_step(*args, **kwargs)
+        if measured:
+            self._average.after_step()
+        return result
+
+
+class _EngineAverage(AveragedGradient):
+    """|g|² of the gradient that the engine averages. All ranks know it: each has 1/W of it."""
+
+    def __init__(
+        self,
+        norms: GradientNorms,
+        group: dist.ProcessGroup | None,
+        engine: Any,
+        *,
+        by_parameter: bool,
+    ) -> None:
+        super().__init__(norms, group)
+        self._engine = engine
+        self._by_parameter = by_parameter or not _computes_norm(engine)
+        self._sq_norms: Tensor | None = None
+        self.loss_scale: float | Tensor = 1.0
+        """What the losses of the step were multiplied by."""
+
+    @property
+    def captured(self) -> bool:
+        """Whether the engine has stepped."""
+        return self._sq_norms is not None
+
+    def before_backward(self, loss: Tensor, *, capture: bool) -> None:
+        """Arrange for nothing: gradients are averaged when the engine steps."""
+
+    def end_pass(self, came: set[int]) -> None:
+        """Note nothing: the engine takes gradients out of `p.grad`."""
+
+    def sq_norms(self) -> Tensor:
+        """Return this rank's share, shape (entries,); NaN if the engine skipped the step."""
+        self.raise_error_of_hook()
+        return self._unknown() if self._sq_norms is None else self._sq_norms
+
+    def forget(self) -> None:
+        """Begin another step."""
+        super().forget()
+        self._sq_norms = None
+
+    @keeps_errors
+    def before_step(self) -> None:
+        """Note the loss scale, which the step may change; norm the gradients one by one, if so."""
+        self.loss_scale = _loss_scale_of(self._engine)
+        if not self._by_parameter:
+            return
+        from deepspeed.utils import safe_get_full_grad
+
+        found = self._norms.empty()
+        for index, p in enumerate(self._norms.parameters):
+            # All ranks take part, and one gradient is whole at a time.
+            if p.requires_grad and (gradient := safe_get_full_grad(p)) is not None:
+                self._norms.add_one(found, index, gradient)
+        self._sq_norms = self._norms.sums(found) / self._ranks / self.loss_scale**2
+
+    @keeps_errors
+    def after_step(self) -> None:
+        """Take the norm that the engine computed."""
+        if not self._by_parameter:
+            norm = self._engine.get_global_grad_norm()
+            self._sq_norms = self._unknown()
+            # Stage 3 divides by the scale after the step, which is another one if it was changed.
+            if norm is not None and self._scale_is_kept():
+                self._sq_norms.fill_(1 / self._ranks)
+                self._sq_norms *= torch.as_tensor(norm, device=self._sq_norms.device).square()
+        elif getattr(self._engine.optimizer, "overflow", False):
+            self._sq_norms = self._unknown()
+
+    def _scale_is_kept(self) -> bool:
+        """Return whether the loss scale is what it was. One on the device alone is not read."""
+        now = _loss_scale_of(self._engine)
+        return isinstance(now, Tensor) or now == self.loss_scale
+
+    def _unknown(self) -> Tensor:
+        return torch.full((self._norms.entries,), math.nan, device=self._norms.device)
+
+
+def _check(engine: Any) -> None:
+    """Raise if hooks on parameters do not see the gradients that the engine averages.
+
+    Raises:
+        NotMeasured: The message names the setting and the remedy.
+    """
+    for refused, setting, remedy in (
+        (engine.pipeline_parallelism, "a pipeline", "Use data parallelism alone."),
+        (engine.has_moe_layers, "experts", "Use data parallelism alone."),
+        (
+            engine.dp_world_size != dist.get_world_size(),
+            f"{engine.dp_world_size} data-parallel of {dist.get_world_size()} ranks",
+            "Use data parallelism alone.",
+        ),
+        (
+            not engine.enable_backward_allreduce,
+            "an optimizer that reduces, as 1-bit Adam does",
+            "Use an optimizer that steps on averaged gradients.",
+        ),
+        (getattr(engine, "zenflow", False), "ZenFlow", "Leave it out of the configuration."),
+        (
+            getattr(engine, "is_deepcompile_enabled", bool)(),
+            "DeepCompile",
+            "Leave it out of the configuration, or use `torch.compile`.",
+        ),
+        (not hasattr(engine.optimizer, "param_groups"), "no optimizer", "Pass an optimizer."),
+    ):
+        if refused:
+            raise NotMeasured(
+                "`model` must be an engine that averages the gradients of all ranks, got one with"
+                f" {setting}. {remedy}"
+            )
+
+
+def _computes_norm(engine: Any) -> bool:
+    """Return whether the engine's steps compute the norm of the averaged gradient.
+
+    With Muon it is the norm of what Muon makes of that.
+    """
+    optimizer = engine.optimizer
+    muon = any(group.get("use_muon") for group in optimizer.param_groups)
+    return (
+        hasattr(optimizer, "_global_grad_norm")
+        and getattr(optimizer, "compute_grad_norm", True)
+        and not muon
+    )
+
+
+def _loss_scale_of(engine: Any) -> float | Tensor:
+    """Return what the engine multiplies losses by; a tensor if only the device knows."""
+    optimizer = engine.optimizer
+    if getattr(optimizer, "custom_loss_scaler", False):
+        return float(optimizer.external_loss_scale)
+    scaler = getattr(optimizer, "torch_autocast_gradscaler", None) or getattr(
+        engine, "torch_autocast_z0_gradscaler", None
+    )
+    if scaler is not None:
+        scale = scaler._get_scale_async()
+        return 1.0 if scale is None else scale.clone()
+    return float(getattr(optimizer, "loss_scale", 1.0))

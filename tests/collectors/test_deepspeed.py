@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms under DeepSpeed's engine, against gradients taken one by one."""
+
+import re
+import warnings
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import deepspeed_engines
+import pytest
+import torch
+import torch.distributed as dist
+from deepspeed_engines import engine_of
+from ranks import as_torchrun, on_ranks
+from rounds import (
+    GROUPS,
+    STEPS,
+    Branch,
+    Net,
+    always,
+    brute_force,
+    check,
+    examples,
+    loss_of,
+    whole,
+)
+from torch import nn
+
+from noisescale import NoiseScaleMeter
+from noisescale.collectors import deepspeed
+from noisescale.collectors.deepspeed import DeepSpeedCollector
+from noisescale.guard import NotMeasured
+from noisescale.meter.choosing import choose_collector
+from noisescale.meter.options import MeterOptions
+
+pytestmark = deepspeed_engines.QUIET
+STAGES = range(4)
+
+
+def steps(
+    net: Any,
+    stage: int,
+    passes: int,
+    branch: Branch = always,
+    *,
+    groups: Any = None,
+    **config: Any,
+) -> dict[str, Any]:
+    """Go through a few steps; return what was captured and what it should be."""
+    engine = engine_of(net, stage, passes, **config)
+    collector = choose_collector(engine, MeterOptions(groups=groups))
+    assert type(collector) is DeepSpeedCollector
+    rank = dist.get_rank()
+    result: dict[str, Any] = {"rows": []}
+    for step in range(STEPS):
+        parts = [[pass_] for pass_ in range(passes)]
+        expected = brute_force(whole(net), step, parts, branch, collector.norms, passes)
+        for pass_ in range(passes):
+            loss = loss_of(engine, step, pass_, rank, branch(step, pass_))
+            collector.before_backward(loss, examples(pass_, rank))
+            engine.backward(loss)
+            assert not collector.gradients_dropped
+            engine.step()
+        small, big = collector.small_sq_norms(), collector.big_sq_norms()
+        if dist.get_world_size() > 1:
+            dist.all_reduce(big)
+        result["rows"].append((None if small is None else small.tolist(), big.tolist(), *expected))
+        collector.reset()
+    collector.close()
+    assert "_take_model_step" not in vars(engine)
+    assert not any(p._backward_hooks for p in net.parameters())
+    return result
+
+
+def check_all(
+    ranks: int, every_way: Callable[[], list[dict[str, Any]]], tolerance: float = 2e-6
+) -> None:
+    for results in zip(*on_ranks(ranks, as_torchrun(every_way)), strict=True):
+        check(list(results), tolerance)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_captured_norms_are_those_of_brute_force(ranks: int, stage: int) -> None:
+    """Clipped, of several micro-batches of unequal sizes, and a frozen layer."""
+    check_all(
+        ranks,
+        lambda: [
+            steps(Net(), stage, passes, groups=groups, gradient_clipping=0.01)
+            for passes, groups in product((1, 3), (None, GROUPS))
+        ],
+    )
+
+
+def test_a_parameter_without_gradient_counts_as_zeros() -> None:
+    def in_first_pass_only(step: int, pass_: int) -> bool:
+        return pass_ == 0
+
+    check_all(
+        2, lambda: [steps(Net(), s, 2, in_first_pass_only, groups=GROUPS) for s in STAGES[:3]]
+    )
+
+
+def test_tied_weights_and_checkpoints() -> None:
+    class Tied(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.again = Tied
+            self.blocks[1].side = self.blocks[0].side  # type: ignore[union-attr]
+
+    check_all(2, lambda: [steps(Tied(), s, 2, groups=GROUPS) for s in STAGES])
+
+
+@pytest.mark.parametrize("zero", [{"overlap_comm": True}, {"contiguous_gradients": False}])
+def test_buckets_that_overlap_or_are_written_in_place(zero: dict[str, Any]) -> None:
+    small = {"reduce_bucket_size": 40, "allgather_bucket_size": 40, **zero}
+
+    check_all(2, lambda: [steps(Net(), s, 2, zero=small) for s in (1, 2)])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"gradient_predivide_factor": 4.0, "zero": {"reduce_scatter": False}},
+        {"zero": {"compute_grad_norm": False}, "gradient_clipping": 0.0},
+    ],
+    ids=str,
+)
+def test_other_ways_to_average(config: dict[str, Any]) -> None:
+    """Where the engine computes no norm, gradients are gathered."""
+    check_all(2, lambda: [steps(Net(), s, 2, **config) for s in (1, 2)])
+
+
+def test_half_precision() -> None:
+    """DeepSpeed averages in bfloat16, and the loss scale of float16 is taken out."""
+    half = [
+        {"bf16": {"enabled": True}},
+        {"fp16": {"enabled": True, "initial_scale_power": 8}},
+        {"fp16": {"enabled": True, "loss_scale": 64.0}},
+    ]
+
+    check_all(
+        2,
+        lambda: [
+            steps(Net(), s, 2, groups=groups, **config)
+            for config, s, groups in product(half, (1, 2, 3), (None, GROUPS))
+        ],
+        tolerance=5e-2,
+    )
+
+
+def test_one_process_compares_micro_batches() -> None:
+    check_all(1, lambda: [steps(Net(), s, 2) for s in STAGES])
+
+
+def trained(measured: bool, stage: int, **config: Any) -> list[torch.Tensor]:
+    """The weights after some steps with accumulation."""
+    net = Net()
+    engine = engine_of(net, stage, 2, lr=0.1, **config)
+    meter = NoiseScaleMeter(engine, every_n_steps=1, groups=GROUPS) if measured else None
+    for step in range(3):
+        for pass_ in range(2):
+            loss = loss_of(engine, step, pass_, dist.get_rank())
+            if meter is None:
+                engine.backward(loss)
+            else:
+                meter.backward(loss, 8)
+            engine.step()
+            if meter is not None:
+                assert meter.step() is (pass_ == 1)
+    if meter is not None:
+        assert meter.measured_steps == 3, meter.not_measured
+    with deepspeed_engines.deepspeed.zero.GatheredParameters(list(net.parameters())):
+        return [p.detach().clone() for p in net.parameters()]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("config", [{"gradient_clipping": 0.1}, {"bf16": {"enabled": True}}])
+def test_training_is_the_same_bit_for_bit(stage: int, config: dict[str, Any]) -> None:
+    def both() -> list[list[torch.Tensor]]:
+        return [trained(measured, stage, **config) for measured in (False, True)]
+
+    for plain, measured in on_ranks(2, as_torchrun(both)):
+        assert all(torch.equal(a, b) for a, b in zip(plain, measured, strict=True))
+
+
+def test_a_step_that_overflows_is_left_out() -> None:
+    """On one rank alone: all of them skip it."""
+
+    def counts() -> tuple[int, int, int]:
+        engine = engine_of(Net(), 2, 1, lr=0.1, fp16={"enabled": True, "initial_scale_power": 4})
+        meter = NoiseScaleMeter(engine, every_n_steps=1)
+        for step in range(4):
+            loss = loss_of(engine, step, 0, dist.get_rank())
+            bad = step == 1 and dist.get_rank() == 1
+            meter.backward(loss * float("inf") if bad else loss, 8)
+            engine.step()
+            meter.step()
+        assert engine.skipped_steps == 1
+        return meter.steps, meter.measured_steps, meter.skipped_steps
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert on_ranks(2, as_torchrun(counts)) == [(4, 3, 1)] * 2
+
+
+def test_a_resumed_meter_goes_on() -> None:
+    def moments() -> list[Any]:
+        def run(meter: NoiseScaleMeter, engine: Any, steps: range) -> None:
+            for step in steps:
+                meter.backward(loss_of(engine, step, 0, dist.get_rank()), 8)
+                engine.step()
+                meter.step()
+
+        whole_run, first, second = (
+            NoiseScaleMeter(engine_of(Net(), 1), every_n_steps=1) for _ in range(3)
+        )
+        run(whole_run, whole_run.engine, range(4))
+        run(first, first.engine, range(2))
+        second.load_state_dict(first.state_dict())
+        run(second, second.engine, range(2, 4))
+        return [tuple(meter.average_moments or ()) for meter in (whole_run, second)]
+
+    for expected, found in on_ranks(2, as_torchrun(moments)):
+        assert found == pytest.approx(expected)
+
+
+def test_step_is_called_after_the_engines() -> None:
+    def message() -> str:
+        engine = engine_of(Net(), 1)
+        meter = NoiseScaleMeter(engine)
+        meter.backward(loss_of(engine, 0, 0, dist.get_rank()), 8)
+        with pytest.raises(RuntimeError, match=re.escape("after `engine.step()`")) as error:
+            meter.step()
+        return str(error.value)
+
+    on_ranks(2, as_torchrun(message))
+
+
+def test_an_error_leaves_out_its_step() -> None:
+    """In every function of the collector; training goes on."""
+
+    def measured() -> list[tuple[int, int]]:
+        found = []
+        average = deepspeed._EngineAverage
+        for kind, name in (
+            (DeepSpeedCollector, "before_backward"),
+            (DeepSpeedCollector, "_capture"),
+            (DeepSpeedCollector, "small_sq_norms"),
+            (average, "sq_norms"),
+            (deepspeed, "_loss_scale_of"),
+        ):
+            engine = engine_of(Net(), 2)
+            meter = NoiseScaleMeter(engine, every_n_steps=1)
+            original = getattr(kind, name)
+
+            def broken(*arguments: Any, **options: Any) -> None:
+                raise ValueError("broken")
+
+            for step in range(3):
+                if step == 1:
+                    setattr(kind, name, broken)
+                meter.backward(loss_of(engine, step, 0, dist.get_rank()), 8)
+                engine.step()
+                meter.step()
+                setattr(kind, name, original)
+            found.append((meter.steps, meter.measured_steps))
+            meter.close()
+        return found
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert on_ranks(2, as_torchrun(measured)) == [[(3, 2)] * 5] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("pipeline_parallelism", True),
+        ("has_moe_layers", True),
+        ("dp_world_size", 1),
+        ("enable_backward_allreduce", False),
+        ("zenflow", True),
+        ("is_deepcompile_enabled", lambda: True),
+        ("optimizer", nn.Identity()),
+    ],
+)
+def test_other_engines_are_refused(name: str, value: Any) -> None:
+    """They are not made here: some need hardware, some another launcher."""
+
+    def refused() -> None:
+        engine = engine_of(Net(), 1)
+        object.__setattr__(engine, name, value)
+        with pytest.raises(NotMeasured, match="must be an engine that averages"):
+            choose_collector(engine, MeterOptions())
+
+    on_ranks(2, as_torchrun(refused))
+
+
+@pytest.mark.parametrize("options", [{"small_batch": "half"}, {"averaged": False}], ids=str)
+def test_other_small_batches_are_refused(options: dict[str, Any]) -> None:
+    def refused() -> None:
+        with pytest.raises(ValueError, match="small batch there"):
+            NoiseScaleMeter(engine_of(Net(), 1), **options)
+
+    on_ranks(2, as_torchrun(refused))
