@@ -131,6 +131,9 @@ class BoundedSeesaw(Policy):
     given. So a run whose steps would be fewer than `least_steps` at the lifted batch size is lifted
     less. Where the schedule lowers the learning rate the batch may grow further.
 
+    A run that has few steps has little to gain, and its batch may be too large already: a run of
+    fewer than `shortest` steps keeps its batch size.
+
     While the noise scale is not resolved its lower bound is taken. Before it is measured the batch
     stays.
 
@@ -141,6 +144,7 @@ class BoundedSeesaw(Policy):
         bound: Up to what multiple of √(r·b) the schedule lets the batch grow.
         least_steps: The fewest steps of the whole run, as if it had the lifted batch size from the
             start. Where the end of the run is not known, there is no such limit.
+        shortest: The fewest steps, at B0, of a run whose batch size changes; 0: any run's does.
 
     Examples:
         >>> b = NoiseScale(400.0, 300.0, 500.0, grad_sq_norm=1.0, noise_trace=400.0, steps=50)
@@ -166,7 +170,10 @@ class BoundedSeesaw(Policy):
         lift: float = 0.5,
         bound: float = 1.0,
         least_steps: float = 2000,
+        shortest: float = 1000,
     ) -> None:
+        if shortest:
+            require_positive("shortest", shortest, "Leave it at 1000; 0 sets no limit.")
         if lift and not 0 < lift <= bound:
             raise Refusal("lift", "lie between 0 and `bound`", repr(lift), "Leave it at 0.5.")
         if least_steps:
@@ -175,13 +182,16 @@ class BoundedSeesaw(Policy):
         self._rule = TradeoffRule()
         self._bound = require_positive("bound", bound, "Leave it at 1.")
         self._lift = Gate(TradeoffRule(share=lift), min_dwell=0) if lift else None
-        self._least_steps = least_steps
+        self._least_steps, self._shortest = least_steps, shortest
         self._examples_at_lift = -math.inf
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
         """Return the wanted batch size with a reason; the plan's own batch size to stay."""
         now = float(plan.batch_size)
         scheduled = self._schedule(noise_scale, plan, progress)
+        steps = _steps_of_run(self._schedule.at_peak(plan, progress), progress)
+        if steps < self._shortest:
+            return Wanted(now, f"a run of {three_digits(steps)} steps keeps it")
         known = noise_scale.value if noise_scale.resolved else noise_scale.low
         most = self._bound * self._rule(max(known, 0.0), plan, progress)
         found = Wanted(now, f"the noise scale holds it at {three_digits(now)}")
@@ -196,8 +206,8 @@ class BoundedSeesaw(Policy):
             lifted = self._lift(noise_scale, plan, progress)
             highest = self._highest_lift(now, progress)
             if lifted > highest:
-                steps = f"{self._least_steps:,.0f} steps"
-                reason = f"{lifted.reason}, but the run has {steps} of {three_digits(highest)}"
+                fewest = f"{self._least_steps:,.0f} steps"
+                reason = f"{lifted.reason}, but the run has {fewest} of {three_digits(highest)}"
                 lifted = Wanted(highest, reason)
             if lifted > max(HYSTERESIS * now, found):
                 self._examples_at_lift, found = progress.examples, lifted
@@ -212,6 +222,15 @@ class BoundedSeesaw(Policy):
         if progress.ends_by == "steps":
             return math.inf if progress.steps / progress.share >= self._least_steps else now
         return progress.examples / progress.share / self._least_steps
+
+
+def _steps_of_run(batch_size: float, progress: Progress) -> float:
+    """Return the steps of the whole run at a batch size; infinite if its end is not known."""
+    if not progress.share:
+        return math.inf
+    if progress.ends_by == "steps":
+        return progress.steps / progress.share
+    return progress.examples / progress.share / batch_size
 
 
 class Auto(Policy):

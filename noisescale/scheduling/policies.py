@@ -220,13 +220,17 @@ class InsteadOfDecay(Policy):
 
     def __call__(self, noise_scale: object, plan: Plan, progress: Progress) -> Wanted:
         """Return B0 times lr_peak/lr."""
-        self._start = self._start or plan.batch_size / progress.base_batch_size
-        at_peak = self._batch_size or self._start * progress.base_batch_size
+        at_peak = self.at_peak(plan, progress)
         rate, peak = progress.learning_rate, progress.peak_learning_rate
         if rate <= 0 or peak <= 0:
             return Wanted(plan.batch_size, "the schedule's learning rate is zero")
         decay = peak / rate
         return Wanted(at_peak * decay, f"the schedule's lr is 1/{decay:.3g} of its peak")
+
+    def at_peak(self, plan: Plan, progress: Progress) -> float:
+        """Return B0, in examples."""
+        self._start = self._start or plan.batch_size / progress.base_batch_size
+        return self._batch_size or self._start * progress.base_batch_size
 
 
 _SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}

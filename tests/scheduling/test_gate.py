@@ -167,10 +167,30 @@ def test_a_bounded_seesaw_lifts_by_new_noise_scales_alone_and_goes_on_where_it_w
 
 
 @pytest.mark.parametrize(
-    "options", [{"lift": -0.1}, {"lift": 2.0}, {"bound": 0}, {"least_steps": -1}]
+    ("run", "grows"),
+    [
+        (Progress(500, 32_000, share=0.5, ends_by="examples"), True),  # 1,000 steps of 64
+        (Progress(499, 31_900, share=0.5, ends_by="epochs"), False),
+        (Progress(500, 90_000, share=0.5, ends_by="steps"), True),
+        (Progress(499, 90_000, share=0.5, ends_by="steps"), False),
+        (Progress(10, 640), True),  # whose end is not known
+    ],
+)
+@pytest.mark.parametrize("shortest", [1000, 0])
+def test_a_run_of_few_steps_keeps_its_batch(run: Progress, grows: bool, shortest: float) -> None:
+    policy, b = BoundedSeesaw(lift=0, shortest=shortest), noise_scale(900, 1000, 1100)
+    halved = {"learning_rate": 0.05, "peak_learning_rate": 0.1, "base_batch_size": 64}
+
+    found = policy(b, Plan(64, 1), run._replace(**halved))
+
+    assert found == (128 if grows or not shortest else 64)
+
+
+@pytest.mark.parametrize(
+    "options", [{"lift": -0.1}, {"lift": 2.0}, {"bound": 0}, {"least_steps": -1}, {"shortest": -1}]
 )
 def test_shares_that_contradict_each_other_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"lift|bound|least_steps"):
+    with pytest.raises(ValueError, match=r"lift|bound|least_steps|shortest"):
         BoundedSeesaw(**options)
 
 
@@ -209,7 +229,7 @@ def test_auto_asks_tradeoff_with_new_noise_scales_alone() -> None:
         ),
         # 2,000,000 in all: as far as the noise scale asks for.
         (Progress(50, 200_000, share=0.1, ends_by="examples"), 250, "asks for 250"),
-        (Progress(50, 2_000, share=0.1, ends_by="examples"), 64, "holds it"),
+        (Progress(50, 2_000, share=0.1, ends_by="examples"), 64, "a run of 312 steps keeps it"),
         (Progress(0, 0, share=0.0, ends_by="examples"), 64, "holds it"),
         (Progress(190, 2_000, share=0.1, ends_by="steps"), 64, "holds it"),
         (Progress(200, 2_000, share=0.1, ends_by="steps"), 250, "asks for 250"),
