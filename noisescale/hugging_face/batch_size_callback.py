@@ -28,6 +28,7 @@ from noisescale.plan import Plan
 from noisescale.printable import arguments
 from noisescale.refusal import Refusal
 from noisescale.scheduling.accumulation import Accumulation
+from noisescale.scheduling.ahead import schedule_ahead
 from noisescale.scheduling.controller import BatchSizeController
 from noisescale.scheduling.decision import Move
 from noisescale.scheduling.learning_rate import LearningRateScaling
@@ -199,6 +200,10 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
         )
         self._go_on(state, skips=not args.ignore_data_skip)
         controller.clock.end_with(steps_of_epochs=self._data.steps)
+        if controller.settings.policy.follows_schedule:
+            schedule = kwargs.get("lr_scheduler")  # accelerate wraps it
+            schedule = getattr(schedule, "scheduler", schedule)
+            controller.ahead = schedule_ahead(schedule, state.max_steps - state.global_step)
         if controller.settings.takes_noise_scale:
             self._find_monitor(state, needed=controller.settings.needs_noise_scale)
         if choice := controller.choice:

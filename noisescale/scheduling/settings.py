@@ -40,13 +40,12 @@ _NAMED: dict[str, Callable[[], Policy]] = {
 
 _SCALINGS: dict[str, LearningRateScaling] = {
     "seesaw": "sqrt",
-    "bounded_seesaw": "sqrt",
     "smith": "linear",
     "doubling": "sqrt",
 }
 """The `lr_scaling` of the published rule, for `"auto"`."""
 
-_FIXED = ("seesaw", "bounded_seesaw", "smith")
+_FIXED = ("seesaw", "smith")
 """Policies that are another rule with another `lr_scaling`."""
 
 LEAST_STEPS = 50

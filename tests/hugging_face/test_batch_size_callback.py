@@ -362,3 +362,16 @@ def test_a_monitor_that_counts_otherwise_is_refused() -> None:
     monitor = NoiseScaleCallback(batch_size_fn=lambda inputs: 7.0, unit="tokens")
     with pytest.raises(Refusal, match="batch_size_fn"):
         trained(BatchSizeCallback(doubles), monitor)
+
+
+@pytest.mark.parametrize("falls", [False, True])
+def test_auto_says_once_what_it_makes_of_the_schedule(
+    falls: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = "linear" if falls else "constant"
+
+    fit(NoiseScaleCallback(), BatchSizeCallback(max_batch_size=8), lr_scheduler_type=kind)
+
+    said = capsys.readouterr().out
+    assert said.count('policy="auto" is "bounded_seesaw"') == 1
+    assert ("The learning rate never falls" in said) != falls

@@ -626,6 +626,8 @@ def test_ranks_decide_alike_on_what_they_measured_together() -> None:
         (Gate(RatioRule()), (torch.optim.SGD, torch.optim.SGD), "adascale"),
         ("tradeoff", (torch.optim.AdamW,), "sqrt"),
         ("auto", (torch.optim.SGD,), "adascale"),
+        ("bounded_seesaw", (torch.optim.SGD,), "adascale"),
+        ("bounded_seesaw", (torch.optim.AdamW,), "sqrt"),
         ("norm_test", (torch.optim.SGD, torch.optim.Adam), "sqrt"),
         ("doubling", (torch.optim.SGD,), "sqrt"),
         ({0: 32}, (torch.optim.SGD,), "sqrt"),
