@@ -120,6 +120,13 @@ class AveragedGradient(HookErrors):
             within = (first[1][:whole].sum() - after[:whole].sum()).abs()
         return torch.stack([stale, between, within])
 
+    def change_since_passes(self) -> Tensor | None:
+        """Return what was done to this share of |g|² since the last pass ended; None: unchecked."""
+        if not self._passes or self._passes[-1].after is None:
+            return None
+        whole = self._norms.partition
+        return (self.current_sq_norms()[:whole].sum() - self._passes[-1].after[:whole].sum()).abs()
+
     def forget(self) -> None:
         """Begin another step."""
         self._passes = []

@@ -103,9 +103,11 @@ class ReducedChanges(NamedTuple):
             ),
             "between": (
                 "`p.grad` was changed between two backward passes of a step (|g|² by"
-                f" {self.between:.2g} of it), so it is not the mean over them. Such steps are not"
-                " measured. Scale, clip and reset gradients only after the last pass of a step, and"
-                f" let the meter see all passes.{by}"
+                f" {self.between:.2g} of it), so it is not the mean over them; or, with"
+                " `averaged=False`, between the last pass and `meter.step()`. Such steps are not"
+                " measured. Scale, clip and reset gradients only after the last pass of a step, let"
+                " the meter see all passes, and close the step before the optimizer steps."
+                f"{by}"
             ),
             "within": (
                 "`p.grad` was not what the backward pass had computed when the pass ended (|g|² was"

@@ -62,6 +62,8 @@ class Collector(HookErrors, State, ABC):
         self.group = group
         self._average = AveragedGradient(norms, group)
         self._watching = True
+        self.may_be_unscaled = False
+        """Whether a GradScaler may unscale `p.grad` before the step is closed."""
 
     @property
     def watching(self) -> bool:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that nobody averages over ranks, because each rank steps on its own.
+"""Gradients that nobody averages over ranks before the optimizer steps.
 
-A measured step averages them for its own sake: one more all-reduce of the gradient, in buckets of a
-few MB, of which each rank norms its share. Training is left alone.
+Each rank steps on its own, or the optimizer averages in its step, as that of nanochat. A measured
+step averages them for its own sake: one more all-reduce of the gradient, in buckets of a few MB, of
+which each rank norms its share. Training is left alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from noisescale.batches.to_device import to_device
 from noisescale.collectors.averaged_gradient import share_of
+from noisescale.collectors.changes import Changes
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
 from noisescale.collectors.rows.window_layout import Weight, WindowLayout, weighted_rank, whole_rank
@@ -46,11 +48,17 @@ class UnaveragedCollector(Collector):
         self._captured = False
         """Whether the last pass ended with the collectives, whatever came of them."""
         self._found: tuple[Tensor, Tensor] | None = None
+        self._changes: Changes | None = None
 
     @property
     def cost(self) -> float:
         """The cost of one more all-reduce."""
         return _COST
+
+    @property
+    def changes(self) -> Changes:
+        """What was done to `p.grad` until the norms were taken: an optimizer may have stepped."""
+        return super().changes if self._changes is None else self._changes
 
     @property
     def small_norms_are_late(self) -> bool:
@@ -88,6 +96,7 @@ class UnaveragedCollector(Collector):
     def small_sq_norms(self) -> Tensor | None:
         """Return |g_rank|². The collectives come first, so that no rank is left waiting in them."""
         if not self._captured:
+            self._look_for_late_changes()
             self._measure()
         self.raise_error_of_hook()
         return self._norms_of_step()[0]
@@ -115,7 +124,16 @@ class UnaveragedCollector(Collector):
         self._measure()
 
     def _begin(self) -> None:
-        self._captured, self._found = False, None
+        self._captured, self._found, self._changes = False, None, None
+
+    @keeps_errors
+    def _look_for_late_changes(self) -> None:
+        """Compare `p.grad` with what the last pass left, in a step that is checked."""
+        found = super().changes
+        late = None if self.may_be_unscaled else self._average.change_since_passes()
+        if found.sq_norms is not None and late is not None:
+            stale, between, within = found.sq_norms
+            self._changes = found._replace(sq_norms=torch.stack([stale, between + late, within]))
 
     def _norms_of_step(self) -> tuple[Tensor, Tensor]:
         assert self._found is not None, "small_sq_norms comes first"

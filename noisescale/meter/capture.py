@@ -142,6 +142,7 @@ class StepCapture:
         self.gone: list[str] = []
         """Parameters whose gradients were gone at the end of a pass, when that last happened."""
         self._alone = collector.group is None
+        collector.may_be_unscaled = grad_scaler is not None
         self._ddp = ddp
         self._in_model = in_model
         self._loss_scale = LossScale(grad_scaler, collector.norms.parameters)

@@ -82,8 +82,8 @@ def choose_collector(
             "be a DistributedDataParallel, FSDP1 or FSDP2 module, or DeepSpeed's engine, if several"
             " processes train",
             type(model).__name__,
-            "Wrap it: `DistributedDataParallel(model)`. If each rank steps on its own"
-            " gradient, pass `averaged=False`.",
+            "Wrap it: `DistributedDataParallel(model)`. If the optimizer averages gradients in its"
+            " step, or each rank steps on its own gradient, pass `averaged=False`.",
         )
     trained = _trained_or_refuse(model, parameters)
     if sharded:
@@ -185,7 +185,7 @@ def _refuse_unaveraged(options: MeterOptions, *, sharded: bool) -> None:
             " with sharded gradients",
             f'False with small_batch="{options.small_batch}", extra {options.names_of_extra} and'
             f" {kind} gradients",
-            "Where ranks step on their own gradients, only these can be compared.",
+            "Where gradients are not averaged before the step, only the ranks' can be compared.",
         )
 
 

@@ -88,9 +88,11 @@ class NoiseScaleMeter(Meter):
             of the batch as their first dimension. All trained parameters must act on the loss
             through these outputs. Default: modules that the training step calls, or else the
             tensors nearest to the loss.
-        averaged: Whether training averages gradients over ranks. Pass False if each rank steps on
-            its own gradient, as with `AdasumOptimizer`: then a measured step averages them, in one
-            more all-reduce. The weights must be the same on all ranks in each step.
+        averaged: Whether training averages gradients over ranks before `optimizer.step()`. Pass
+            False if the optimizer averages them in its step, as nanochat's does, or if each rank
+            steps on its own gradient, as with `AdasumOptimizer`. A measured step then averages
+            them for itself, in one more all-reduce. The weights must be the same on all ranks in
+            each step.
         log_to: The folder of the run, to which rank 0 writes: `noise_scale.jsonl` with all rows
             and, if tensorboard is installed, event files with the metrics of `NoiseScaleMonitor`.
             Give a resumed run the same folder, or a new one. None: nothing is written.

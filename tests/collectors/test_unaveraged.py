@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank's own gradient, and the mean that nobody else computes."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -113,6 +114,48 @@ def test_norms_of_a_pass_that_is_clipped_before_the_step_are_taken_at_its_end() 
 
     plain, early = on_ranks(2, one_rank)[0]
     assert plain == pytest.approx(early)
+
+
+class AveragesInItsStep(torch.optim.SGD):
+    """As nanochat's optimizers do."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                dist.all_reduce(p.grad, dist.ReduceOp.SUM)
+                p.grad.div_(dist.get_world_size())
+        super().step(closure)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_an_optimizer_that_averages_in_its_step_is_measured_before_it(
+    late: bool, micro_batches: int
+) -> None:
+    """After the step the ranks' gradients are gone, which a warning tells."""
+
+    def one_rank() -> tuple[int, list[str]]:
+        net = model()
+        optimizer = AveragesInItsStep(net.parameters(), lr=0.0)
+        meter = NoiseScaleMeter(net, averaged=False, every_n_steps=1)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(3):
+                optimizer.zero_grad()
+                for pass_ in range(micro_batches):
+                    loss = loss_of(net, dist.get_rank(), 2 * step + pass_) / micro_batches
+                    meter.backward(loss, local_batch_size=5)
+                if late:
+                    optimizer.step()
+                meter.step()
+                if not late:
+                    optimizer.step()
+            return meter.measured_steps, [str(one.message) for one in caught]
+
+    first, second = on_ranks(2, one_rank)
+
+    assert first[0] == second[0] == (0 if late else 3)
+    assert any("between the last pass and `meter.step()`" in text for text in first[1]) == late
 
 
 @pytest.mark.parametrize("unscaled", [False, True])
