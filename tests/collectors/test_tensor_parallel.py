@@ -12,7 +12,15 @@ import pytest
 import torch
 import torch._dynamo  # which FSDP2 imports, here once and not in every fork
 import torch.distributed as dist
-from brute_force import columns_of, expected, gradient_of, in_float64, micro_batch, whole
+from brute_force import (
+    columns_of,
+    expected,
+    gradient_of,
+    in_float64,
+    micro_batch,
+    over_step,
+    whole,
+)
 from ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
@@ -29,6 +37,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 from torch.nn.parallel import DistributedDataParallel
 
+from noisescale import NoiseScaleMeter
 from noisescale.collectors.rows.step_rows import MeasuredStep, StepRows
 from noisescale.meter.choosing import choose_collector
 from noisescale.meter.options import MeterOptions
@@ -282,3 +291,78 @@ def test_alone_only_micro_batches_are_compared(small_batch: Any) -> None:
             choose_collector(model, MeterOptions(small_batch=small_batch))
 
     on_ranks(2, refused)
+
+
+MASKED = -100
+
+
+def masked(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    """Inputs and labels, of which some count: fewer on one rank than on the other."""
+    rows = batch(step, rank, 2)
+    labels = rows[:, 1:].clone()
+    labels[:, : 1 + 3 * rank] = MASKED
+    return rows[:, :-1], labels
+
+
+def sum_of(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(
+        model(x).flatten(0, 1), labels.flatten(), ignore_index=MASKED, reduction="sum"
+    )
+
+
+def as_torchtitan_trains(*, sharded: bool) -> tuple[float, ...]:
+    """The loss is the sum over a rank's tokens by those of all ranks, and gradients are summed.
+
+    By DDP, whose gradients are averaged, it is that times the number of ranks.
+    """
+    torch.set_num_threads(1)
+    tensor = 2 if sharded else 1
+    mesh = init_device_mesh("cpu", (2, tensor), mesh_dim_names=("data", "tensor"))
+    rank, model, factor = mesh.get_local_rank("data"), Model(), 1
+    made: Any = model
+    if sharded:
+        parallelized(model, mesh["tensor"], sequence=True)
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh["data"])
+        made = fully_shard(model, mesh=mesh["data"])
+        for module in (made, *model.blocks):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
+    else:
+        made, factor = DistributedDataParallel(model), 2
+    meter = NoiseScaleMeter(made, every_n_steps=1)
+    for step in range(STEPS):
+        made.zero_grad()
+        x, labels = masked(step, rank)
+        tokens = labels.ne(MASKED).sum()
+        of_all = tokens.clone()
+        dist.all_reduce(of_all, group=mesh["data"].get_group())
+        loss = factor * sum_of(made, x, labels) / of_all
+        meter.backward(loss, local_batch_size=len(x), weight=tokens)
+        meter.step()
+    assert meter.measured_steps == STEPS, meter.not_measured
+    sums = meter.average_moments
+    assert sums is not None
+    return (sums.grad_sq_norm, sums.noise_trace, meter.examples)
+
+
+def test_a_loss_over_all_ranks_tokens_is_weighted_as_torchtitan_weighs_it() -> None:
+    plain = on_ranks(2, lambda: as_torchtitan_trains(sharded=False))
+    found = on_ranks(4, lambda: as_torchtitan_trains(sharded=True))
+
+    assert plain[0] == plain[1]
+    for one in found:
+        assert one == pytest.approx(plain[0], rel=1e-4)
+    model, signals = in_float64(Model()), []
+    for step in range(STEPS):
+        parts, examples = [], 0
+        for rank in range(2):
+            x, labels = masked(step, rank)
+            tokens = int(labels.ne(MASKED).sum())
+            gradient = gradient_of(
+                model, lambda net, x=x, y=labels, n=tokens: sum_of(net, x, y) / n
+            )
+            parts.append(micro_batch(gradient, len(x), tokens))
+            examples += len(x)
+        signals.append(over_step(parts, examples)[0])
+    assert found[0][0] == pytest.approx(sum(signals) / STEPS, rel=1e-4)
