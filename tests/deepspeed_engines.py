@@ -29,7 +29,9 @@ QUIET = [
 ]
 
 
-def engine_of(net: nn.Module, stage: int, passes: int = 1, lr: float = 0.0, **config: Any) -> Any:
+def engine_of(
+    net: nn.Module, stage: int, passes: int = 1, lr: float = 0.0, only: str = "", **config: Any
+) -> Any:
     """An engine, in a fork that `as_torchrun` has set up."""
     torch.set_num_threads(1)
     deepspeed.init_distributed("gloo")
@@ -40,7 +42,8 @@ def engine_of(net: nn.Module, stage: int, passes: int = 1, lr: float = 0.0, **co
         "zero_allow_untested_optimizer": True,
         **config,
     }
-    optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=lr)
+    stepped = [p for n, p in net.named_parameters() if p.requires_grad and n.startswith(only)]
+    optimizer = torch.optim.SGD(stepped, lr=lr)
     engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=config)
     assert engine.zero_optimization_stage() == stage
     assert engine.dp_world_size == dist.get_world_size()

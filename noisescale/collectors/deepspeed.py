@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from noisescale.collectors.averaged_gradient import AveragedGradient
-from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.gradient_norms import GradientNorms, Norms
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.guard import NotMeasured, keeps_errors
 
@@ -53,8 +53,19 @@ def wrapped_module(engine: Any) -> nn.Module:
     return module
 
 
+def stepped_parameters(engine: Any) -> set[int]:
+    """Return the ids of the parameters that the engine's optimizer steps, and averages."""
+    optimizer = engine.optimizer
+    for name in ("bit16_groups", "bf16_groups", "fp16_groups"):
+        if (groups := getattr(optimizer, name, None)) is not None:
+            return {id(p) for group in groups for p in group}
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
 class EngineSteps:
     """Tells when an engine has stepped: it is called at every micro-batch.
+
+    The engine's own count of steps changes when it loads a checkpoint, too.
 
     Args:
         engine: DeepSpeed's engine.
@@ -62,7 +73,13 @@ class EngineSteps:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self._steps, self._micro_steps = engine.global_steps, engine.micro_steps
+        self._stepped, self._micro_steps = False, engine.micro_steps
+        self._take_step: Callable[..., Any] = engine._take_model_step
+        engine._take_model_step = self._watch_step
+
+    def _watch_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._stepped = True
+        return self._take_step(*args, **kwargs)
 
     def advanced(self) -> bool:
         """Return whether the engine's optimizer stepped since the last call, or skipped a step.
@@ -71,14 +88,14 @@ class EngineSteps:
             RuntimeError: If `engine.step` was not called since.
         """
         engine = self._engine
-        if engine.micro_steps == self._micro_steps and engine.global_steps == self._steps:
+        if engine.micro_steps == self._micro_steps and not self._stepped:
             raise RuntimeError(
                 "Call `meter.step()` after `engine.step()`, at every micro-batch: DeepSpeed's"
                 " engine computes the norm of the averaged gradient in its step."
             )
-        before, self._steps = self._steps, engine.global_steps
+        stepped, self._stepped = self._stepped, False
         self._micro_steps = engine.micro_steps
-        return bool(before != self._steps)
+        return stepped
 
 
 class DeepSpeedCollector(MicroBatchCollector):
@@ -98,8 +115,9 @@ class DeepSpeedCollector(MicroBatchCollector):
         _check(engine)
         everything = dist.distributed_c10d._get_default_group()
         super().__init__(norms, everything if dist.get_world_size() > 1 else None)
-        trained = sum(p.requires_grad for p in engine.module.parameters())
-        by_parameter = norms.partition > 1 or len(norms.parameters) < trained
+        by_parameter = norms.partition > 1 or len(norms.parameters) < len(
+            stepped_parameters(engine)
+        )
         self._average = _EngineAverage(norms, self.group, engine, by_parameter=by_parameter)
         self._engine = engine
         self._take_step: Callable[..., Any] = engine._take_model_step
@@ -139,7 +157,8 @@ class DeepSpeedCollector(MicroBatchCollector):
 
     def _watch_step(self, *args: Any, **kwargs: Any) -> Any:
         """Let the engine step, and take the norm of the averaged gradient."""
-        measured = bool(self._step.passes)
+        # All ranks alike, as gradients are gathered: not by what this one has seen.
+        measured = self.watching and self._engine is not None
         if measured:
             self._average.before_step()
         result = self._take_step(*args, **kwargs)
@@ -193,14 +212,21 @@ class _EngineAverage(AveragedGradient):
         self.loss_scale = _loss_scale_of(self._engine)
         if not self._by_parameter:
             return
+        if (wait := getattr(self._engine.optimizer, "_wait_for_offload_copies", None)) is not None:
+            wait()
+        found = self._norms.empty()
+        for index in range(len(self._norms.parameters)):
+            self._gather(found, index)
+        self._sq_norms = self._norms.sums(found) / self._ranks / self.loss_scale**2
+
+    @keeps_errors
+    def _gather(self, found: Norms, index: int) -> None:
+        """Norm a gradient. All ranks take part, also after an error, and one is whole at a time."""
         from deepspeed.utils import safe_get_full_grad
 
-        found = self._norms.empty()
-        for index, p in enumerate(self._norms.parameters):
-            # All ranks take part, and one gradient is whole at a time.
-            if p.requires_grad and (gradient := safe_get_full_grad(p)) is not None:
-                self._norms.add_one(found, index, gradient)
-        self._sq_norms = self._norms.sums(found) / self._ranks / self.loss_scale**2
+        p = self._norms.parameters[index]
+        if p.requires_grad and (gradient := safe_get_full_grad(p)) is not None:
+            self._norms.add_one(found, index, gradient)
 
     @keeps_errors
     def after_step(self) -> None:
@@ -211,6 +237,8 @@ class _EngineAverage(AveragedGradient):
             # Stage 3 divides by the scale after the step, which is another one if it was changed.
             if norm is not None and self._scale_is_kept():
                 self._sq_norms.fill_(1 / self._ranks)
+                if isinstance(self.loss_scale, Tensor):  # autocast's, which the engine leaves in
+                    self._sq_norms /= self.loss_scale.to(self._sq_norms.device) ** 2
                 self._sq_norms *= torch.as_tensor(norm, device=self._sq_norms.device).square()
         elif getattr(self._engine.optimizer, "overflow", False):
             self._sq_norms = self._unknown()
@@ -244,6 +272,21 @@ def _check(engine: Any) -> None:
             "Use an optimizer that steps on averaged gradients.",
         ),
         (getattr(engine, "zenflow", False), "ZenFlow", "Leave it out of the configuration."),
+        (
+            not getattr(engine, "gradient_average", True),
+            'gradient_allreduce_op "sum"',
+            "Leave it out of the configuration.",
+        ),
+        (
+            engine.zero_quantized_gradients(),
+            "quantized gradients",
+            "Leave `zero_quantized_gradients` out of the configuration.",
+        ),
+        (
+            engine.fp16_enabled() and engine.zero_optimization_stage() == 0,
+            "float16 and no ZeRO",
+            "Use ZeRO stage 1, or bfloat16.",
+        ),
         (
             getattr(engine, "is_deepcompile_enabled", bool)(),
             "DeepCompile",

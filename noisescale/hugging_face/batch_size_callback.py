@@ -172,6 +172,17 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
         if self._controller is not None:
             self._controller.close()  # an earlier training may have ended by an error
         self._check(args, kwargs["model"])
+        schedule = kwargs.get("lr_scheduler")
+        schedule = getattr(schedule, "scheduler", schedule)  # accelerate wraps it
+        if trainer_access.distributed_type() == "DEEPSPEED" and not isinstance(
+            schedule, LRScheduler
+        ):
+            raise Refusal(
+                "lr_scheduler",
+                "be a schedule of torch under DeepSpeed, for BatchSizeCallback to advance it",
+                type(schedule).__name__,
+                "Leave `scheduler` and `optimizer` out of DeepSpeed's configuration.",
+            )
         loader, first = kwargs["train_dataloader"], int(args.gradient_accumulation_steps)
         batches = float(len(loader)) if has_length(loader) else math.inf
         self._data = _Data(first, batches, state.max_steps)
@@ -201,8 +212,6 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
         self._go_on(state, skips=not args.ignore_data_skip)
         controller.clock.end_with(steps_of_epochs=self._data.steps)
         if controller.settings.policy.follows_schedule:
-            schedule = kwargs.get("lr_scheduler")  # accelerate wraps it
-            schedule = getattr(schedule, "scheduler", schedule)
             controller.ahead = schedule_ahead(schedule, state.max_steps - state.global_step)
         if controller.settings.takes_noise_scale:
             self._find_monitor(state, needed=controller.settings.needs_noise_scale)

@@ -39,6 +39,9 @@ def check_supported(trainer: pl.Trainer) -> None:
     for kind in kinds:
         if kind in _UNSUPPORTED_STRATEGIES:
             _give_up("strategy", kind, _UNSUPPORTED_STRATEGIES[kind], _USE_DDP)
+    if "DeepSpeedStrategy" in kinds and not trainer.lightning_module.automatic_optimization:
+        reason = "DeepSpeed's engine accumulates, whatever the module does"
+        _give_up("automatic_optimization", "False", reason, "Set it to True.")
     if isinstance(strategy.model, DistributedDataParallel):
         if (found := spoiling_comm_hook(strategy.model)) is not None:
             _give_up("ddp_comm_hook", *found)

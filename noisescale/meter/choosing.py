@@ -15,7 +15,12 @@ from torch.optim import Optimizer
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.context_parallel import refuse_context_parallel
 from noisescale.collectors.ddp import DdpCollector
-from noisescale.collectors.deepspeed import DeepSpeedCollector, is_deepspeed, wrapped_module
+from noisescale.collectors.deepspeed import (
+    DeepSpeedCollector,
+    is_deepspeed,
+    stepped_parameters,
+    wrapped_module,
+)
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.groups import Groups, groups_of
 from noisescale.collectors.halves.collector import HalvesCollector
@@ -61,7 +66,12 @@ def choose_collector(
     model = unwrap(model)
     if is_deepspeed(model):
         _refuse_for_engine(options, averaged=averaged)
-        trained = _trained_or_refuse(model, parameters)
+        stepped = stepped_parameters(model) if hasattr(model.optimizer, "param_groups") else None
+        trained = [
+            (name, p)
+            for name, p in _trained_or_refuse(model, parameters)
+            if stepped is None or id(p) in stepped
+        ]
         return DeepSpeedCollector(model, GradientNorms(trained, groups))
     ddp = model if isinstance(model, DistributedDataParallel) else None
     sharded = is_sharded(model)

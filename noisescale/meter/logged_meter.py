@@ -134,9 +134,8 @@ class LoggedMeter:
             with self.guard("The optimizer was not recorded with the run"):
                 self._kind = OptimizerKind.of(optimizer) if averaged else OptimizerKind.OTHER
                 engine = meter.engine
-                self._parameters = (
-                    parameters_of(optimizer) if engine is None else elements_of(engine)
-                )
+                elements = parameters_of(optimizer) if engine is None else elements_of(engine)
+                self._parameters = float(elements)
         self.history = self._new_history()
         self._warn = WarnOnce()
         self._prefix = prefix

@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import deepspeed_engines
@@ -150,6 +151,50 @@ def test_half_precision() -> None:
     )
 
 
+def test_what_the_optimizer_does_not_step_is_not_measured() -> None:
+    """The engine averages what its optimizer steps, and no more."""
+
+    def names() -> list[str]:
+        engine = engine_of(Net(), 2, only="blocks")
+        collector = choose_collector(engine, MeterOptions())
+        loss = loss_of(engine, 0, 0, dist.get_rank())
+        collector.before_backward(loss, 4)
+        engine.backward(loss)
+        engine.step()
+        small, big = collector.small_sq_norms(), collector.big_sq_norms()
+        dist.all_reduce(small)
+        dist.all_reduce(big)
+        assert big.item() <= small.item() / 2
+        assert collector._average._by_parameter is False  # type: ignore[attr-defined]
+        return collector.norms.names
+
+    for found in on_ranks(2, as_torchrun(names)):
+        assert found
+        assert all(name.startswith("blocks") for name in found)
+
+
+def test_a_checkpoint_that_is_loaded_is_no_step(tmp_path: Path) -> None:
+    def counts() -> tuple[list[bool], int]:
+        engine = engine_of(Net(), 1, 2)
+        meter = NoiseScaleMeter(engine, every_n_steps=1)
+
+        def train(micro_batches: int) -> list[bool]:
+            closed = []
+            for pass_ in range(micro_batches):
+                meter.backward(loss_of(engine, 0, pass_, dist.get_rank()), 8)
+                engine.step()
+                closed.append(meter.step())
+            return closed
+
+        train(4)
+        engine.save_checkpoint(str(tmp_path), tag="a")
+        train(2)
+        engine.load_checkpoint(str(tmp_path), tag="a")
+        return train(4), meter.measured_steps
+
+    assert on_ranks(2, as_torchrun(counts)) == [([False, True] * 2, 5)] * 2
+
+
 def test_one_process_compares_micro_batches() -> None:
     check_all(1, lambda: [steps(Net(), s, 2) for s in STAGES])
 
@@ -277,6 +322,9 @@ def test_an_error_leaves_out_its_step() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("gradient_average", False),
+        ("zero_quantized_gradients", lambda: True),
+        ("fp16_enabled", lambda: True),
         ("pipeline_parallelism", True),
         ("has_moe_layers", True),
         ("dp_world_size", 1),
@@ -290,7 +338,7 @@ def test_other_engines_are_refused(name: str, value: Any) -> None:
     """They are not made here: some need hardware, some another launcher."""
 
     def refused() -> None:
-        engine = engine_of(Net(), 1)
+        engine = engine_of(Net(), 0)
         object.__setattr__(engine, name, value)
         with pytest.raises(NotMeasured, match="must be an engine that averages"):
             choose_collector(engine, MeterOptions())

@@ -253,9 +253,10 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
         return str(error.value)
 
     message = (
-        "`model` must be a DistributedDataParallel, FSDP1 or FSDP2 module if several processes"
-        " train, got Sequential. Wrap it: `DistributedDataParallel(model)`. If each rank steps on"
-        " its own gradient, pass `averaged=False`."
+        "`model` must be a DistributedDataParallel, FSDP1 or FSDP2 module, or DeepSpeed's engine,"
+        " if several processes train, got Sequential. Wrap it: `DistributedDataParallel(model)`. If"
+        " the optimizer averages gradients in its step, or each rank steps on its own gradient,"
+        " pass `averaged=False`."
     )
     assert on_ranks(2, unwrapped) == [message] * 2
 

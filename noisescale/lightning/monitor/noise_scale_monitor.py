@@ -353,6 +353,10 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
     @beside_training
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if (state := self._loaded) is not None:  # some strategies restore after their setup
+            self._loaded = None
+            for logged, saved in zip(self._meters, state.get("optimizers", ()), strict=False):
+                logged.resume(saved)
         batches = getattr(trainer_access.first_loader(trainer), "batch_sampler", None)
         # A sampler that repeats examples has this method: methods/repeated_augmentation.py.
         self._fit.count_distinct = getattr(getattr(batches, "sampler", None), "distinct_in", None)
