@@ -219,12 +219,6 @@ def engine_steps(trainer: pl.Trainer) -> bool:
     return bool(trainer.strategy.handles_gradient_accumulation)
 
 
-def loss_divisor(trainer: pl.Trainer) -> int:
-    """Return what losses are divided by. Lightning divides, and DeepSpeed's engine once more."""
-    accumulated = trainer.accumulate_grad_batches
-    return accumulated**2 if engine_steps(trainer) else accumulated
-
-
 def is_fitting(trainer: pl.Trainer) -> bool:
     """Return whether the Trainer trains, or validates in training; False in the sanity check."""
     return trainer.state.fn == "fit" and not trainer.sanity_checking

@@ -74,6 +74,8 @@ class _Fit:
     """The groups of the rows of the batch, in a measured step with `group_fn`."""
     rows_of_batch: int | None = None
     """The rows of the batch, if `batch_size_fn` counts something else."""
+    by_engine: bool = False
+    """Whether an engine accumulates and steps, see `engine_steps`."""
     stepped: bool = False
     """Whether an optimizer has stepped since the batch began."""
     count_distinct: Callable[[Any], float] | None = None
@@ -319,6 +321,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._loaded = None
         self._handed_on = state
         self._fit = _Fit(trainer_access.BatchCounter(trainer))
+        self._fit.by_engine = trainer_access.engine_steps(trainer)
         self._guard = Guard(trainer_access.MisconfigurationException)
         self._forget()
         monitors = [
@@ -413,18 +416,16 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        if self._measuring and not trainer_access.engine_steps(trainer):
-            self._end_step(trainer, optimizer)
-
-    def _end_step(self, trainer: pl.Trainer, optimizer: Optimizer) -> None:
-        automatic = trainer.lightning_module.automatic_optimization
+        if not self._measuring or self._fit.by_engine:
+            return
+        automatic = pl_module.automatic_optimization
         which = 0 if len(self._meters) == 1 else trainer.optimizers.index(optimizer)
         logged = self._meters[which]
         if automatic and self._fit.stepped:
             logged.meter.stop(several_gradients_a_step(optimizer))
         self._fit.stepped = True
         # By hand losses are divided as the module likes: by the passes of a step, it is assumed.
-        divisor = trainer_access.loss_divisor(trainer) if automatic else None
+        divisor = trainer.accumulate_grad_batches if automatic else None
         if self._close_step(which, divisor) and trainer_access.should_log(trainer):
             self._log(trainer, logged, trainer_access.log_step(trainer))
 
@@ -437,10 +438,11 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        if self._measuring and trainer_access.engine_steps(
-            trainer
-        ):  # it has stepped by now, or not
-            self._end_step(trainer, trainer.optimizers[0])
+        if self._measuring and self._fit.by_engine:  # which has stepped by now, or accumulates
+            # Lightning divides losses, and the engine once more.
+            closed = self._close_step(0, trainer.accumulate_grad_batches**2)
+            if closed and trainer_access.should_log(trainer):
+                self._log(trainer, self._meters[0], trainer_access.log_step(trainer))
         self._fit.batch = None
         self._pause(True)
         self._tell_news()
