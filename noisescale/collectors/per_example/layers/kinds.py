@@ -76,7 +76,7 @@ def register_layer(
         >>> for _ in range(3):
         ...     model.zero_grad()
         ...     meter.backward(model(torch.randn(8, 5)).square().mean(), local_batch_size=8)
-        ...     meter.step()
+        ...     closed = meter.step()
         >>> meter.measured_steps  # the first step was the comparison
         2
         >>> meter.close()
