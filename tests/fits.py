@@ -208,6 +208,7 @@ def fit_sharded(
     ranks: int = 2,
     tensor_parallel: int = 1,
     strategy: Any = None,
+    ckpt_path: Any = None,
     results: Callable[[Any, Any], Any],
     **options: Any,
 ) -> list[Any]:
@@ -223,7 +224,8 @@ def fit_sharded(
     def on_one() -> Any:
         by = strategy or ModelParallelStrategy(ranks // tensor_parallel, tensor_parallel)
         fitting = trainer(ranks, callbacks=list(callbacks), strategy=by, **options)
-        fitting.fit(model, loader() if train_loader is None else train_loader)
+        data = loader() if train_loader is None else train_loader
+        fitting.fit(model, data, ckpt_path=ckpt_path)
         return results(fitting, model)
 
     return on_ranks(ranks, as_torchrun(on_one))

@@ -59,35 +59,44 @@ def stepped_parameters(engine: Any) -> set[int]:
     for name in ("bit16_groups", "bf16_groups", "fp16_groups"):
         if (groups := getattr(optimizer, name, None)) is not None:
             return {id(p) for group in groups for p in group}
-    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return {id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
 
 
 class EngineSteps:
-    """Tells when an engine has stepped: it is called at every micro-batch.
+    """Tells when an engine steps.
 
     The engine's own count of steps changes when it loads a checkpoint, too.
 
     Args:
         engine: DeepSpeed's engine.
+        before: Called when gradients are averaged, before the optimizer steps.
+        after: Called when it has stepped, or skipped the step.
     """
 
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        engine: Any,
+        before: Callable[[], None] | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        self._engine, self._before, self._after = engine, before, after
         self._stepped, self._micro_steps = False, engine.micro_steps
+        self._steps_at_close: int | None = None
         self._take_step: Callable[..., Any] = engine._take_model_step
         engine._take_model_step = self._watch_step
 
-    def _watch_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._stepped = True
-        return self._take_step(*args, **kwargs)
-
     def advanced(self) -> bool:
         """Return whether the engine's optimizer stepped since the last call, or skipped a step.
+
+        Call it at every micro-batch.
 
         Raises:
             RuntimeError: If `engine.step` was not called since.
         """
         engine = self._engine
+        if self._steps_at_close is not None:
+            before, self._steps_at_close = self._steps_at_close, engine.global_steps
+            return bool(before != engine.global_steps)
         if engine.micro_steps == self._micro_steps and not self._stepped:
             raise RuntimeError(
                 "Call `meter.step()` after `engine.step()`, at every micro-batch: DeepSpeed's"
@@ -97,31 +106,44 @@ class EngineSteps:
         self._micro_steps = engine.micro_steps
         return stepped
 
+    def close(self) -> None:
+        """Leave the engine alone. From now on its own count tells when it steps."""
+        engine, self._before, self._after = self._engine, None, None
+        self._steps_at_close = engine.global_steps
+        # The wrapper is the instance's own attribute; the method is its class's.
+        if vars(engine).get("_take_model_step") == self._watch_step:
+            del engine._take_model_step
+            if getattr(self._take_step, "__func__", None) is not type(engine)._take_model_step:
+                engine._take_model_step = self._take_step  # of another meter
+
+    def _watch_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._stepped = True
+        if self._before is not None:
+            self._before()
+        result = self._take_step(*args, **kwargs)
+        if self._after is not None:
+            self._after()
+        return result
+
 
 class DeepSpeedCollector(MicroBatchCollector):
     """Squared norms of each micro-batch's gradient on each rank, and of the averaged gradient.
 
     Args:
-        engine: DeepSpeed's engine.
+        engine: DeepSpeed's engine, checked by `check_engine`.
         norms: See `Collector`.
-
-    Raises:
-        NotMeasured: If the engine does not average the gradients of all ranks.
     """
 
     _average: _EngineAverage
 
     def __init__(self, engine: Any, norms: GradientNorms) -> None:
-        _check(engine)
         everything = dist.distributed_c10d._get_default_group()
         super().__init__(norms, everything if dist.get_world_size() > 1 else None)
         by_parameter = norms.partition > 1 or len(norms.parameters) < len(
             stepped_parameters(engine)
         )
         self._average = _EngineAverage(norms, self.group, engine, by_parameter=by_parameter)
-        self._engine = engine
-        self._take_step: Callable[..., Any] = engine._take_model_step
-        engine._take_model_step = self._watch_step
+        self.steps = EngineSteps(engine, self._before_step, self._after_step)
 
     @property
     def gradients_dropped(self) -> bool:
@@ -144,27 +166,20 @@ class DeepSpeedCollector(MicroBatchCollector):
     def close(self) -> None:
         """Remove all hooks."""
         super().close()
-        # The wrapper is the instance's own attribute; the method is its class's.
-        if self._engine is not None and vars(self._engine).get("_take_model_step") == (
-            self._watch_step
-        ):
-            del self._engine._take_model_step
-        self._engine = None
+        self.steps.close()
 
     def _capture(self, index: int, gradient: Tensor) -> None:
         # At once: without `contiguous_gradients` averages are written into this tensor.
         self.norms.add_one(self._step.captured.found, index, gradient)
 
-    def _watch_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Let the engine step, and take the norm of the averaged gradient."""
+    def _before_step(self) -> None:
         # All ranks alike, as gradients are gathered: not by what this one has seen.
-        measured = self.watching and self._engine is not None
-        if measured:
+        if self.watching:
             self._average.before_step()
-        result = self._take_step(*args, **kwargs)
-        if measured:
+
+    def _after_step(self) -> None:
+        if self.watching:
             self._average.after_step()
-        return result
 
 
 class _EngineAverage(AveragedGradient):
@@ -231,17 +246,16 @@ class _EngineAverage(AveragedGradient):
     @keeps_errors
     def after_step(self) -> None:
         """Take the norm that the engine computed."""
-        if not self._by_parameter:
-            norm = self._engine.get_global_grad_norm()
-            self._sq_norms = self._unknown()
-            # Stage 3 divides by the scale after the step, which is another one if it was changed.
-            if norm is not None and self._scale_is_kept():
-                self._sq_norms.fill_(1 / self._ranks)
-                if isinstance(self.loss_scale, Tensor):  # autocast's, which the engine leaves in
-                    self._sq_norms /= self.loss_scale.to(self._sq_norms.device) ** 2
-                self._sq_norms *= torch.as_tensor(norm, device=self._sq_norms.device).square()
-        elif getattr(self._engine.optimizer, "overflow", False):
-            self._sq_norms = self._unknown()
+        if self._by_parameter:
+            return
+        norm = self._engine.get_global_grad_norm()
+        self._sq_norms = self._unknown()
+        # Stage 3 divides by the scale after the step, which is another one if it was changed.
+        if norm is not None and self._scale_is_kept():
+            self._sq_norms.fill_(1 / self._ranks)
+            if isinstance(self.loss_scale, Tensor):  # autocast's, which the engine leaves in
+                self._sq_norms /= self.loss_scale.to(self._sq_norms.device) ** 2
+            self._sq_norms *= torch.as_tensor(norm, device=self._sq_norms.device).square()
 
     def _scale_is_kept(self) -> bool:
         """Return whether the loss scale is what it was. One on the device alone is not read."""
@@ -252,7 +266,7 @@ class _EngineAverage(AveragedGradient):
         return torch.full((self._norms.entries,), math.nan, device=self._norms.device)
 
 
-def _check(engine: Any) -> None:
+def check_engine(engine: Any) -> None:
     """Raise if hooks on parameters do not see the gradients that the engine averages.
 
     Raises:

@@ -17,6 +17,7 @@ from noisescale.collectors.context_parallel import refuse_context_parallel
 from noisescale.collectors.ddp import DdpCollector
 from noisescale.collectors.deepspeed import (
     DeepSpeedCollector,
+    check_engine,
     is_deepspeed,
     stepped_parameters,
     wrapped_module,
@@ -66,12 +67,8 @@ def choose_collector(
     model = unwrap(model)
     if is_deepspeed(model):
         _refuse_for_engine(options, averaged=averaged)
-        stepped = stepped_parameters(model) if hasattr(model.optimizer, "param_groups") else None
-        trained = [
-            (name, p)
-            for name, p in _trained_or_refuse(model, parameters)
-            if stepped is None or id(p) in stepped
-        ]
+        check_engine(model)
+        trained = _trained_or_refuse(model, parameters)
         return DeepSpeedCollector(model, GradientNorms(trained, groups))
     ddp = model if isinstance(model, DistributedDataParallel) else None
     sharded = is_sharded(model)
@@ -253,11 +250,12 @@ def _trained_parameters(
 ) -> list[tuple[str, Parameter]]:
     """Return parameters that are averaged over ranks and are in `only`, by the user's names."""
     ignored: Collection[str] = ()
+    among = None if only is None else {id(p) for p in only}
     if isinstance(model, DistributedDataParallel):
         ignored, model = model.parameters_to_ignore, model.module
     elif is_deepspeed(model):
-        model = wrapped_module(model)
-    among = None if only is None else {id(p) for p in only}
+        stepped = stepped_parameters(model)
+        among, model = stepped if among is None else stepped & among, wrapped_module(model)
     named = fsdp1_units.named_parameters if is_fsdp1(model) else nn.Module.named_parameters
     return [
         (name.replace("_orig_mod.", ""), p)

@@ -18,7 +18,7 @@ from torch.optim import LBFGS, Optimizer
 from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.row_groups import RowGroupsLike, check_groups_are_used, checked_row_groups
 from noisescale.collectors.changes import hooks_on
-from noisescale.collectors.deepspeed import EngineSteps, is_deepspeed
+from noisescale.collectors.deepspeed import DeepSpeedCollector, EngineSteps, is_deepspeed
 from noisescale.collectors.in_model import InModel
 from noisescale.collectors.rows.step_rows import MeasuredStep, Unread
 from noisescale.collectors.rows.window_layout import Weight
@@ -123,7 +123,12 @@ class Meter:
         ddp = wrapper if isinstance(wrapper, DistributedDataParallel) else None
         self.engine: Any = wrapper if is_deepspeed(wrapper) else None
         """DeepSpeed's engine, if one trains."""
-        self._engine_steps = None if self.engine is None else EngineSteps(self.engine)
+        self._engine_steps: EngineSteps | None = None
+        if isinstance(collector, DeepSpeedCollector):
+            self._engine_steps = collector.steps
+        elif self.engine is not None:  # nothing is measured, and steps are counted
+            self._engine_steps = EngineSteps(self.engine)
+            self._engine_steps.close()
         in_model = None  # FSDP exchanges whole parameters and their shards
         if not is_sharded(wrapper):
             inner: Any = wrapper if ddp is None and self.engine is None else wrapper.module

@@ -71,7 +71,8 @@ class NoiseScaleMeter(Meter):
         cost: The share of the run's time that measuring may take with `every_n_steps="auto"`; None:
             0.01, or 0.05 if a scheduler uses the noise scale.
         parameters: The parameters that are trained; default: all that require a gradient.
-        small_batch: See above. "auto": "rank" if several processes train, else "half".
+        small_batch: See above. "auto": "rank" if several processes train, else "half"; under
+            DeepSpeed, and with tensor parallelism alone, "micro_batch".
         layers: The layers whose gradients of single examples are compared: "all" that have a
             formula, or only "normalization" layers, which cost next to nothing and tend to have the
             noise scale of the whole. Implies `small_batch="example"`.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Norms under DeepSpeed's engine, against gradients taken one by one."""
 
+import math
 import re
 import warnings
 from collections.abc import Callable
@@ -195,6 +196,17 @@ def test_a_checkpoint_that_is_loaded_is_no_step(tmp_path: Path) -> None:
     assert on_ranks(2, as_torchrun(counts)) == [([False, True] * 2, 5)] * 2
 
 
+def test_a_loss_scale_that_grows_in_a_step_gives_no_wrong_norm() -> None:
+    """Stage 3 divides by the scale that it has grown to: nothing is known of such steps."""
+    growing = {"enabled": True, "initial_scale_power": 6, "loss_scale_window": 1}
+
+    for rows in on_ranks(2, as_torchrun(lambda: steps(Net(), 3, 1, fp16=growing)["rows"])):
+        known = [row for row in rows if not math.isnan(row[1][0])]
+        assert len(known) < len(rows)
+        for _, big, _, expected in known:
+            assert big == pytest.approx(expected, rel=5e-2)
+
+
 def test_one_process_compares_micro_batches() -> None:
     check_all(1, lambda: [steps(Net(), s, 2) for s in STAGES])
 
@@ -269,6 +281,30 @@ def test_a_resumed_meter_goes_on() -> None:
 
     for expected, found in on_ranks(2, as_torchrun(moments)):
         assert found == pytest.approx(expected)
+
+
+def test_a_meter_that_is_stopped_or_closed_leaves_the_engine_alone() -> None:
+    """The steps of the training are still counted."""
+
+    def steps() -> list[int]:
+        found = []
+        for refused in (False, True):
+            engine = engine_of(Net(), 1, 2)
+            engine.has_moe_layers = refused
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                meter = NoiseScaleMeter(engine, every_n_steps=1)
+                for pass_ in range(6):
+                    meter.backward(loss_of(engine, 0, pass_, dist.get_rank()), 8)
+                    engine.step()
+                    meter.step()
+                    if pass_ == 3:
+                        meter.stop(NotMeasured("enough"))
+                        assert "_take_model_step" not in vars(engine)
+            found.append(meter.steps)
+        return found
+
+    assert on_ranks(2, as_torchrun(steps)) == [[3, 3]] * 2
 
 
 def test_step_is_called_after_the_engines() -> None:
