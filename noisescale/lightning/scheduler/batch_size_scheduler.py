@@ -261,6 +261,11 @@ class BatchSizeScheduler(trainer_access.Callback):
         self._taken = Takeover(trainer, self._options.max_device_batch_size, saved)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if (saved := self._loaded) is not None and self._taken is not None:
+            self._loaded = None  # some strategies restore after their setup
+            check_saved(saved)
+            self._taken.close()
+            self._taken = Takeover(trainer, self._options.max_device_batch_size, saved)
         self._publish(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
