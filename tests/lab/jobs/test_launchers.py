@@ -19,7 +19,7 @@ def started(launcher: str, tmp_path: Path, code: str, *, count: int = 2, **optio
     return launch(launcher, command, count, tmp_path / "logs", options=options)
 
 
-def ended(workers: Workers, within: float = 60.0) -> None:
+def ended(workers: Workers, within: float = 100.0) -> None:
     until = time.monotonic() + within
     while workers.running():
         assert time.monotonic() < until
