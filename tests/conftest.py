@@ -73,6 +73,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail where the device cannot be used, rather than skip",
     )
     parser.addoption(
+        "--share-device",
+        choices=("nccl", "gloo"),
+        default="",
+        help="let two ranks share a device where there is one, over this backend",
+    )
+    parser.addoption(
         "--save-durations",
         type=Path,
         metavar="FILE",
@@ -82,6 +88,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     devices.name = config.getoption("device")
+    devices.shared = config.getoption("share_device")
     reason = _why_not(devices.name)
     if reason and config.getoption("require_device"):
         raise pytest.UsageError(f"--device {devices.name}: {reason}")
@@ -116,10 +123,10 @@ collect_ignore = ["goldens/record.py", "save_transfers.py"]
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """On a device modules in which nothing takes it are not even imported.
 
-    Nor are those of the fake device where there is none.
+    Nor are those of the fake device on any other.
     """
-    if collection_path.parent == FAKE:
-        return True if devices.name == "cpu" else None
+    if FAKE in collection_path.parents:
+        return None if devices.name == "fake" else True
     if devices.name == "cpu" or collection_path.suffix != ".py":
         return None
     takes_it = re.search(r'def \w+\([^)]*\bdevice\b|"device"', collection_path.read_text())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed's engine on CPU, for tests. Import it before deepspeed, where that is installed.
+"""DeepSpeed's engine, on CPU or CUDA, for tests. Import it before deepspeed.
 
 What is lifted here is that its operators are compiled, which takes a minute, and that it trains in
 float16 on GPUs alone.
@@ -8,9 +8,10 @@ float16 on GPUs alone.
 import os
 from typing import Any
 
+import devices
 import pytest
 
-os.environ["DS_ACCELERATOR"] = "cpu"
+os.environ["DS_ACCELERATOR"] = devices.name
 deepspeed = pytest.importorskip("deepspeed", reason="pip install deepspeed")
 
 import torch  # noqa: E402
@@ -34,7 +35,7 @@ def engine_of(
 ) -> Any:
     """An engine, in a fork that `as_torchrun` has set up."""
     torch.set_num_threads(1)
-    deepspeed.init_distributed("gloo")
+    deepspeed.init_distributed(devices.backend(dist.get_rank()))
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": passes,

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device that tests run on, of each rank: `--device` says which."""
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
 name = "cpu"
+shared = ""
+"""The backend by which ranks beyond the devices that there are share them: `--share-device`."""
 
 
 def of_rank(rank: int = 0) -> "torch.device":
@@ -19,11 +22,14 @@ def of_rank(rank: int = 0) -> "torch.device":
 
 
 def most_ranks() -> int:
-    """How many ranks tests may start. CUDA's need a device each; of the fake one two will do."""
+    """How many ranks tests may start.
+
+    CUDA's need a device each, unless they share one; of the fake one two will do.
+    """
     if name == "cuda":
         import torch
 
-        return torch.cuda.device_count()
+        return max(torch.cuda.device_count(), 2 * bool(shared))
     return {"cpu": 4, "fake": 2, "mps": 1}[name]
 
 
@@ -34,3 +40,16 @@ def forks() -> bool:
     stand any fork.
     """
     return name in ("fake", "cuda")
+
+
+def backend(rank: int) -> str:
+    """Of a rank's process group.
+
+    NCCL refuses two ranks on one device of a host. Ranks that share a device are of two hosts to
+    it, which find each other by loopback.
+    """
+    if name != "cuda":
+        return "gloo"
+    if shared == "nccl":
+        os.environ.update(NCCL_HOSTID=str(rank), NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
+    return shared or "nccl"

@@ -156,10 +156,12 @@ def _rank(rank: int, world_size: int, folder: Path, function: Any, arguments: An
     faulthandler.dump_traceback_later(SECONDS - 5)  # where it hangs
     if devices.forks():
         torch.accelerator.set_device_index(devices.of_rank(rank).index)
-    backend = "nccl" if devices.name == "cuda" else "gloo"
     with _written_errors(folder, str(rank)):
         dist.init_process_group(
-            backend, init_method=f"file://{folder}/store", rank=rank, world_size=world_size
+            devices.backend(rank),
+            init_method=f"file://{folder}/store",
+            rank=rank,
+            world_size=world_size,
         )
         torch.save(function(*arguments), folder / f"{rank}.result")
         dist.barrier()

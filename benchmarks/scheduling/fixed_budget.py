@@ -160,6 +160,7 @@ class Budgeted:
     kept_out: bool = False
     """Whether nothing was chosen by it."""
     seeds: int = 5
+    device: str = "cpu"
     taken_for_best: int | None = None
     """A batch size that a smoke run starts from, whatever is the best one."""
 
@@ -194,6 +195,7 @@ BUDGETS = {
             first_lr=0.003,
             kept_out=True,
             seeds=3,
+            device="cuda",  # on two cores of a CPU it takes 15 hours
         ),
         Budgeted(
             "convolutions, AdamW", "convolutions", adamw, cosine, 60_000, 16, 0.004, kept_out=True
@@ -271,7 +273,7 @@ def final_loss(task: tuple[str, str, int, float, int]) -> tuple[float, int, list
     warnings.simplefilter("ignore")
     budget = budgeted(name)
     workload = budget.workload
-    model = workload.seeded_model(seed)
+    model = workload.seeded_model(seed).to(budget.device)
     optimizers = budget.optimizers(model, lr)
     make, lr_scaling = POLICIES[policy]
     if policy == OTHER_LR:
@@ -302,7 +304,8 @@ def final_loss(task: tuple[str, str, int, float, int]) -> tuple[float, int, list
                 group["lr"] = lr * rate(budget.schedule, done / budget.examples)
             optimizer.zero_grad()
         chosen = torch.randint(len(data[0]), (size,), generator=generator)
-        loss = workload.loss(model, (data[0][chosen], data[1][chosen]))
+        x, y = (part[chosen].to(budget.device) for part in data)
+        loss = workload.loss(model, (x, y))
         if meter is None:
             loss.backward()
         else:
@@ -316,7 +319,7 @@ def final_loss(task: tuple[str, str, int, float, int]) -> tuple[float, int, list
         if controller is not None:
             controller.clock.advance(size / start)
             controller.update(meter, examples=size)
-    found = workload.held_out_loss(model)
+    found = workload.held_out_loss(model.cpu())
     moves = [] if controller is None else [[m.step, m.after.batch_size] for m in controller.moves]
     return (found if math.isfinite(found) else math.inf), steps, moves[:: len(moves) // 20 + 1]
 
