@@ -176,7 +176,9 @@ def device() -> "torch.device":
 @pytest.fixture
 def figure(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, float], None]:
     """Keep a figure of the device, from a forked process too."""
-    file = tmp_path_factory.getbasetemp() / "figures"
+    folder = tmp_path_factory.getbasetemp()
+    # One file for all processes of xdist, whose folders are in that of the first.
+    file = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "figures"
 
     def keep(name: str, value: float) -> None:
         with file.open("a") as figures:

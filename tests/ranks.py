@@ -135,10 +135,11 @@ def as_torchrun(function: Callable[[], Any]) -> Callable[[], Any]:
 
     def launched() -> Any:
         rank, world_size = str(dist.get_rank()), str(dist.get_world_size())
+        index = devices.of_rank(dist.get_rank()).index
         os.environ.update(
             TORCHELASTIC_RUN_ID="test",
             RANK=rank,
-            LOCAL_RANK=rank,
+            LOCAL_RANK=rank if index is None else str(index),
             GROUP_RANK="0",
             WORLD_SIZE=world_size,
             LOCAL_WORLD_SIZE=world_size,

@@ -52,6 +52,8 @@ def parameters(trainer: Any, module: Any) -> list[Tensor]:
 def test_parameters_after_20_steps_are_bit_identical(
     device: torch.device, ranks: int, options: dict[str, Any]
 ) -> None:
+    if devices.shared and ranks > 1:
+        pytest.skip("Lightning takes a device for each rank")
     options = {**options, "max_steps": 20, "max_epochs": -1, "log_every_n_steps": 7}
     others = options.pop("callbacks", [])
     of_ddp = options.pop("ddp", {})

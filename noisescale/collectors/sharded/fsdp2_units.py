@@ -259,8 +259,11 @@ def shards_of(mesh_info: Any) -> int:
 
 def tensor_shards_of(fsdp_param: Any) -> int:
     """Return the ranks of tensor parallelism that a parameter is sharded over."""
-    spec = fsdp_param._unsharded_dtensor_spec
-    return 1 if spec is None else shards_in(spec.mesh, spec.placements)
+    for name in ("_unsharded_dtensor_spec", "_tp_spec"):  # the latter before torch 2.13
+        spec = getattr(fsdp_param, name, None)
+        if spec is not None:
+            return shards_in(spec.mesh, spec.placements)
+    return 1
 
 
 def _piece(key: tuple[int, int], gradient: Tensor) -> Piece:
