@@ -23,7 +23,7 @@ from noisescale.collectors.deepspeed import innermost
 from noisescale.guard import Guard
 from noisescale.hugging_face import trainer_access
 from noisescale.hugging_face.noise_scale_callback import NoiseScaleCallback
-from noisescale.hugging_face.supported import tensor_parallel_size
+from noisescale.hugging_face.supported import split_examples, tensor_parallel_size
 from noisescale.plan import Plan
 from noisescale.printable import arguments
 from noisescale.refusal import Refusal
@@ -321,8 +321,8 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
             "distributed_type": kind if kind in _OWN_ENGINES else None,
             "n_gpu": args.n_gpu if args.n_gpu > 1 else None,
             "auto_find_batch_size": True if args.auto_find_batch_size else None,
-            "parallelism_config": args.parallelism_config,
             "tp_size": tp_size if tp_size > 1 else None,
+            **split_examples(args.parallelism_config),
         }
         if isinstance(args.gradient_accumulation_steps, Accumulation):
             raise Refusal(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -44,15 +44,22 @@ def check_supported(args: TrainingArguments, distributed_type: str, model: nn.Mo
     if (size := tensor_parallel_size(model)) > 1:
         reason = "the Trainer gives the ranks of a model one batch"
         _give_up("tp_plan", f"over {size} ranks", reason, "Load the model without it.")
-    if args.parallelism_config is not None:
-        kind = type(args.parallelism_config).__name__
-        reason = "tensor, context and sequence parallelism split an example over ranks"
-        _give_up("parallelism_config", kind, reason, _USE_DDP)
+    for name, size in split_examples(args.parallelism_config).items():
+        reason = f"{size} ranks have one example together"
+        remedy = "Leave it at 1: `dp_shard_size` and `dp_replicate_size` are measured."
+        _give_up(name, str(size), reason, remedy)
     name = str(getattr(args.optim, "value", args.optim))
     if "lomo" in name or "layerwise" in name:
         reason = "it steps within the backward pass"
         remedy = "Use an optimizer that steps after the pass, such as `adamw_torch`."
         _give_up("optim", name, reason, remedy)
+
+
+def split_examples(parallelism_config: Any) -> dict[str, int]:
+    """Return the sizes of accelerate's ways to give several ranks one example, by their names."""
+    names = [f"{kind}_size" for kind in ("tp", "cp", "sp")]
+    sizes = {name: getattr(parallelism_config, name, None) or 1 for name in names}
+    return {f"parallelism_config.{name}": size for name, size in sizes.items() if size > 1}
 
 
 def tensor_parallel_size(model: nn.Module) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from accelerate.parallelism_config import ParallelismConfig
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 from ranks import as_torchrun, on_ranks
@@ -54,8 +55,8 @@ class Run(NamedTuple):
     warned: list[str]
 
 
-def runs(engine: str | None, **options: Any) -> list[Run]:
-    """On two ranks."""
+def runs(engine: str | None, ranks: int = 2, **options: Any) -> list[Run]:
+    """On some ranks."""
 
     def one() -> Run:
         kind = None
@@ -80,7 +81,7 @@ def runs(engine: str | None, **options: Any) -> list[Run]:
         assert engine is None or issubclass(kind, expected), kind
         return Run(run._replace(parameters=[]), told)
 
-    return on_ranks(2, as_torchrun(one))
+    return on_ranks(ranks, as_torchrun(one))
 
 
 def moments(run: Fit) -> GradientMoments:
@@ -110,18 +111,41 @@ def test_norms_are_those_under_ddp(engine: str, options: dict[str, Any]) -> None
         assert run.of.noise_scale.value == pytest.approx(plain.of.noise_scale.value, rel=1e-4)
 
 
+def losses_of_a_growing_batch(
+    engine: str | None, ranks: int = 2, **options: Any
+) -> list[list[float]]:
+    def one() -> list[float]:
+        more = {} if engine is None else sharded(ENGINES[engine][0], ["Linear"])
+        callbacks = BatchSizeCallback({0: 8, 3: 24}, lr_scaling="none", max_batch_size=24)
+        run = fit(callbacks, max_steps=12, **more, **options)
+        return [row["loss"] for row in run.log_history if "loss" in row]
+
+    return on_ranks(ranks, as_torchrun(one))
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_batch_size_that_grows_trains_as_under_ddp(engine: str) -> None:
-    def losses(by: str | None) -> list[list[float]]:
-        def one() -> list[float]:
-            more = {} if by is None else sharded(ENGINES[by][0], ["Linear"])
-            callbacks = BatchSizeCallback({0: 8, 3: 24}, lr_scaling="none", max_batch_size=24)
-            run = fit(callbacks, max_steps=12, **more)
-            return [row["loss"] for row in run.log_history if "loss" in row]
-
-        return on_ranks(2, as_torchrun(one))
-
-    plain, found = losses(None), losses(engine)
+    plain, found = losses_of_a_growing_batch(None), losses_of_a_growing_batch(engine)
 
     assert len(plain[0]) < 12
     assert found[0] == pytest.approx(plain[0], rel=1e-4)
+
+
+# Of accelerate 1.15 on torch 2.13.
+@pytest.mark.filterwarnings("ignore:Slicing a flattened dim from root mesh")
+def test_shards_and_their_replicas_are_measured_and_scheduled() -> None:
+    """Two replicas of two shards, by accelerate's configuration of parallelism."""
+    options = {**LANGUAGE, "per_device_train_batch_size": 2}
+    both = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
+    plain = runs(None, ranks=4, **options)[0]
+    found = runs("FSDP2", ranks=4, parallelism_config=both, **options)
+
+    for run in found:
+        assert run.warned == []
+        assert moments(run.of) == pytest.approx(tuple(moments(plain.of)), rel=1e-4)
+
+    options = {"per_device_train_batch_size": 2}
+    expected = losses_of_a_growing_batch(None, ranks=4, **options)
+    grown = losses_of_a_growing_batch("FSDP2", ranks=4, parallelism_config=both, **options)
+    assert len(expected[0]) < 12
+    assert grown[0] == pytest.approx(expected[0], rel=1e-4)

@@ -656,7 +656,11 @@ def test_one_process_whose_examples_cannot_be_told_apart_trains_on() -> None:
     [
         ({}, "XLA", "^`distributed_type` is XLA: "),
         ({"n_gpu": 2}, "NO", "^`n_gpu` is 2: nn.DataParallel"),
-        ({"parallelism_config": object()}, "MULTI_GPU", "^`parallelism_config` is object"),
+        (
+            {"parallelism_config": SimpleNamespace(tp_size=1, cp_size=2)},
+            "FSDP",
+            "^`parallelism_config.cp_size` is 2: 2 ranks have one example together",
+        ),
         ({"optim": "lomo"}, "NO", "^`optim` is lomo: it steps within the backward pass"),
         ({"optim": "galore_adamw_layerwise"}, "NO", "^`optim` is galore_adamw_layerwise"),
     ],
