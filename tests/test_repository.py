@@ -376,6 +376,7 @@ HALVES = ("--models", "VAE", "two towers", "--seeds", "1", "--batches", "60", "-
             "accuracy/real_model", ("--seeds", "1", "--steps", "100"), marks=needs_measurable_shards
         ),
         ("cost/endurance", ("--smoke",)),
+        pytest.param("cost/engines", ("--smoke",), marks=needs_measurable_shards),
         ("cost/scheduler", ("--smoke",)),
         ("cost/whole_runs", ("--smoke",)),
         ("methods/adasum", ("--smoke",)),
