@@ -11,7 +11,9 @@ Private attributes read here, as of torch 2.13: `DeviceMesh._get_root_mesh`, and
 
 from __future__ import annotations
 
+import gc
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,7 +36,7 @@ def refuse_context_parallel(mesh: Any = None) -> None:
     Raises:
         NotMeasured: If a dimension of it, or of another mesh, is one of context parallelism.
     """
-    for name, size in (*_dimensions(mesh), *_groups()):
+    for name, size in (*_dimensions(mesh), *_groups(), *_dimensions_of_meshes()):
         if size > 1 and _CONTEXT.fullmatch(name):
             raise NotMeasured(
                 f"`model` must be data parallel only, got context parallelism over {size} ranks"
@@ -45,9 +47,18 @@ def refuse_context_parallel(mesh: Any = None) -> None:
 
 
 def _dimensions(mesh: Any) -> Iterator[tuple[str, int]]:
-    if hasattr(mesh, "_get_root_mesh"):  # since torch 2.10
-        root = mesh._get_root_mesh()
+    if mesh is not None:
+        # Since torch 2.10.
+        root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
         yield from zip(root.mesh_dim_names or (), root.shape, strict=False)
+
+
+def _dimensions_of_meshes() -> Iterator[tuple[str, int]]:
+    """Yield those of all meshes: one over all ranks has the default group, without a name."""
+    module = sys.modules.get("torch.distributed.device_mesh")
+    kind = getattr(module, "DeviceMesh", None)
+    for mesh in [one for one in gc.get_objects() if type(one) is kind]:
+        yield from zip(mesh.mesh_dim_names or (), mesh.shape, strict=False)
 
 
 def _groups() -> Iterator[tuple[str, int]]:

@@ -33,7 +33,11 @@ from noisescale.collectors.sharded.fsdp1 import Fsdp1Collector
 from noisescale.collectors.sharded.fsdp1_units import is_fsdp1
 from noisescale.collectors.sharded.fsdp2 import Fsdp2Collector
 from noisescale.collectors.sharded.fsdp2_units import is_fsdp2
-from noisescale.collectors.tensor_parallel import TensorParallelCollector, tensor_parallel_group
+from noisescale.collectors.tensor_parallel import (
+    TensorParallelCollector,
+    is_tensor,
+    tensor_parallel_group,
+)
 from noisescale.collectors.unaveraged import UnaveragedCollector
 from noisescale.guard import NotMeasured
 from noisescale.meter.extra import ExtraMeasurement
@@ -74,7 +78,14 @@ def choose_collector(
     sharded = is_sharded(model)
     if not averaged and _processes() > 1:
         _refuse_unaveraged(options, sharded=sharded)
+        refuse_context_parallel()
         trained = _trained_or_refuse(model, parameters)
+        if parts := [name for name, p in trained if not is_tensor(p)]:
+            raise NotMeasured(
+                "`model` must hold whole parameters if each rank steps on its own gradient, got"
+                f" {parts[0]!r}, a DTensor: a rank has only a part of its gradient. Use"
+                " `fully_shard` or `replicate` over tensor parallelism."
+            )
         ranks = dist.distributed_c10d._get_default_group() if ddp is None else ddp.process_group
         return UnaveragedCollector(GradientNorms(trained, groups), ranks)
     group = None if sharded else tensor_parallel_group(model.parameters())

@@ -293,6 +293,30 @@ def test_alone_only_micro_batches_are_compared(small_batch: Any) -> None:
     on_ranks(2, refused)
 
 
+def test_parts_of_gradients_that_are_not_averaged_are_refused() -> None:
+    def refused() -> None:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        parallelized(model := Model(), mesh["tensor"], sequence=False)
+        with pytest.raises(ValueError, match="must hold whole parameters if each rank steps"):
+            choose_collector(model, MeterOptions(), averaged=False)
+
+    on_ranks(4, refused)
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+def test_context_parallelism_over_all_ranks_is_refused(averaged: bool) -> None:
+    """Its mesh of one dimension has the group of all ranks, which has no name."""
+
+    def refused() -> None:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
+        model = DistributedDataParallel(nn.Linear(2, 2)) if averaged else nn.Linear(2, 2)
+        with pytest.raises(ValueError, match="got context parallelism over 2 ranks"):
+            choose_collector(model, MeterOptions(), averaged=averaged)
+        assert mesh.size() == 2
+
+    on_ranks(2, refused)
+
+
 MASKED = -100
 
 

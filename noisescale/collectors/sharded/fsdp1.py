@@ -93,7 +93,7 @@ class Fsdp1Collector(RoundsCollector[Unit]):
             return
         self._begins_round(unit)
         self._average.came |= self._shards[unit]
-        self._add(list(unit.pieces(self._index_of, self.norms.entry_of)))
+        self._add(list(unit.pieces(self._index_of, self.norms.entry_of)), unit.factor)
 
 
 class _AveragedShards(AveragedPieces):

@@ -4,14 +4,16 @@
 FSDP1 lays the parameters of a unit end to end in one flat parameter. Autograd writes the unit's
 local gradient to it, unsharded; after that FSDP1 reduces it and keeps this rank's shard.
 
-Private attributes read here, as of torch 2.13: of an FSDP module `_handle`, `_inter_node_pg` and
-`_sync_gradients`; of a handle `flat_param`, `_use_orig_params` and
-`_offload_params`; of a flat parameter `_param_extensions`, `_fqns`,
-`_params`, `_numels_with_padding`, `_is_padding_mask` and `_shard_param_infos`; `clean_tensor_name`.
+Private attributes read here, as of torch 2.13: of an FSDP module `_handle`, `_inter_node_pg`,
+`_comm_hook`, `_gradient_predivide_factor`, `_gradient_postdivide_factor` and `_sync_gradients`; of
+a handle `flat_param`, `_use_orig_params` and `_offload_params`; of a flat parameter
+`_param_extensions`, `_fqns`, `_params`, `_numels_with_padding`, `_is_padding_mask` and
+`_shard_param_infos`; `clean_tensor_name`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -99,6 +101,16 @@ class Unit:
         return bool(self.module._sync_gradients)
 
     @property
+    def factor(self) -> float:
+        """p.grad over the mean over ranks: not 1 if the divisors of FSDP were changed."""
+        module = self.module
+        if module._comm_hook is not None:
+            return 1.0
+        before = max(1.0, module._gradient_predivide_factor)
+        ranks = math.prod(map(len, self.ranks))
+        return float(ranks / (before * max(1.0, module._gradient_postdivide_factor)))
+
+    @property
     def ranks(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that the gradient is averaged over: those it is sharded over, and replicas."""
         groups = (self.module.process_group, getattr(self.module, "_inter_node_pg", None))
@@ -119,7 +131,12 @@ class Unit:
         gradient = self.flat.grad
         if gradient is None:
             return
-        indices = [index_of.get(member.name) for member in self.members]
+        # Autograd writes the gradients of members that were frozen since, too.
+        trained = [member.parameter.requires_grad for member in self.members]
+        indices = [
+            index_of.get(member.name) if trains else None
+            for member, trains in zip(self.members, trained, strict=True)
+        ]
         counted = [index for index in indices if index is not None]
         if len(counted) == len(indices) and len({entry_of[index] for index in counted}) == 1:
             yield Piece(counted[0], gradient)
@@ -179,6 +196,11 @@ def checked_units(model: nn.Module, named: list[tuple[str, Parameter]]) -> list[
         raise NotMeasured(
             "`model` must be sharded over one set of ranks, got several: its gradients are means"
             " over different ranks. Measure the parameters of one of them."
+        )
+    if any(not unit.flat.requires_grad for unit in units):
+        raise NotMeasured(
+            "`model` must be unfrozen before FullyShardedDataParallel wraps it, got a parameter"
+            " that requires a gradient in a flat one that does not yet. Unfreeze it earlier."
         )
     refuse_context_parallel(getattr(units[0].module, "_device_mesh", None))
     if any(one is not None for unit in units for one in unit.flat._param_extensions):

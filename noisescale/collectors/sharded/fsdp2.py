@@ -53,9 +53,15 @@ class Fsdp2Collector(RoundsCollector[Unit]):
         self.sharing = dist.get_world_size(group) // units[0].mesh_info.mesh.size()
         if self.least_micro_batches > 1:
             self.nothing_to_compare = NOTHING_TO_COMPARE
-        self._units = [Unit(unit, self.norms, self._on_reduce, self.sharing) for unit in units]
         self._scattered_only = False
         """Whether the last round's gradients are still to be summed over replicas."""
+        self._units = []
+        try:
+            for unit in units:
+                self._units.append(Unit(unit, self.norms, self._on_reduce, self.sharing))
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def least_micro_batches(self) -> int:
@@ -103,9 +109,11 @@ class Fsdp2Collector(RoundsCollector[Unit]):
         if self._begins_round(unit):
             self._scattered_only = not all(u.reduces_over_replicas for u in self._units)
         self._step.in_parts |= unit.waiting is not None
-        self._average.came |= unit.parameters_in(buffer)
+        if unit.reduces_over_replicas:  # else `p.grad` stays None
+            self._average.came |= unit.parameters_in(buffer)
         factor = unit.factor * unit.reduce_divisor(buffer.dtype)
         unit.cut(buffer, partial(self._take, factor))
+        self._step.in_parts |= unit.divides_otherwise(buffer.dtype)
 
     @keeps_errors
     def _take(self, factor: float, pieces: list[Piece]) -> None:

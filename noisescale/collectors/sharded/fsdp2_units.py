@@ -17,7 +17,7 @@ Private attributes read here, as of torch 2.13: `FSDPModule._get_fsdp_state`; a 
 `_reduce_scatter_process_group`, `_all_reduce_process_group`, `_all_reduce_hook`, `reduce_grads`,
 `all_reduce_grads`, `device`, `mesh_info`, `fsdp_params`, `gradient_divide_factor` and
 `force_sum_reduction_for_comms`; of a parameter `sharded_param`, `padded_sharded_param_size` and
-`_unsharded_dtensor_spec`;
+`_unsharded_dtensor_spec` (before torch 2.13 `_tp_spec`) and `is_dtensor`;
 `_get_gradient_divide_factors`.
 """
 
@@ -103,6 +103,12 @@ class Unit(HookErrors, ReduceScatter):
         ]
         unit._reduce_scatter_comm = self
 
+    @property  # type: ignore[misc] # `object` has one that can be set
+    def __class__(self) -> type:
+        """That of the original one: FSDP2 asks for it where a user sets how buffers are made."""
+        kind: type = self._wrapped.__class__
+        return kind
+
     @property
     def reduces(self) -> bool:
         """Whether this backward pass reduces its gradients, not only adds to them."""
@@ -134,6 +140,16 @@ class Unit(HookErrors, ReduceScatter):
             unit.force_sum_reduction_for_comms,
         )
         return before or 1.0
+
+    def divides_otherwise(self, dtype: torch.dtype) -> bool:
+        """Return whether it is not known what a buffer of one shard is divided by.
+
+        FSDP2 divides it by a divisor of the user's once or twice, by version and type. Half
+        precision is divided in place, before a buffer that is cut later has been seen.
+        """
+        divisor = self._unit.gradient_divide_factor
+        later = self.waiting is not None and dtype not in (torch.float32, torch.bfloat16)
+        return self._shards == 1 and (divisor not in (None, 1) or later)
 
     def parameters_in(self, buffer: Tensor) -> set[int]:
         """Return the indices of measured parameters in a buffer; none if it lacks a trained one."""
@@ -263,6 +279,11 @@ def tensor_shards_of(fsdp_param: Any) -> int:
         spec = getattr(fsdp_param, name, None)
         if spec is not None:
             return shards_in(spec.mesh, spec.placements)
+    if fsdp_param.is_dtensor:
+        raise NotMeasured(
+            f"`model` must not be tensor parallel with torch {torch.__version__}, whose FSDP2 does"
+            " not say how a parameter is shared out. Use torch 2.13."
+        )
     return 1
 
 

@@ -476,3 +476,58 @@ def test_what_is_fsdp1() -> None:
         yield is_fsdp1(net)
 
     assert on_ranks(1, lambda: list(which())) == [[False, True]]
+
+
+def of_equal_batches(model: nn.Module, collector: Fsdp1Collector) -> tuple[float, float]:
+    """Small and big norm of a pass in which both ranks have the same batch: they are one number."""
+    model.zero_grad()
+    loss = model(torch.ones(4, 5)).square().mean()
+    collector.before_backward(loss, 4)
+    loss.backward()
+    small, big = collector.small_sq_norms(), collector.big_sq_norms()
+    assert small is not None
+    both = torch.cat([small / 2, big])
+    dist.all_reduce(both)
+    collector.reset()
+    return both[0].item(), both[1].item()
+
+
+def test_what_is_frozen_after_the_meter_was_made_does_not_count() -> None:
+    """Autograd goes on to write its gradient into the flat one, and FSDP drops it."""
+
+    def found() -> list[tuple[float, float]]:
+        model = sharded(Net())
+        collector = Fsdp1Collector(model, trained(model))
+        before = of_equal_batches(model, collector)
+        for name, p in named_parameters(model):
+            if name in ("last.weight", "blocks.0.up.weight"):
+                p.requires_grad_(False)
+        return [before, of_equal_batches(model, collector)]
+
+    for (small, big), (small_later, big_later) in on_ranks(2, found):
+        assert (small, small_later) == pytest.approx((big, big_later), rel=1e-5)
+        assert big_later < 0.9 * big
+
+
+def test_gradients_that_are_summed_have_norms_of_the_sum() -> None:
+    """As where both divisors of FSDP1 are set to one."""
+
+    def found() -> tuple[float, float]:
+        model = sharded(Net())
+        for module in FullyShardedDataParallel.fsdp_modules(model):
+            module._gradient_predivide_factor = module._gradient_postdivide_factor = 1
+        return of_equal_batches(model, Fsdp1Collector(model, trained(model)))
+
+    for small, big in on_ranks(2, found):
+        assert small == pytest.approx(big, rel=1e-5)
+
+
+def test_what_is_unfrozen_after_it_was_wrapped_is_not_measured() -> None:
+    def refused() -> None:
+        model = sharded(Net().requires_grad_(False))
+        model.requires_grad_(True)
+        with pytest.raises(ValueError, match="must be unfrozen before FullyShardedDataParallel"):
+            Fsdp1Collector(model, trained(model))
+        assert not any(hooks_of(model))
+
+    on_ranks(2, refused)

@@ -48,6 +48,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.distributed.tensor.placement_types import Shard
 
+from noisescale import NoiseScaleMeter
 from noisescale.collectors.rows.window_layout import each_micro_batch, whole_rank
 from noisescale.collectors.sharded.fsdp2 import Fsdp2Collector
 from noisescale.collectors.sharded.fsdp2_units import is_fsdp2
@@ -653,3 +654,60 @@ def test_sharded_is_what_fully_shard_was_applied_to() -> None:
         return [is_fsdp2(plain), is_fsdp2(part)]
 
     assert on_ranks(1, which) == [[False, True]]
+
+
+def test_sums_over_replicas_that_wait_for_the_last_pass_are_measured() -> None:
+    """As Hugging Face's Trainer has them where a model is replicated and sharded."""
+
+    def measured() -> list[Any]:
+        model = sharded(Net(), mesh_of((2, 2)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        meter = NoiseScaleMeter(model, every_n_steps=1, optimizer=optimizer)
+        for step in range(6):
+            for pass_ in range(2):
+                model.set_requires_all_reduce(pass_ == 1)
+                loss = loss_of(model, step, pass_, dist.get_rank()) / 2
+                meter.backward(loss, local_batch_size=4)
+            meter.step()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [meter.measured_steps, meter.skipped_steps]
+
+    assert on_ranks(4, measured) == [[6, 0]] * 4
+
+
+def test_one_shard_with_a_divisor_that_is_not_known_has_no_small_norm() -> None:
+    def measured() -> list[bool]:
+        found = []
+        for policy, divisor, groups, branch in (
+            (None, None, None, True),
+            (None, 4.0, None, True),
+            (torch.float16, None, GROUPS, True),
+            (torch.float16, None, GROUPS, False),  # a parameter without gradient
+            (None, None, GROUPS, False),
+        ):
+            options = {} if policy is None else {"reduce_dtype": policy}
+            net = replicate(Net(), mesh=mesh_of((2,)), mp_policy=MixedPrecisionPolicy(**options))
+            if divisor is not None:
+                net.set_gradient_divide_factor(divisor)
+            collector = Fsdp2Collector(net, trained(net), groups)
+            loss = loss_of(net, 0, 0, dist.get_rank(), branch)
+            collector.before_backward(loss, 1)
+            loss.backward()
+            found.append(collector.small_sq_norms() is not None)
+            collector.close()
+        return found
+
+    assert on_ranks(2, measured) == [[True, False, True, False, True]] * 2
+
+
+def test_how_buffers_are_allocated_may_be_set_beside_a_collector() -> None:
+    def allocated() -> bool:
+        model = sharded(Net(), mesh_of((2,)))
+        collectors = [Fsdp2Collector(model, trained(model)) for _ in range(2)]
+        model.set_allocate_memory_from_process_group_for_comm(True)
+        for collector in collectors:
+            collector.close()
+        return isinstance(unit_of(model)._reduce_scatter_comm, ReduceScatter)
+
+    assert on_ranks(2, allocated) == [True, True]
