@@ -105,7 +105,7 @@ class Unit(HookErrors, ReduceScatter):
 
     @property  # type: ignore[misc] # `object` has one that can be set
     def __class__(self) -> type:
-        """That of the original one: FSDP2 asks for it where a user sets how buffers are made."""
+        """Answer as the original one: FSDP2 asks where a user sets how buffers are made."""
         kind: type = self._wrapped.__class__
         return kind
 
