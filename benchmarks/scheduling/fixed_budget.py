@@ -548,6 +548,9 @@ def main() -> None:
         runs = Runs(rows, pool, save)
         if not command.report:
             for name in names:
+                if budgeted(name).device == "cuda" and not torch.cuda.is_available():
+                    print(f"{name}: left out, it needs a GPU", flush=True)
+                    continue
                 train(runs, budgeted(name), command.deadline)
         report(runs, names, console)
 
