@@ -316,12 +316,13 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             self._start = start = BackwardStart(tensors)
             examples = {k: v for k, v in inputs.items() if k != "num_items_in_batch"}
             with self._leaving_step_out():
-                batch_size = batch_size_of(examples)
-                check_batch_size(batch_size, "batch_size_fn", "return")
-                self._counted = True
+                # First: all ranks look at every batch, also where something fails on one of them.
                 self._look_for_shared_examples(
                     lambda: [x for x in examples.values() if isinstance(x, Tensor)]
                 )
+                batch_size = batch_size_of(examples)
+                check_batch_size(batch_size, "batch_size_fn", "return")
+                self._counted = True
                 self._meters[0].meter.before_backward(
                     cast(Tensor, start),
                     batch_size,

@@ -553,6 +553,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
     @beside_training
     def _begin_batch(self, trainer: pl.Trainer, batch: Any, batch_idx: int) -> None:
+        # First: all ranks look at every batch, also where something below fails on one of them.
+        self._look_for_shared_examples(lambda: trainer_access.tensors_of(batch))
         fit = self._fit
         fit.batch_idx, fit.rows_of_batch, fit.stepped = batch_idx, fit.counter.rows, False
         if self._count is not None:
@@ -565,7 +567,6 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 " measures the parameters that were trained at its start. To measure all of them,"
                 " resume the training from a checkpoint."
             )
-        self._look_for_shared_examples(lambda: trainer_access.tensors_of(batch))
 
     def _weigh(self) -> None:
         """Take weight and groups of a batch of a measured step, or what it shows of a weight."""
