@@ -161,6 +161,9 @@ class DdpCollector(Collector):
         self.unhook()
         self.reset()
 
+    def _piece(self, index: int, gradient: Tensor) -> Piece:
+        return Piece(index, gradient)
+
     @keeps_errors
     def _on_backward_start(self, _: Tensor) -> None:
         one = self._live
@@ -182,7 +185,7 @@ class DdpCollector(Collector):
         self._average.gone |= lost
         if one is not None and not one.by_hooks:
             pieces = [
-                Piece(index, p.grad)
+                self._piece(index, p.grad)
                 for index, p in enumerate(self.norms.parameters)
                 if index not in self._sparse and p.grad is not None and p.requires_grad
             ]
@@ -210,7 +213,7 @@ class DdpCollector(Collector):
     def _norm_by_hook(self, one: _Pass, index: int, parameter: Parameter) -> None:
         if parameter.grad is not None:
             one.norms_of.pop(index, None)  # reinserted: see `_Pass`
-            one.norms_of[index] = self.norms.compute([Piece(index, parameter.grad)])
+            one.norms_of[index] = self.norms.compute([self._piece(index, parameter.grad)])
 
     def _sums_with_hooks(self, one: _Pass, every_norm: Norms) -> Tensor:
         """Return the sums of what the hooks normed and of `every_norm`."""

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from torch.nn import Parameter
 
+from noisescale.collectors.tensor_parallel import is_local_part
 from noisescale.guard import NotMeasured
 
 
@@ -28,7 +29,9 @@ class InModel:
         self, model: nn.Module, names: Sequence[str], parameters: Sequence[Parameter]
     ) -> None:
         self._model = model
-        self._named = list(zip(names, parameters, strict=True))
+        named = zip(names, parameters, strict=True)
+        # Local parts leave the model at its first forward pass, and DDP goes on to train them.
+        self._named = [(name, p) for name, p in named if not is_local_part(p)]
         self._places = self._places_now()
 
     def check(self) -> None:

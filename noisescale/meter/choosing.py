@@ -34,8 +34,10 @@ from noisescale.collectors.sharded.fsdp1_units import is_fsdp1
 from noisescale.collectors.sharded.fsdp2 import Fsdp2Collector
 from noisescale.collectors.sharded.fsdp2_units import is_fsdp2
 from noisescale.collectors.tensor_parallel import (
+    DdpOfPartsCollector,
     TensorParallelCollector,
-    is_tensor,
+    is_whole,
+    ranks_of_local_parts,
     tensor_parallel_group,
 )
 from noisescale.collectors.unaveraged import UnaveragedCollector
@@ -80,14 +82,18 @@ def choose_collector(
         _refuse_unaveraged(options, sharded=sharded)
         refuse_context_parallel()
         trained = _trained_or_refuse(model, parameters)
-        if parts := [name for name, p in trained if not is_tensor(p)]:
+        if parts := [name for name, p in trained if not is_whole(p)]:
             raise NotMeasured(
                 "`model` must hold whole parameters if each rank steps on its own gradient, got"
-                f" {parts[0]!r}, a DTensor: a rank has only a part of its gradient. Use"
-                " `fully_shard` or `replicate` over tensor parallelism."
+                f" {parts[0]!r}: a rank has only a part of its gradient. Use `fully_shard` or"
+                " `replicate` over tensor parallelism."
             )
         ranks = dist.distributed_c10d._get_default_group() if ddp is None else ddp.process_group
         return UnaveragedCollector(GradientNorms(trained, groups), ranks)
+    if ddp is not None and (sharing := ranks_of_local_parts(ddp)) > 1:
+        _refuse_for_parts(options)
+        trained = _trained_or_refuse(model, parameters)
+        return DdpOfPartsCollector(ddp, GradientNorms(trained, groups), sharing)
     group = None if sharded else tensor_parallel_group(model.parameters())
     if group is not None:
         _refuse_tensor_parallel(options, ddp, group)
@@ -114,12 +120,6 @@ def choose_collector(
             )
         collector = Fsdp1Collector if is_fsdp1(model) else Fsdp2Collector
         return collector(model, trained, groups)
-    if ddp is not None and any(hasattr(p, "_st_info") for p in ddp.parameters()):
-        raise NotMeasured(
-            "`model` must be data parallel by `fully_shard` or `replicate` over tensor parallelism,"
-            " got DistributedDataParallel: a rank has only a part of its gradient. Apply one of"
-            " them."
-        )
     averaging = ddp is not None and dist.get_world_size(ddp.process_group) > 1
     group = ddp.process_group if ddp is not None and averaging else None
     if averaging:
@@ -217,6 +217,17 @@ def _refuse_for_engine(options: MeterOptions, *, averaged: bool) -> None:
         )
 
 
+def _refuse_for_parts(options: MeterOptions) -> None:
+    if options.small_batch not in ("auto", "rank") or options.extra:
+        raise Refusal(
+            "small_batch",
+            'be "auto" or "rank", and `extra` empty, if the model is DistributedDataParallel over'
+            " tensor parallelism",
+            f"{options.small_batch!r} and {options.names_of_extra}",
+            "A rank has only a part of each gradient there.",
+        )
+
+
 def _refuse_tensor_parallel(
     options: MeterOptions, ddp: nn.Module | None, group: dist.ProcessGroup
 ) -> None:
@@ -230,8 +241,9 @@ def _refuse_tensor_parallel(
     if ddp is not None or dist.get_world_size(group) < _processes():
         raise NotMeasured(
             "`model` must be data parallel by `fully_shard` or `replicate` over tensor parallelism,"
-            f" got {'DistributedDataParallel' if ddp else 'neither'} in {_processes()} processes"
-            f" with {dist.get_world_size(group)} of tensor parallelism. Apply one of them."
+            f" got {'DistributedDataParallel of DTensors' if ddp else 'neither'} in"
+            f" {_processes()} processes with {dist.get_world_size(group)} of tensor parallelism."
+            " Apply one of them."
         )
 
 

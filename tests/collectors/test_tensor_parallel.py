@@ -6,6 +6,7 @@ The oracle knows nothing of ranks: gradients of the same model on one process, i
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -41,6 +42,8 @@ from noisescale import NoiseScaleMeter
 from noisescale.collectors.rows.step_rows import MeasuredStep, StepRows
 from noisescale.meter.choosing import choose_collector
 from noisescale.meter.options import MeterOptions
+
+DDP = DistributedDataParallel
 
 WORDS, WIDTH, LENGTH = 13, 8, 6  # an odd vocabulary: shards of 7 and 6
 STEPS, EXACT = 3, 1e-5
@@ -147,6 +150,9 @@ CASES = {
     "FSDP2, tied": Case(2, tied=True, sequence=False),
     "FSDP2, by loss": Case(2, by_loss=True),
     "replicate": Case(2, replicate, groups={"norms": "norm", "ends": "words|head"}),
+    "DDP": Case(2, DDP, reduced_once=True, groups={"norms": "norm", "ends": "words|head"}),
+    "DDP, no sequence": Case(2, DDP, sequence=False, reduced_once=True),
+    "DDP, by loss": Case(2, DDP, by_loss=True, reduced_once=True),
 }
 
 
@@ -169,10 +175,14 @@ def _run(case: Case, micros: int, *, measured: bool) -> tuple[Any, list[Tensor],
     mesh = init_device_mesh("cpu", (case.data, tensor), mesh_dim_names=("data", "tensor"))
     model: Any = case.model()
     parallelized(model, mesh["tensor"], sequence=case.sequence, by_loss=case.by_loss)
-    if case.by is not None:
+    if case.by is DDP:
+        _pre_dp_module_transform(model)
+        model = DDP(model, process_group=mesh["data"].get_group())
+    elif case.by is not None:
         for block in model.blocks:
             case.by(block, mesh=mesh["data"])
         model = case.by(model, mesh=mesh["data"])
+    parameters = list(model.parameters())  # DDP's are not in the model later
     collector = None
     if measured:
         collector = choose_collector(model, MeterOptions(groups=case.groups))
@@ -180,12 +190,13 @@ def _run(case: Case, micros: int, *, measured: bool) -> tuple[Any, list[Tensor],
     found: list[MeasuredStep] = []
     gradients: list[Tensor] = []
     for step in range(STEPS):
-        model.zero_grad()
+        for p in parameters:
+            p.grad = None
         sizes = []
         for micro in range(micros):
             last = micro == micros - 1
             if case.by is not None and case.reduced_once:
-                model.set_requires_gradient_sync(last)
+                only_last_reduces(model, last)
             rows = batch(step, rank, micro)
             with loss_parallel() if case.by_loss else torch.enable_grad():
                 loss = loss_of(model, rows) / micros
@@ -207,13 +218,20 @@ def _run(case: Case, micros: int, *, measured: bool) -> tuple[Any, list[Tensor],
             collector.reset()
         gradients += [
             getattr(p.grad, "_local_tensor", p.grad).clone()
-            for p in model.parameters()
+            for p in parameters
             if p.grad is not None
         ]
     names = () if collector is None else collector.norms.group_names
     if collector is not None:
         collector.close()
     return found, gradients, names
+
+
+def only_last_reduces(model: Any, last: bool) -> None:
+    if isinstance(model, DDP):
+        model.require_backward_grad_sync = last
+    else:
+        model.set_requires_gradient_sync(last)
 
 
 def expectation(case: Case, step: int, micros: int, columns: Any) -> Any:
@@ -250,12 +268,19 @@ def test_norms_are_those_of_the_model_on_one_process(name: str) -> None:
             assert got.entries[entry][:4] == pytest.approx(tuple(of_group), rel=EXACT)
 
 
-def over_tensor_parallel() -> nn.Module:
+def over_parts(*, tied: bool = False, run: bool = False, data: int = 2) -> nn.Module:
+    """DDP over parts of a model."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     model = Model()
     parallelized(model, mesh["tensor"], sequence=False)
+    if tied:  # torch itself fails as long as it copies the weights of the first rank
+        model.blocks[1].up.weight = model.blocks[0].up.weight
     _pre_dp_module_transform(model)
-    return DistributedDataParallel(model, process_group=mesh["data"].get_group())
+    ranks = mesh["data"].get_group() if data == 2 else dist.new_subgroups(1)[0]
+    ddp = DDP(model, process_group=ranks, init_sync=not tied)
+    if run:
+        ddp(torch.zeros(1, 2, dtype=torch.int64))
+    return ddp
 
 
 def neither() -> nn.Module:
@@ -267,7 +292,9 @@ def neither() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (over_tensor_parallel, "got DistributedDataParallel: a rank has only a part of its"),
+        (partial(over_parts, tied=True), "must not have tied weights .* got 'module.blocks.1.up"),
+        (partial(over_parts, run=True), "must not have run yet"),
+        (partial(over_parts, data=1), "got 1 x 2 ranks in 4 processes"),
         (neither, "got neither in 4 processes with 2 of tensor parallelism"),
     ],
 )
@@ -278,6 +305,18 @@ def test_data_parallelism_that_is_not_known_is_refused(
         model = make()
         with pytest.raises(ValueError, match=message):
             choose_collector(model, MeterOptions())
+
+    on_ranks(4, refused)
+
+
+@pytest.mark.parametrize("small_batch", ["half", "micro_batch", "example"])
+def test_over_parts_only_ranks_are_compared(small_batch: Any) -> None:
+    def refused() -> None:
+        model = over_parts()
+        with pytest.raises(ValueError, match="if the model is DistributedDataParallel over tensor"):
+            choose_collector(model, MeterOptions(small_batch=small_batch))
+        with pytest.raises(ValueError, match="must hold whole parameters if each rank steps"):
+            choose_collector(model, MeterOptions(), averaged=False)
 
     on_ranks(4, refused)
 
@@ -309,7 +348,7 @@ def test_context_parallelism_over_all_ranks_is_refused(averaged: bool) -> None:
 
     def refused() -> None:
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
-        model = DistributedDataParallel(nn.Linear(2, 2)) if averaged else nn.Linear(2, 2)
+        model = DDP(nn.Linear(2, 2)) if averaged else nn.Linear(2, 2)
         with pytest.raises(ValueError, match="got context parallelism over 2 ranks"):
             choose_collector(model, MeterOptions(), averaged=averaged)
         assert mesh.size() == 2
@@ -334,18 +373,18 @@ def sum_of(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
     )
 
 
-def as_torchtitan_trains(*, sharded: bool) -> tuple[float, ...]:
+def as_torchtitan_trains(by: Any, *, tensor: int = 2) -> tuple[float, ...]:
     """The loss is the sum over a rank's tokens by those of all ranks, and gradients are summed.
 
     By DDP, whose gradients are averaged, it is that times the number of ranks.
     """
     torch.set_num_threads(1)
-    tensor = 2 if sharded else 1
     mesh = init_device_mesh("cpu", (2, tensor), mesh_dim_names=("data", "tensor"))
     rank, model, factor = mesh.get_local_rank("data"), Model(), 1
     made: Any = model
-    if sharded:
+    if tensor > 1:
         parallelized(model, mesh["tensor"], sequence=True)
+    if by is fully_shard:
         for block in model.blocks:
             fully_shard(block, mesh=mesh["data"])
         made = fully_shard(model, mesh=mesh["data"])
@@ -353,10 +392,13 @@ def as_torchtitan_trains(*, sharded: bool) -> tuple[float, ...]:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
     else:
-        made, factor = DistributedDataParallel(model), 2
+        if tensor > 1:
+            _pre_dp_module_transform(model)
+        made, factor = DDP(model, process_group=mesh["data"].get_group()), 2
+    optimizer = torch.optim.SGD(made.parameters(), lr=0)
     meter = NoiseScaleMeter(made, every_n_steps=1)
     for step in range(STEPS):
-        made.zero_grad()
+        optimizer.zero_grad()
         x, labels = masked(step, rank)
         tokens = labels.ne(MASKED).sum()
         of_all = tokens.clone()
@@ -371,11 +413,12 @@ def as_torchtitan_trains(*, sharded: bool) -> tuple[float, ...]:
 
 
 def test_a_loss_over_all_ranks_tokens_is_weighted_as_torchtitan_weighs_it() -> None:
-    plain = on_ranks(2, lambda: as_torchtitan_trains(sharded=False))
-    found = on_ranks(4, lambda: as_torchtitan_trains(sharded=True))
+    plain = on_ranks(2, lambda: as_torchtitan_trains(DDP, tensor=1))
+    found = on_ranks(4, lambda: as_torchtitan_trains(fully_shard))
+    over_parts = on_ranks(4, lambda: as_torchtitan_trains(DDP))
 
     assert plain[0] == plain[1]
-    for one in found:
+    for one in found + over_parts:
         assert one == pytest.approx(plain[0], rel=1e-4)
     model, signals = in_float64(Model()), []
     for step in range(STEPS):
