@@ -15,7 +15,6 @@ Groups = Mapping[str, str | Sequence[str]] | Callable[[str], str | None]
 """A mapping from names of groups to one or several regular expressions, which are searched in the
 names of parameters; or a function from a parameter's name to the name of its group."""
 
-_NAMES = "`groups` must have names"
 
 _Pairs = list[tuple[str, str]]
 """A group and a regular expression of it."""
@@ -85,7 +84,7 @@ def groups_of(names: Sequence[str], groups: Groups) -> list[str | None]:
 def _pairs(groups: Mapping[str, str | Sequence[str]]) -> _Pairs:
     pairs = []
     for name, patterns in groups.items():
-        check_name(name, _NAMES)
+        check_name(name, "groups", "have names")
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
             try:
                 re.compile(pattern)
@@ -127,5 +126,5 @@ def _by_function(names: Sequence[str], function: Callable[[str], str | None]) ->
             )
     for group in dict.fromkeys(found):
         if group is not None:
-            check_name(group, _NAMES)
+            check_name(group, "groups", "have names")
     return found

@@ -62,7 +62,7 @@ def name_in(tag: str, prefix: str) -> str | None:
     return None
 
 
-def check_name(name: str, what: str) -> None:
+def check_name(name: str, argument: str, what: str) -> None:
     """Raise a ValueError if a logger would refuse a name as part of a metric's name.
 
     MLflow is the strictest logger. It allows letters, digits and a few other characters, and the
@@ -70,20 +70,23 @@ def check_name(name: str, what: str) -> None:
 
     Args:
         name: Part of a metric's name.
-        what: The beginning of the error message.
+        argument: The name of the argument that it comes from.
+        what: What the argument must have, for the error.
 
     Examples:
-        >>> check_name("blocks.0", "`groups` must have names")
-        >>> check_name("head (last)", "`groups` must have names")
+        >>> check_name("blocks.0", "groups", "have names")
+        >>> check_name("head (last)", "groups", "have names")
         Traceback (most recent call last):
         ...
-        ValueError: `groups` must have names of letters, digits, spaces and `_-./` only, got
-        'head (last)'. Loggers refuse other characters: choose another name.
+        noisescale.refusal.Refusal: `groups` must have names of letters, digits, spaces and `_-./`
+        only, got 'head (last)'. Loggers refuse other characters: choose another name.
     """
     if not re.fullmatch(r"[A-Za-z0-9_\-. /]+", name) or {"", ".", ".."} & {*name.split("/")}:
-        raise ValueError(
-            f"{what} of letters, digits, spaces and `_-./` only, got"
-            f" {name!r}. Loggers refuse other characters: choose another name."
+        raise Refusal(
+            argument,
+            f"{what} of letters, digits, spaces and `_-./` only",
+            repr(name),
+            "Loggers refuse other characters: choose another name.",
         )
 
 
@@ -105,7 +108,7 @@ def check_monitor_name(name: object) -> None:
     """
     if not isinstance(name, str):
         raise TypeRefusal("name", "be a string", repr(name), "Pass a word, or leave it out.")
-    check_name(name, "`name` must be made")
+    check_name(name, "name", "be made")
     if "/" in name or name == "group" or re.fullmatch(r"optimizer_\d+", name):
         raise Refusal(
             "name",

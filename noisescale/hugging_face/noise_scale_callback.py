@@ -176,12 +176,12 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                 of = Meter.from_options(called, options, optimizer, grad_scaler=scaler)
                 return [LoggedMeter(of, optimizer, loop="transformers")]
 
-            self._make_meters(make)
+            device = next(called.parameters()).device
+            self._make_meters(make, device, args.world_size)
             if not self._meters:
                 self._remove_hooks()
                 return
             saved = [self._loaded] if self._loaded else []
-            device = next(called.parameters()).device
             self._begin(saved, args.world_size, device, args.gradient_accumulation_steps)
             # Examples are taken to count alike, whatever number of labels each of them has.
             share_of = None if options.small_batch == "example" else model

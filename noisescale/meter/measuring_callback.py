@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from noisescale.batches.shared_examples import SharedExamples
 from noisescale.collectors.halves.proved_cuts import INSTEAD
@@ -18,6 +19,7 @@ from noisescale.guard import Guard, NotMeasured
 from noisescale.history.history import History
 from noisescale.meter.logged_meter import LoggedMeter, last_row_of
 from noisescale.meter.options import MeterOptions
+from noisescale.refusal import Refusal, TypeRefusal
 
 
 class MeasuringCallback(ABC):
@@ -123,16 +125,32 @@ class MeasuringCallback(ABC):
         """Measure for decisions; without a measurement, say what follows from that."""
         self._follows, self._consequence = True, consequence and f" {consequence}"
 
-    def _make_meters(self, make: Callable[[], list[LoggedMeter]]) -> None:
+    def _make_meters(
+        self, make: Callable[[], list[LoggedMeter]], device: torch.device, ranks: int
+    ) -> None:
         """Make the meters of a training. A warning tells if it cannot be measured.
 
         Args:
             make: Makes them. It may raise a `NotMeasured`, alike on all ranks.
+            device: Where ranks may exchange a number.
+            ranks: How many there are.
         """
+        error: Exception | None = None
         try:
             self._meters = make()
         except NotMeasured as reason:
             self._tell_that_nothing_is_measured(str(reason))
+        except Exception as unforeseen:
+            if isinstance(unforeseen, (Refusal, TypeRefusal, *self._guard.let_pass)):
+                raise
+            error = unforeseen
+        # A rank that measures alone would wait for the others for ever.
+        if ranks > 1 and any_rank(error is not None, device):
+            self._close_meters(interrupted=True)
+            self._meters = []
+            error = error or RuntimeError("another rank could not make its meter")
+        if error is not None:
+            self._guard.tell("No noise scale is measured", error)
         for logged in self._meters:
             if self._follows:
                 logged.meter.follow()
@@ -227,3 +245,10 @@ class MeasuringCallback(ABC):
     def _close_meters(self, *, interrupted: bool) -> None:
         for logged in reversed(self._meters):  # as what they wrap was wrapped
             logged.close(interrupted=interrupted)
+
+
+def any_rank(here: bool, device: torch.device) -> bool:
+    """Return whether something is so on any rank. A collective, of all ranks."""
+    flag = torch.tensor(float(here), device=device)
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag)

@@ -13,6 +13,7 @@ from faults import OF_A_METER, Faults
 from fits import FsdpAnywhere, both_loggers, classifier, fit, fit_sharded, loader
 
 from noisescale import NoiseScaleMonitor
+from noisescale.lightning.monitor import meters
 
 STEPS, FEW, FEWEST = 200, 40, 8
 """Most functions are called at every step, which has one fault; the rest once or twice a fit."""
@@ -166,3 +167,27 @@ def test_a_fault_in_each_function_leaves_every_parameter_as_it_is(
             break
         steps = most if not found else FEW if len(found) > 3 else FEWEST
     assert len(done) > least
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_unforeseen_error_while_meters_are_made_ends_no_training(
+    ranks: int, tmp_path: Path
+) -> None:
+    """The other rank, which could measure, does not wait for ever."""
+
+    class Broken(NoiseScaleMonitor):
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+                warnings.simplefilter("error")
+                if trainer.global_rank == ranks - 1:
+                    patch.setattr(meters, "Meter", None)
+                told = "No noise scale is measured.*(not callable|has no|another rank could not)"
+                with pytest.warns(UserWarning, match=told):
+                    super().on_fit_start(trainer, pl_module)
+
+    broken = fitted([Broken(every_n_steps=1)], tmp_path / "broken", ranks, max_steps=FEWEST)
+    plain = fitted([], tmp_path / "plain", ranks, max_steps=FEWEST)
+
+    assert (broken["steps"], broken["measured"]) == (FEWEST, [0])
+    for ours, theirs in zip(broken["parameters"], plain["parameters"], strict=True):
+        assert torch.equal(ours, theirs)

@@ -345,13 +345,14 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             self._news = way_of_measuring(trainer, options)
             return meters_for(trainer, options, name=self._name)
 
-        self._make_meters(make)
+        device = trainer.strategy.root_device
+        self._make_meters(make, device, trainer.world_size)
         self._pause(True)  # from batch to batch, see `on_train_batch_end`
         for logged in self._meters:
             logged.meter.suspects = trainer_access.hooks_between_passes(trainer)
-        device, accumulation = trainer.strategy.root_device, trainer.accumulate_grad_batches
         # Ranks of tensor parallelism have the same examples.
         ranks = trainer.world_size if trainer_access.tensor_parallel_size(trainer) == 1 else 1
+        accumulation = trainer.accumulate_grad_batches
         self._begin(state.get("optimizers", ()), ranks, device, accumulation)
 
     @beside_training
