@@ -297,6 +297,12 @@ def check_engine(engine: Any) -> None:
             "Leave `zero_quantized_gradients` out of the configuration.",
         ),
         (
+            # 0.17.0 trains on another gradient then, 0.19.8 does not.
+            not engine.zero_contiguous_gradients() and _version_of(engine) < (0, 19),
+            "`contiguous_gradients` off in a version before 0.19",
+            "Leave `contiguous_gradients` out of the configuration.",
+        ),
+        (
             engine.fp16_enabled() and engine.zero_optimization_stage() == 0,
             "float16 and no ZeRO",
             "Use ZeRO stage 1, or bfloat16.",
@@ -313,6 +319,11 @@ def check_engine(engine: Any) -> None:
                 "`model` must be an engine that averages the gradients of all ranks, got one with"
                 f" {setting}. {remedy}"
             )
+
+
+def _version_of(engine: Any) -> tuple[int, ...]:
+    version = sys.modules[type(engine).__module__.partition(".")[0]].__version__
+    return tuple(map(int, version.split(".")[:2]))
 
 
 def _computes_norm(engine: Any) -> bool:

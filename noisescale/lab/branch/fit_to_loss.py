@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from noisescale.history.metrics import Goal
-from noisescale.lab.branch.checkpoints import Checkpoint
 from noisescale.lab.branch.planning import BEYOND, look_after
+from noisescale.lightning.checkpoints import Checkpoint, load_weights
 from noisescale.lightning.resized_loaders import batches_of
 from noisescale.lightning.trainer_access import Callback, takes_batch_idx
 from noisescale.lightning.training import copy_to_train, plain_trainer, seed_all
@@ -219,24 +219,6 @@ def _load_state(
         )
     # `load_state_dict` shares the tensors that it is given: the optimizer would train these.
     optimizer.load_state_dict(copy.deepcopy(state))
-
-
-def load_weights(module: pl.LightningModule, checkpoint: Checkpoint) -> None:
-    """Load the weights of a checkpoint into a module.
-
-    Raises:
-        ValueError: If the weights are of another module.
-    """
-    try:
-        module.load_state_dict(checkpoint.weights, strict=module.strict_loading)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise Refusal(
-            "checkpoint",
-            "be of this module",
-            checkpoint.path,
-            f"Its weights do not fit: {reason[:300]}. Name a checkpoint of the same module.",
-        ) from error
 
 
 def _loss(trainer: pl.Trainer, module: pl.LightningModule, held: DataLoader[Any]) -> float:

@@ -15,7 +15,7 @@ from noisescale.history.history import History
 from noisescale.history.optimizers import OptimizerKind, has_decayed
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
-from noisescale.lab.branch.checkpoints import Checkpoint, steps_in
+from noisescale.lightning.checkpoints import Checkpoint, steps_in
 from noisescale.plan import Plan
 from noisescale.prediction.run_hardware import largest_device_batch
 from noisescale.prediction.theory import theory_band

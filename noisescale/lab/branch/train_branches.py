@@ -16,12 +16,12 @@ from torch.optim import Optimizer
 
 from noisescale.history.reading import read_run
 from noisescale.history.segments import Segments
-from noisescale.lab.branch.checkpoints import Checkpoint
 from noisescale.lab.branch.fit_to_loss import Ground, fit_to_loss, measure_losses
 from noisescale.lab.branch.planning import Branching, plan_branches
 from noisescale.lab.branch.sentences import say_branch, say_course
 from noisescale.lab.jobs.jobs import Training
 from noisescale.lab.jobs.trial_process import RESULT
+from noisescale.lightning.checkpoints import Checkpoint
 from noisescale.lightning.resized_loaders import held_examples, is_stream
 from noisescale.lightning.trainer_access import isolate_rng
 from noisescale.lightning.training import plain_trainer, quiet, seed_all

@@ -21,9 +21,9 @@ from torch.utils.data import (
 )
 
 from noisescale import History, NoiseScaleMonitor
-from noisescale.lab.branch.checkpoints import Checkpoint
 from noisescale.lab.branch.planning import plan_branches
 from noisescale.lab.branch.train_branches import train_branches
+from noisescale.lightning.checkpoints import Checkpoint
 from noisescale.prediction.branches import BranchedRun
 
 STEPS, BATCH_SIZE = 80, 8

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of a run, read for branches."""
+"""Checkpoints of a run, from which branches start and at whose weights is measured."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from noisescale.refusal import FileRefusal, Refusal
 
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The parts of a checkpoint that branches need."""
+    """The parts of a checkpoint that are needed here."""
 
     path: Path
     step: int
@@ -86,6 +89,24 @@ class Checkpoint:
         groups = [group for state in self.optimizers for group in state.get("param_groups", ())]
         keeps = any(group.get("momentum") or "betas" in group for group in groups)
         return bool(groups) and (not keeps or all(state.get("state") for state in self.optimizers))
+
+
+def load_weights(module: pl.LightningModule, checkpoint: Checkpoint) -> None:
+    """Load the weights of a checkpoint into a module.
+
+    Raises:
+        ValueError: If the weights are of another module.
+    """
+    try:
+        module.load_state_dict(checkpoint.weights, strict=module.strict_loading)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise Refusal(
+            "checkpoint",
+            "be of this module",
+            checkpoint.path,
+            f"Its weights do not fit: {reason[:300]}. Name a checkpoint of the same module.",
+        ) from error
 
 
 def steps_in(folder: Path) -> dict[Path, int]:
