@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from noisescale.estimation.moments import GradientMoments as GradientMoments
     from noisescale.estimation.moments import gradient_moments as gradient_moments
     from noisescale.estimation.noise_scale import NoiseScale as NoiseScale
+    from noisescale.frozen.measure import Measurement as Measurement
+    from noisescale.frozen.measure import measure as measure
     from noisescale.history.history import History as History
     from noisescale.history.reading import read_run as read_run
     from noisescale.lab.branch.branch import branch as branch
@@ -81,6 +83,7 @@ _HOME = {
     "GradientMoments": "estimation.moments",
     "History": "history.history",
     "LegwWarmUp": "methods.legw",
+    "Measurement": "frozen.measure",
     "NoiseScale": "estimation.noise_scale",
     "NoiseScaleEstimator": "estimation.estimator",
     "NoiseScaleMeter": "meter.noise_scale_meter",
@@ -100,6 +103,7 @@ _HOME = {
     "fit": "tradeoff.fit_sweep",
     "fit_tradeoff": "tradeoff.fit",
     "gradient_moments": "estimation.moments",
+    "measure": "frozen.measure",
     "measuring": "collectors.own_pass",
     "metropolis_weights": "methods.decentlam.topology",
     "performance_profile": "lab.compare.profiles",

@@ -30,7 +30,7 @@ FLOORS = [
     "scheduling",
     "lightning hugging_face tensorboard_plugin",
     "made",
-    "profiling",
+    "profiling frozen",
     "cli",
     "methods lab",
     "faces",

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from noisescale._version import __version__
-from noisescale.cli import fit, predict, profile, watch
+from noisescale.cli import fit, measure, predict, profile, watch
 from noisescale.extras import MissingExtraError
 from noisescale.lab.branch import command as branch
 from noisescale.lab.compare import command as compare
@@ -36,6 +36,7 @@ app = typer.Typer(
 for name, command, example in (
     ("predict", predict.predict_run, predict.EXAMPLE),
     ("watch", watch.watch_run, watch.EXAMPLE),
+    ("measure", measure.measure_weights, measure.EXAMPLE),
     ("compare", compare.compare_runs, compare.EXAMPLE),
     ("sweep", sweep.sweep_batch_sizes, sweep.EXAMPLE),
     ("tune", tune.tune_parameters, tune.EXAMPLE),

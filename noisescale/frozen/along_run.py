@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The noise scale along a run, at its checkpoints, for a run without a monitor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.frozen.along_run_document import as_dict, document_of
+from noisescale.frozen.measure import Measurement, measure, say
+from noisescale.history.history import History
+from noisescale.history.metric_names import ROOT
+from noisescale.history.record import Recorder
+from noisescale.lightning.checkpoints import Checkpoint, steps_in
+from noisescale.made.targets import is_first
+from noisescale.refusal import Refusal
+from noisescale.report.answer import Answer
+
+
+@dataclass(frozen=True)
+class MeasuredRun(Answer):
+    """The noise scale at each checkpoint of a run."""
+
+    measurements: tuple[Measurement, ...]
+    """In the order of the steps."""
+    history: History
+    """A row for each, as the record has them. It is taken that the run trained at the batch size
+    that was measured."""
+    record: str
+    """The folder of the record, which `predict` reads."""
+
+    document = document_of
+    to_dict = as_dict
+
+
+def measure_checkpoints(
+    target: Any,
+    data: Any = None,
+    checkpoints: str | PathLike[str] = "checkpoints",
+    *,
+    output: str | PathLike[str] | None = None,
+    progress: Callable[[str], None] | None = None,
+    **options: Any,
+) -> MeasuredRun:
+    """Measure the noise scale at each checkpoint of a run, and record it as a monitor does.
+
+    Args:
+        target: See `measure`.
+        data: See `measure`.
+        checkpoints: A folder with files of ModelCheckpoint.
+        output: The folder of the record. Default: `noise_scale` beside the folder of checkpoints.
+        progress: See `measure`.
+        options: Further arguments of `measure`.
+
+    Returns:
+        The measurements, and the history of the run. `predict` reads the record.
+
+    Raises:
+        ValueError: If there are no checkpoints after the first step, or as with `measure`.
+        OSError: If a file cannot be read, or the record not written.
+    """
+    folder = Path(checkpoints)
+    steps: dict[int, Path] = {}
+    for path, step in steps_in(folder).items():
+        if step > 0:
+            steps.setdefault(step, path)  # "last.ckpt" may be one of the others again
+    if not steps:
+        raise Refusal(
+            "checkpoints",
+            "be a folder with checkpoints of Lightning after the first step",
+            f"{folder} without any",
+            "Name the folder that ModelCheckpoint wrote to.",
+        )
+    record = Path(output) if output is not None else folder.parent / "noise_scale"
+    history: History | None = None
+    found: list[Measurement] = []
+    for number, (step, path) in enumerate(sorted(steps.items()), start=1):
+        where = f"Step {step:,} ({number} of {len(steps)})"
+        say(progress, f"{where}: taking the first batches")
+
+        def tell(line: str, where: str = where) -> None:
+            say(progress, f"{where}: {line}")
+
+        one = measure(target, data, checkpoint=path, progress=tell, **options)
+        if history is None:
+            unit, confidence = one.noise_scale.unit, one.noise_scale.confidence
+            columns = [f"group/{name}" for name in one.groups]
+            history = History(
+                extra_columns=columns, unit=unit, confidence=confidence, optimizer=one.optimizer
+            )
+            history.loop = "lightning"
+            recorder = Recorder(record, ROOT)
+        row = _row(one, history, Checkpoint.read(path).learning_rate)
+        if is_first():
+            recorder.add(history, row, behind=0.0)
+        history.append(**row)
+        found.append(one)
+    assert history is not None
+    if is_first():
+        recorder.end()
+    history.source = record
+    return MeasuredRun(tuple(found), history, str(record))
+
+
+def _row(one: Measurement, history: History, learning_rate: float) -> dict[str, float]:
+    """Return the row of a history that says what was found at a checkpoint.
+
+    The batches stand for the steps since the checkpoint before it, each for its share of them.
+    """
+    scale, size, batches = one.noise_scale, one.batch_size, one.products
+    step = float(one.step or 0)
+    before = 0.0 if not len(history) else float(history["step"][-1])
+    level = scale.grad_sq_norm + scale.noise_trace / size
+    steps = step - before
+    n = max(min(batches.batches, int(steps)), 2)
+    weight = size * steps / n
+    scatter = weight * weight * n * (n - 1) / (level * level)
+    noise, both, signal = (scatter * entry for entry in batches.covariance)
+    total = size * steps
+    row = {
+        "step": step,
+        "examples": size * step,
+        "batch_size": size,
+        "noise_scale": scale.value,
+        "low": scale.low,
+        "high": scale.high,
+        "grad_sq_norm": scale.grad_sq_norm,
+        "noise_trace": scale.noise_trace,
+        "efficiency": scale.efficiency(size),
+        "increment_measured_steps": float(n),
+        "increment_weight": total,
+        "increment_sq_weight": weight * weight * n,
+        "increment_noise_trace": total * scale.noise_trace / level,
+        "increment_grad_sq_norm": total * scale.grad_sq_norm / level,
+        "increment_noise_trace_squares": noise,
+        "increment_products": both,
+        "increment_grad_sq_norm_squares": signal,
+        "measured_steps": float(n) + (0.0 if not len(history) else history["measured_steps"][-1]),
+        "devices": 1.0,
+        "accumulation": 1.0,
+        "skipped_steps": 0.0,
+        "measuring_cost": 0.0,
+        "learning_rate": learning_rate,
+        **{f"group/{name}": _resolved(scale) for name, scale in one.groups.items()},
+    }
+    return {name: value for name, value in row.items() if name in history}
+
+
+def _resolved(scale: NoiseScale) -> float:
+    return scale.value if scale.resolved else math.nan

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two estimates of tr(Σ) from the same batches, as a ratio, and what the ratio says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy.special import stdtrit
+
+from noisescale.bounded import Bounded
+from noisescale.estimation.ratio_interval import fieller_interval
+
+TOLERANCE = 1.25
+"""A ratio up to this factor, or down to one over it, does no harm: the noise scale then is within
+the bounds that any run gives it."""
+
+_NEAR = 1.1
+"""A ratio whose bounds are all farther than this from 1 is no chance."""
+
+_FEWEST = 5
+
+Judgement = Literal["yes", "probably", "unknown", "probably not", "no"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An estimate of tr(Σ) over another one."""
+
+    ratio: Bounded
+    batches: int
+    """How many batches both are of."""
+
+    @property
+    def judgement(self) -> Judgement:
+        """Whether the ratio is near enough to 1, as far as its bounds tell.
+
+        Examples:
+            >>> Comparison(Bounded(1.02, 0.95, 1.1), 50).judgement
+            'yes'
+            >>> Comparison(Bounded(0.4, 0.35, 0.47), 50).judgement
+            'no'
+        """
+        low, high = self.ratio.low, self.ratio.high
+        if low >= 1 / TOLERANCE and high <= TOLERANCE:
+            return "yes"
+        if high < 1 / TOLERANCE or low > TOLERANCE:
+            return "no"
+        if high < 1 / _NEAR or low > _NEAR:
+            return "probably not"
+        if 1 / TOLERANCE <= self.ratio.value <= TOLERANCE:
+            return "probably"
+        return "unknown"
+
+    @property
+    def decided(self) -> bool:
+        """Whether more batches would not change the judgement."""
+        return self.judgement in ("yes", "no")
+
+
+def compare(some: Sequence[float], others: Sequence[float], confidence: float = 0.95) -> Comparison:
+    """Return the mean of `some` over that of `others`, of the same batches.
+
+    Examples:
+        >>> compare([1.0, 1.1, 0.9, 1.0, 1.0], [1.0, 1.0, 1.1, 0.9, 1.0]).ratio.value
+        1.0
+    """
+    if len(some) < _FEWEST:
+        return Comparison(Bounded(math.nan, 0.0, math.inf), len(some))
+    pairs = np.array([some, others], dtype=np.float64)
+    mean = pairs.mean(axis=1)
+    covariance = np.cov(pairs) / len(some)
+    quantile = float(stdtrit(len(some) - 1, 0.5 + confidence / 2))
+    entries = covariance[0, 0], covariance[0, 1], covariance[1, 1]
+    low, high = fieller_interval(float(mean[0]), float(mean[1]), map(float, entries), quantile)
+    value = float(mean[0] / mean[1]) if mean[1] > 0 else math.nan
+    return Comparison(Bounded(value, low, high), len(some))
+
+
+def compare_apart(
+    some: Sequence[float], others: Sequence[float], confidence: float = 0.95
+) -> Comparison:
+    """Return the mean of `some` over that of `others`, of different batches."""
+    fewest = min(len(some), len(others))
+    if fewest < _FEWEST:
+        return Comparison(Bounded(math.nan, 0.0, math.inf), fewest)
+    mean, other = (float(np.mean(x)) for x in (some, others))
+    variances = [float(np.var(x, ddof=1)) / len(x) for x in (some, others)]
+    quantile = float(stdtrit(fewest - 1, 0.5 + confidence / 2))
+    entries = variances[0], 0.0, variances[1]
+    low, high = fieller_interval(mean, other, entries, quantile)
+    value = mean / other if other > 0 else math.nan
+    return Comparison(Bounded(value, low, high), fewest)

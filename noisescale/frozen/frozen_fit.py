@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fit in which no weight changes: the gradients of a module's batches, as training makes them.
+
+A Trainer runs it, so that hooks, devices, precision, `self.log` and DDP are those of a training.
+The optimizer's step computes the loss and steps no weight. What batches change in the module
+(running statistics, queues, a teacher's weights) is put back after each of them.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from noisescale.batches.shared_examples import row_checksums
+from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.groups import Groups
+from noisescale.collectors.halves.proved_cuts import INSTEAD
+from noisescale.collectors.tensor_parallel import is_whole
+from noisescale.estimation.independent_batches import BatchProducts
+from noisescale.frozen.gradient_mean import GradientMean
+from noisescale.lightning.checkpoints import Checkpoint, load_weights
+from noisescale.lightning.monitor.meters import trained_parameters
+from noisescale.lightning.monitor.noise_scale_monitor import NoiseScaleMonitor
+from noisescale.lightning.trainer_access import (
+    BatchCounter,
+    Callback,
+    isolate_rng,
+    tensors_of,
+)
+from noisescale.lightning.training import copy_to_train, plain_trainer, quiet
+from noisescale.meter.estimates import MomentSums
+from noisescale.refusal import Refusal
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+_ENDLESS = 10**6
+"""More steps than are ever taken."""
+
+_FEW = 20
+"""Batches of which one has to bring a gradient."""
+
+
+class JudgedMonitor(NoiseScaleMonitor):
+    """A monitor whose answer at each batch is compared with that of independent batches."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(every_n_steps=1, **options)
+        self.said: list[str] = []
+        """Its warnings."""
+        self.noise_traces: dict[int, float] = {}
+        """tr(Σ) as each batch shows it, by the number of the batch."""
+        self._sums = MomentSums(0.0, 0.0, 0.0)
+
+    @property
+    def why_not(self) -> str:
+        """Why nothing is measured, in its own words."""
+        return " ".join(self.said) or "No step was measured."
+
+    def way(self, ranks: int) -> str:
+        """What are compared: "half", "rank" or "example"."""
+        chosen = self._options.small_batch
+        return chosen if chosen != "auto" else "half" if ranks == 1 else "rank"
+
+    def look(self, batch: int) -> None:
+        """Note what it measured in a batch, if it did."""
+        if not self._meters:
+            return
+        before, self._sums = self._sums, self._meters[0].meter.sums
+        weight = self._sums.sum_weight - before.sum_weight
+        if weight > 0:
+            trace = self._sums.sum_noise_trace - before.sum_noise_trace
+            self.noise_traces[batch] = trace / weight
+
+    def _tell(self, message: str) -> None:
+        self.said.append(message)
+
+    def _tell_that_nothing_is_measured(self, reason: str) -> None:
+        self.said.append(reason.removesuffix(INSTEAD).strip())
+
+
+@dataclass
+class Seen:
+    """What was seen of the batches so far."""
+
+    group_names: tuple[str, ...] = ()
+    entries: list[list[BatchProducts]] = field(default_factory=list)
+    """For each group and the rest: products of each batch after the first."""
+    differences: dict[int, float] = field(default_factory=dict)
+    """tr(Σ) by each second batch and the one before it, by the number of the second one."""
+    sizes: list[float] = field(default_factory=list)
+    """Examples of each batch, over all devices."""
+    left_out: int = 0
+    """Batches whose gradient was not finite, as the loss scale was too large."""
+    again: bool = False
+    """Whether the loader began to repeat its batches."""
+    loader: Any = None
+    optimizer: Any = None
+    mean: dict[str, Tensor] = field(default_factory=dict)
+    variance: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> list[BatchProducts]:
+        """The products of the whole gradient."""
+        return [
+            some[0]._replace(
+                along=math.fsum(one.along for one in some),
+                deviation=math.fsum(one.deviation for one in some),
+            )
+            for some in zip(*self.entries, strict=True)
+        ]
+
+    @property
+    def batches(self) -> int:
+        """The number of batches."""
+        return len(self.sizes)
+
+    @property
+    def batch_size(self) -> float:
+        """Examples in a batch, over all devices. The last one of an epoch may be smaller."""
+        return statistics.median(self.sizes)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a fit at fixed weights looks at."""
+
+    groups: Groups | None = None
+    batch_size_fn: Callable[[Any], float] | None = None
+    weight_fn: Callable[[Any], Any] | None = None
+    successive: Callable[[Any], bool] = lambda loader: False
+    """Whether each second batch of a loader is compared with the one before it."""
+    elementwise: bool = False
+    """Whether to keep the mean and the variance of each element."""
+
+
+def frozen_fit(
+    module: pl.LightningModule,
+    fitted: AbstractContextManager[dict[str, Any]],
+    asked: Asked,
+    *,
+    checkpoint: Checkpoint | None = None,
+    judged: Sequence[JudgedMonitor] = (),
+    enough: Callable[[Seen], bool],
+    trainer_options: dict[str, Any],
+) -> Seen:
+    """Take gradients of batches at fixed weights until there are enough.
+
+    Args:
+        module: The module; the fit is of a copy.
+        fitted: Gives the arguments of `Trainer.fit` that are data.
+        asked: See `Asked`.
+        checkpoint: Weights to be measured. Default: those of the module.
+        judged: Monitors whose answers are noted.
+        enough: Called after each batch.
+        trainer_options: Arguments of the Trainer.
+
+    Raises:
+        ValueError: If the module, the data or the settings do not allow it.
+    """
+    if not module.automatic_optimization:
+        raise Refusal(
+            "target",
+            "have automatic optimization",
+            f"{type(module).__name__} without",
+            "Its training step decides when weights change. Measure a module whose training step"
+            " returns the loss, or give the network and a `loss`.",
+        )
+    made = copy_to_train(module)
+    if checkpoint is not None:
+        load_weights(made, checkpoint)
+    looking = _Looking(asked, judged, enough, 0 if checkpoint is None else checkpoint.step)
+    steps = looking.step + _ENDLESS
+    ours = {"max_epochs": -1, "max_steps": steps, "callbacks": [*judged, looking]}
+    trainer = plain_trainer(made, {**ours, **trainer_options})
+    with quiet(), isolate_rng(), fitted as data:
+        trainer.fit(made, **data)
+    return looking.seen
+
+
+class _Looking(Callback):
+    """Takes in the gradient of each batch."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        judged: Sequence[JudgedMonitor],
+        enough: Callable[[Seen], bool],
+        step: int,
+    ) -> None:
+        self._asked, self._judged, self._enough = asked, judged, enough
+        self.step = step
+        self.seen = Seen()
+        self._keys: set[int] = set()
+        self._weight: float | None = None
+        """That of the batch under way; None if it is left out."""
+        self._examples = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        norms = GradientNorms(_trained(trainer, pl_module), self._asked.groups)
+        self._mean = GradientMean(
+            norms.parameters,
+            norms.entry_of,
+            norms.partition,
+            successive=self._asked.successive(trainer.train_dataloader),
+            elementwise=self._asked.elementwise,
+        )
+        self._trained = dict(zip(norms.names, norms.parameters, strict=True))
+        seen = self.seen
+        seen.group_names, seen.entries = norms.group_names, [[] for _ in range(norms.partition)]
+        seen.loader, seen.optimizer = trainer.train_dataloader, trainer.optimizers[0]
+        for optimizer in trainer.optimizers:
+            _hold(optimizer)
+        trainer.strategy.lr_scheduler_configs = []
+        self._count = self._asked.batch_size_fn or BatchCounter(trainer, "measure")
+        self._versions = [p._version for p in norms.parameters]
+        trained = set(map(id, norms.parameters))
+        self._others = [
+            (x, x.detach().clone())
+            for x in (*pl_module.parameters(), *pl_module.buffers())
+            if id(x) not in trained
+        ]
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        _set_step(trainer, self.step)
+        examples = float(self._count(batch))
+        weight = examples if self._asked.weight_fn is None else float(self._asked.weight_fn(batch))
+        here = [examples, weight, float(self._is_again(batch))]
+        device = trainer.strategy.root_device
+        sums = trainer.strategy.reduce(torch.tensor(here, device=device), reduce_op="sum")
+        self._examples, self._weight, again = map(float, sums)
+        if again:
+            self._weight, self.seen.again = None, True
+            trainer.should_stop = True
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any
+    ) -> None:
+        if self._weight is None:
+            return
+        weight, self._weight = self._weight, None
+        seen = self.seen
+        if not _is_finite(self._trained.values()):
+            seen.left_out += 1
+            return
+        for entry, products in zip(
+            seen.entries, self._mean.add(weight, self._examples), strict=False
+        ):
+            entry.append(products)
+        seen.sizes.append(self._examples)
+        if (trace := self._mean.difference(weight)) is not None:
+            seen.differences[seen.batches] = trace * self._examples / weight
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        self._check(outputs)
+        with torch.no_grad():
+            for x, kept in self._others:
+                x.copy_(kept)
+        for monitor in self._judged:
+            monitor.look(self.seen.batches)
+        if batch_idx >= _FEW and not self.seen.batches:
+            raise Refusal(
+                "target",
+                "bring finite gradients",
+                f"none in {batch_idx + 1} batches",
+                "Measure another checkpoint, or in float32.",
+            )
+        if self.seen.batches and self._enough(self.seen):
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._asked.elementwise:
+            seen, names = self.seen, list(self._trained)
+            seen.mean = dict(zip(names, self._mean.mean, strict=True))
+            scale = sum(seen.sizes) / self._mean.weight / max(seen.batches - 1, 1)
+            variances = [x * scale for x in self._mean.deviations]
+            seen.variance = dict(zip(names, variances, strict=True))
+
+    def _is_again(self, batch: Any) -> bool:
+        """Return whether there was a batch of the same examples before."""
+        rows = row_checksums(tensors_of(batch))
+        if rows is None:
+            return False
+        key = hash(tuple(rows.sort().values.tolist()))
+        again = key in self._keys
+        self._keys.add(key)
+        return again
+
+    def _check(self, outputs: Any) -> None:
+        """Raise if the loss is not finite, or if a weight was changed."""
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if isinstance(loss, Tensor) and not bool(torch.isfinite(loss).all()):
+            raise Refusal(
+                "target",
+                "have a finite loss",
+                f"{float(loss):g} in batch {self.seen.batches + self.seen.left_out}",
+                "Measure another checkpoint.",
+            )
+        versions = [p._version for p in self._trained.values()]
+        if versions != self._versions:
+            changed = zip(self._trained, versions, self._versions, strict=True)
+            name = next(name for name, now, before in changed if now != before)
+            raise Refusal(
+                "target",
+                "leave its weights as they are in a training step",
+                f"{name!r} changed",
+                "The trainer steps the optimizer: measure a module that does not.",
+            )
+
+
+def _trained(trainer: pl.Trainer, module: pl.LightningModule) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters of the optimizer, with their names."""
+    ids = {id(p) for p in trained_parameters(trainer) if p.requires_grad}
+    found = [(name, p) for name, p in module.named_parameters() if id(p) in ids]
+    if not found:
+        raise Refusal(
+            "target",
+            "have parameters that require a gradient",
+            "none",
+            "Unfreeze those that are trained.",
+        )
+    if parts := [name for name, p in found if not is_whole(p)] or len(found) != len(ids):
+        got = parts[0] if isinstance(parts, list) else type(trainer.strategy).__name__
+        raise Refusal(
+            "strategy",
+            "leave whole parameters on each device",
+            f"parts ({got})",
+            'Use "auto" or "ddp", which need more memory, or measure in training.',
+        )
+    return found
+
+
+def _hold(optimizer: Any) -> None:
+    """Have an optimizer compute the loss, and step no weight."""
+
+    def step(closure: Callable[[], Any] | None = None) -> Any:
+        return None if closure is None else closure()
+
+    optimizer.step = step
+
+
+def _set_step(trainer: pl.Trainer, step: int) -> None:
+    """Have schedules of the module's own stand at a step."""
+    progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress
+    progress.optimizer.step.total.completed = step
+
+
+def _is_finite(parameters: Iterable[nn.Parameter]) -> bool:
+    norms = [p.grad.norm() for p in parameters if p.grad is not None]
+    return all(math.isfinite(float(norm)) for norm in norms)

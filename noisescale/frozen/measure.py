@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`measure`: the noise scale at fixed weights, and how a model can be measured in training."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+from torch.utils.data import DataLoader
+
+from noisescale.collectors.groups import Groups
+from noisescale.estimation.independent_batches import LEAST, IndependentBatches
+from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.frozen.comparison import Comparison, compare, compare_apart
+from noisescale.frozen.document import as_dict, document_of
+from noisescale.frozen.frozen_fit import Asked, JudgedMonitor, Seen, frozen_fit
+from noisescale.frozen.measurement import MeasurementRecord, Order, Way
+from noisescale.frozen.order import can_be_shuffled, draws_at_random, shuffled
+from noisescale.frozen.targets import module_and_train_data
+from noisescale.history.optimizers import OptimizerKind
+from noisescale.lightning.checkpoints import Checkpoint
+from noisescale.lightning.resized_loaders import whole_epochs
+from noisescale.made.targets import refuse_out_of_memory
+from noisescale.refusal import Refusal
+from noisescale.report.answer import Answer
+from noisescale.report.numbers import number
+
+WIDTH = 2.25
+"""The interval of the noise scale that is narrow enough: its upper over its lower end."""
+
+_LOOKS = 1.5
+"""Batches from one look at the interval to the next, as a factor.
+
+The fewer looks, the less a narrow interval is one by chance."""
+
+_AT_RANDOM = "batches are drawn at random, as those compared here were"
+
+_MOST_FOR_WAYS = 60
+"""Batches after which no more are taken for the sake of judging ways."""
+
+
+class Measurement(MeasurementRecord, Answer):
+    """What `measure` found, and the ways to show it."""
+
+    document = document_of
+    to_dict = as_dict
+
+
+def measure(
+    target: Any,
+    data: Any = None,
+    *,
+    batches: int | Literal["auto"] = "auto",
+    checkpoint: str | PathLike[str] | None = None,
+    loss: Callable[[Any, Any], Any] | None = None,
+    width: float = WIDTH,
+    seconds: float = 600.0,
+    batch_size: int | None = None,
+    groups: Groups | None = None,
+    batch_size_fn: Callable[[Any], float] | None = None,
+    weight_fn: Callable[[Any], Any] | None = None,
+    ways: Sequence[Literal["half", "example"]] = ("half", "example"),
+    elementwise: bool = False,
+    unit: str = "examples",
+    confidence: float = 0.95,
+    devices: int = 1,
+    nodes: int = 1,
+    accelerator: str = "auto",
+    strategy: Any = "auto",
+    precision: Any = None,
+    progress: Callable[[str], None] | None = None,
+) -> Measurement:
+    """Measure the noise scale at fixed weights, from independent batches.
+
+    Gradients of batches of the loader are taken in a fit that steps no weight. The scatter of
+    whole batches says what the noise is; nothing is taken for granted of loss or model. On the same
+    batches the ways that measure in training are tried, and judged by that. The module, the data
+    and the random number generators are left as they were.
+
+    Args:
+        target: A LightningModule; a network with a `loss`; the Trainer of transformers; or a
+            function that returns one of these, alone or with its data; or a text that names one,
+            "file.py:name" or "package.module:name".
+        data: A DataLoader, a Dataset with a `batch_size`, a LightningDataModule, or a pair to train
+            and to validate on; or a function or a text as for `target`. Default: what the target
+            returns, or has.
+        batches: How many batches. "auto": until the interval is as narrow as `width`.
+        checkpoint: A checkpoint of Lightning, whose weights are measured.
+        loss: A function from the network and a batch to the mean loss of the batch, for a network
+            that is no LightningModule.
+        width: The upper end of the interval over its lower end that is narrow enough.
+        seconds: Most seconds to go on for, with "auto".
+        batch_size: Examples in a batch of a device, to be used instead of the loader's own number.
+        groups: Groups of parameters, as for `NoiseScaleMonitor`.
+        batch_size_fn: As for `NoiseScaleMonitor`.
+        weight_fn: As for `NoiseScaleMonitor`.
+        ways: Ways to judge.
+        elementwise: Whether to return mean and variance of each element of the gradient, too. It
+            takes a copy of the gradient more.
+        unit: What examples are called.
+        confidence: Coverage of the intervals.
+        devices: Devices on each node. Their batches together are a batch.
+        nodes: Number of nodes.
+        accelerator: As in training.
+        strategy: As in training.
+        precision: As in training.
+        progress: Called with a sentence now and then, for example `print`.
+
+    Returns:
+        The noise scale with its interval, and which ways measure right.
+
+    Raises:
+        ValueError: If an argument is out of range, the data have too few batches, the loss is not
+            finite, or the module steps its own weights.
+        OSError: If the checkpoint cannot be read.
+
+    Examples:
+        >>> import torch
+        >>> data = torch.utils.data.DataLoader(torch.randn(256, 4), batch_size=16, shuffle=True)
+        >>> found = measure(
+        ...     torch.nn.Linear(4, 1),
+        ...     data,
+        ...     loss=lambda network, x: (network(x) - x.sum(1, keepdim=True)).square().mean(),
+        ... )
+        >>> found.noise_scale.resolved
+        True
+
+    References:
+        McCandlish et al. 2018, appendix A, for what is measured.
+    """
+    _check(batches, width, seconds)
+    began = time.monotonic()
+    module, examples = module_and_train_data(target, data, loss)
+    saved = None if checkpoint is None else Checkpoint.read(Path(checkpoint))
+    judged = [
+        JudgedMonitor(
+            small_batch="auto" if way == "half" else way,
+            name=way,
+            batch_size_fn=batch_size_fn,
+            weight_fn=weight_fn,
+        )
+        for way in ways
+        if way == "half" or devices * nodes == 1
+    ]
+    asked = Asked(
+        groups, batch_size_fn, weight_fn, lambda loader: not draws_at_random(loader), elementwise
+    )
+    options = {
+        **{"accelerator": accelerator, "devices": devices, "num_nodes": nodes},
+        **{"strategy": strategy, "precision": precision, "use_distributed_sampler": True},
+    }
+    rule = _Rule(batches, width, seconds, confidence, judged, progress)
+    with refuse_out_of_memory("batch_size", "Give a smaller `batch_size`."):
+        seen = frozen_fit(
+            module,
+            _fitted(examples, batch_size),
+            asked,
+            checkpoint=saved,
+            judged=judged,
+            enough=rule.enough,
+            trainer_options=options,
+        )
+        random = None
+        if not draws_at_random(seen.loader) and can_be_shuffled(seen.loader):
+            say(progress, "The loader does not shuffle: taking shuffled batches, too")
+            again = _Rule(seen.batches, width, math.inf, confidence, (), None)
+            per_device = round(seen.batch_size / (devices * nodes))
+            random = frozen_fit(
+                module,
+                shuffled(seen.loader, per_device),
+                Asked(groups, batch_size_fn, weight_fn, lambda _: False, elementwise),
+                checkpoint=saved,
+                enough=again.enough,
+                trainer_options=options,
+            )
+    own = IndependentBatches(seen.whole)
+    if own.batches < LEAST:
+        raise Refusal(
+            "data",
+            f"have at least {LEAST} different batches",
+            own.batches,
+            "Shuffle them, or give a smaller `batch_size`.",
+        )
+    order = _order(own, seen, random)
+    of = random if random is not None and not order.independent else seen
+    found = IndependentBatches(of.whole).noise_scale(confidence, unit)
+    if not order.independent and random is None:
+        found = NoiseScale.unknown(confidence, unit, seen.batches)
+    return Measurement(
+        noise_scale=found,
+        groups={
+            name: IndependentBatches(of.entries[k]).noise_scale(confidence, unit)
+            for k, name in enumerate(of.group_names)
+        },
+        ways=tuple(_ways(judged, seen, order, devices * nodes, confidence)),
+        order=order,
+        batch_size=seen.batch_size,
+        optimizer=OptimizerKind.of(seen.optimizer) if loss is None else None,
+        seconds=time.monotonic() - began,
+        stopped="the loader has no more batches than these" if seen.again else rule.reason,
+        step=None if saved is None else saved.step,
+        checkpoint=None if checkpoint is None else str(checkpoint),
+        left_out=seen.left_out,
+        target=target if isinstance(target, str) else "",
+        mean=of.mean,
+        variance=of.variance,
+        products=IndependentBatches(of.whole),
+    )
+
+
+class _Rule:
+    """Says when there are enough batches, and how many more there may be."""
+
+    def __init__(
+        self,
+        batches: int | Literal["auto"],
+        width: float,
+        seconds: float,
+        confidence: float,
+        judged: Sequence[JudgedMonitor],
+        progress: Callable[[str], None] | None,
+    ) -> None:
+        self._batches, self._width, self._seconds = batches, width, seconds
+        self._confidence, self._judged, self._progress = confidence, judged, progress
+        self._next_look = LEAST
+        self._began = time.monotonic()
+        self.reason = "as many as were asked for"
+
+    def enough(self, seen: Seen) -> bool:
+        """Return whether to stop."""
+        if self._batches != "auto":
+            return seen.batches >= self._batches
+        spent = time.monotonic() - self._began
+        if spent >= self._seconds and seen.batches >= LEAST:
+            self.reason = f"the time was over ({self._seconds:g} seconds)"
+            return True
+        if seen.batches < self._next_look:
+            return False
+        self._next_look = math.ceil(_LOOKS * seen.batches)
+        found = IndependentBatches(seen.whole).noise_scale(self._confidence)
+        if found.low > 0 and found.high <= self._width * found.low:
+            self.reason = "the interval is narrow enough"
+            undecided = [m for m in self._judged if not _decided(m, seen)]
+            if not undecided or seen.batches >= _MOST_FOR_WAYS:
+                return True
+        say(self._progress, self._forecast(found, seen, spent))
+        return False
+
+    def _forecast(self, found: NoiseScale, seen: Seen, spent: float) -> str:
+        each = spent / max(seen.batches, 1)
+        line = f"{seen.batches} batches: {found}"
+        if not found.resolved or found.low <= 0:
+            return f"{line}. {number(each)} s a batch, at most {self._seconds:g} s"
+        wider = math.log(found.high / found.low) / math.log(self._width)
+        needed = seen.batches * max(wider, 1.0) ** 2
+        left = min(each * (needed - seen.batches), self._seconds - spent)
+        return (
+            f"{line}. About {number(max(needed, self._next_look))} batches, {number(left)} s more"
+        )
+
+
+def _decided(monitor: JudgedMonitor, seen: Seen) -> bool:
+    if not monitor.noise_traces:
+        return bool(monitor.said)
+    return _compared(monitor.noise_traces, seen).decided
+
+
+def _compared(traces: dict[int, float], seen: Seen, confidence: float = 0.95) -> Comparison:
+    """Compare a way with independent batches, where both have an answer."""
+    own = dict(enumerate(IndependentBatches(seen.whole).noise_traces.tolist(), start=2))
+    both = [k for k in traces if k in own]
+    return compare([traces[k] for k in both], [own[k] for k in both], confidence)
+
+
+def _ways(
+    judged: Iterable[JudgedMonitor], seen: Seen, order: Order, ranks: int, confidence: float
+) -> Iterable[Way]:
+    for monitor in judged:
+        name = monitor.way(ranks)
+        if not monitor.noise_traces:
+            yield Way(name, None, monitor.why_not)
+            continue
+        yield Way(name, _compared(monitor.noise_traces, seen, confidence))
+    if ranks == 1:
+        if order.successive is not None:
+            yield Way("micro_batch", order.successive)
+        else:
+            yield Way("micro_batch", None, _AT_RANDOM, by_construction=True)
+
+
+def _order(own: IndependentBatches, seen: Seen, random: Seen | None) -> Order:
+    if draws_at_random(seen.loader):
+        return Order(at_random=True)
+    traces = own.noise_traces
+    pairs = {k: x for k, x in seen.differences.items() if k - 2 < len(traces)}
+    means = [float(traces[max(k - 3, 0) : k - 1].mean()) for k in pairs]
+    successive = compare(list(pairs.values()), means)
+    if random is None:
+        return Order(False, successive)
+    others = IndependentBatches(random.whole).noise_traces
+    return Order(False, successive, compare_apart(traces.tolist(), others.tolist()))
+
+
+def _fitted(data: Any, batch_size: int | None) -> AbstractContextManager[dict[str, Any]]:
+    """Return the arguments of `Trainer.fit` that are data."""
+    if hasattr(data, "train_dataloader"):
+        return nullcontext({"datamodule": data})
+    if isinstance(data, DataLoader):
+        loader = data if batch_size is None else whole_epochs(data, batch_size)
+    elif batch_size is None and not hasattr(data, "__iter__"):
+        raise Refusal(
+            "batch_size",
+            "be given with a data set",
+            "none",
+            "Give it, or a DataLoader.",
+        )
+    elif batch_size is None:
+        return nullcontext({"train_dataloaders": data})
+    else:
+        loader = DataLoader(data, batch_size=batch_size, shuffle=True, drop_last=True)
+    return nullcontext({"train_dataloaders": loader})
+
+
+def say(progress: Callable[[str], None] | None, line: str) -> None:
+    """Tell how far it is, if anyone listens."""
+    if progress is not None:
+        progress(line)
+
+
+def _check(batches: int | Literal["auto"], width: float, seconds: float) -> None:
+    if batches != "auto" and (not isinstance(batches, int) or batches < LEAST):
+        raise Refusal(
+            "batches",
+            f'be "auto" or at least {LEAST}',
+            repr(batches),
+            "The scatter of fewer batches says nothing.",
+        )
+    if not width > 1:
+        raise Refusal("width", "be more than 1", repr(width), f"Give {WIDTH:g}, for instance.")
+    if not seconds > 0:
+        raise Refusal("seconds", "be positive", repr(seconds), "Give 600, for instance.")

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `measure` found: the noise scale at fixed weights, and how this model can be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from noisescale.bounded import Bounded
+from noisescale.estimation.independent_batches import IndependentBatches
+from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.frozen.comparison import Comparison, Judgement
+from noisescale.history.optimizers import OptimizerKind
+from noisescale.prediction.theory import theory_band
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of measuring in training, judged by independent batches."""
+
+    name: str
+    """"half", "micro_batch", "rank" or "example"."""
+    comparison: Comparison | None
+    """Its tr(Σ) over that of independent batches; None if it measures nothing here."""
+    reason: str = ""
+    """Why it measures nothing, or is right without a comparison."""
+    by_construction: bool = False
+    """Whether it compares what was compared here."""
+
+    @property
+    def judgement(self) -> Judgement:
+        """Whether it measures right."""
+        if self.comparison is not None:
+            return self.comparison.judgement
+        return "yes" if self.by_construction else "no"
+
+
+@dataclass(frozen=True)
+class Order:
+    """Whether the batches of the loader are independent draws."""
+
+    at_random: bool
+    """Whether a sampler of torch draws each example at random."""
+    successive: Comparison | None = None
+    """tr(Σ) of two successive batches over that of all of them. None if drawn at random."""
+    shuffled: Comparison | None = None
+    """tr(Σ) of the loader's batches over that of shuffled ones, where that was measured."""
+
+    @property
+    def independent(self) -> bool:
+        """Whether successive batches are as far apart as others, as far as can be told."""
+        return self.successive is None or self.successive.judgement not in ("no", "probably not")
+
+
+@dataclass(frozen=True)
+class MeasurementRecord:
+    """The fields of `Measurement`."""
+
+    noise_scale: NoiseScale
+    """At these weights. `steps` is the number of batches."""
+    groups: Mapping[str, NoiseScale]
+    """Of groups of parameters."""
+    ways: Sequence[Way]
+    """How this model can be measured in training."""
+    order: Order
+    batch_size: float
+    """Examples in a batch, over all devices."""
+    optimizer: OptimizerKind | None
+    """The kind of the module's optimizer."""
+    seconds: float
+    """How long it took."""
+    stopped: str
+    """Why it ended, as a part of a sentence."""
+    products: IndependentBatches = field(repr=False, compare=False)
+    """What was kept of each batch."""
+    step: int | None = None
+    """The number of optimizer steps of the checkpoint; None without one."""
+    checkpoint: str | None = None
+    left_out: int = 0
+    """Batches whose gradient was not finite."""
+    target: str = ""
+    """What was measured, if it has a name."""
+    mean: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """The mean gradient by the name of the parameter, with `elementwise=True`."""
+    variance: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """The variance of each element of one example's gradient, with `elementwise=True`."""
+
+    @property
+    def critical_batch_size(self) -> Bounded:
+        """The critical batch size of a training whose noise scale stayed as it is here.
+
+        The bounds are those of the noise scale, widened by the errors that the theory had for this
+        kind of optimizer.
+        """
+        found = self.noise_scale
+        kind = OptimizerKind.OTHER if self.optimizer is None else self.optimizer
+        return Bounded(found.value, found.low, found.high) * theory_band(kind, decayed=False).factor
+
+    def cheap_up_to(self, critical: float) -> float:
+        """The batch size that costs 1.2 x the examples of `batch_size`."""
+        return 1.2 * (critical + self.batch_size) - critical

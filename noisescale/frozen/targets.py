@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be measured at fixed weights, as a LightningModule and its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+from noisescale.made.data import train_and_val
+from noisescale.made.targets import call_if_callable, load, module_and_data
+from noisescale.refusal import Refusal
+
+
+def module_and_train_data(
+    target: Any, data: Any, loss: Callable[[Any, Any], Tensor] | None
+) -> tuple[pl.LightningModule, Any]:
+    """Return a LightningModule and what it trains on.
+
+    Args:
+        target: A LightningModule, a network with a `loss`, the Trainer of transformers, or a
+            function that returns one of these, alone or with its data; or a text that names one.
+        data: The data, or a function or a text as for `target`. Default: what the target returns,
+            or has.
+        loss: A function from the network and a batch to the mean loss of the batch.
+
+    Raises:
+        ValueError: If the target is something else, or there are no data.
+    """
+    name = target if isinstance(target, str) else "target"
+    made = call_if_callable(name, load(target) if isinstance(target, str) else target)
+    examples = None
+    if isinstance(made, tuple) and len(made) == 2:
+        made, examples = made
+    if isinstance(data, str):
+        data = load(data)
+    if data is not None and not isinstance(data, str):
+        examples = call_if_callable("data", data)
+    if _is_trainer_of_transformers(made):
+        from noisescale.hugging_face.frozen import as_module
+
+        module, own = as_module(made)
+        return module, own if examples is None else examples
+    if loss is not None:
+        if not isinstance(made, nn.Module):
+            raise Refusal(
+                name, "be a module of torch with a `loss`", type(made).__name__, "Name a network."
+            )
+        if examples is None:
+            raise Refusal(name, "come with data", "only a network", "Give the `data`.")
+        return _WithLoss(made, loss), train_and_val(examples)[0]
+    if isinstance(made, nn.Module) and not hasattr(made, "training_step"):
+        raise Refusal(
+            "loss",
+            "be given for a network that is no LightningModule",
+            f"none for {type(made).__name__}",
+            "Give a function from the network and a batch to the mean loss of the batch.",
+        )
+    module, found = module_and_data(made, examples)
+    return module, train_and_val(found)[0]
+
+
+class _WithLoss(pl.LightningModule):
+    """A network and its loss, which a Trainer trains."""
+
+    def __init__(self, network: nn.Module, loss: Callable[[Any, Any], Tensor]) -> None:
+        super().__init__()
+        self.network = network
+        self._loss = loss
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self._loss(self.network, batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return one that is not used: it says which parameters are trained."""
+        return torch.optim.SGD((p for p in self.parameters() if p.requires_grad), lr=0.0)
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **options: Any) -> Any:
+        """Load weights of the network, or of a LightningModule that is this one."""
+        if all(name.startswith("network.") for name in state_dict):
+            return super().load_state_dict(state_dict, *args, **options)
+        return self.network.load_state_dict(state_dict, *args, **options)
+
+
+def _is_trainer_of_transformers(made: Any) -> bool:
+    return hasattr(made, "compute_loss") and hasattr(made, "get_train_dataloader")

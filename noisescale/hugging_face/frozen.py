@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model and the data of transformers' Trainer, for a fit at fixed weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+
+def as_module(trainer: Trainer) -> tuple[pl.LightningModule, DataLoader[Any]]:
+    """Return the model with the Trainer's loss as a LightningModule, and its batches.
+
+    A batch has `per_device_train_batch_size` examples, and its loss is a mean over them or over
+    their labels, as the model makes it.
+    """
+    args, dataset = trainer.args, trainer.train_dataset
+    if dataset is not None and hasattr(trainer, "_remove_unused_columns"):
+        with_columns = getattr(dataset, "column_names", None) is not None
+        dataset = (
+            trainer._remove_unused_columns(dataset, description="training")
+            if with_columns
+            else dataset
+        )
+    loader: DataLoader[Any] = DataLoader(
+        dataset,  # type: ignore[arg-type]  # a Trainer without data is refused by torch
+        batch_size=args.per_device_train_batch_size,
+        shuffle=not isinstance(dataset, IterableDataset),
+        collate_fn=trainer.data_collator,
+        num_workers=args.dataloader_num_workers,
+        drop_last=True,
+    )
+    return _OfTrainer(trainer), loader
+
+
+class _OfTrainer(pl.LightningModule):
+    """The model of a Trainer, whose loss the Trainer computes."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        self.network: Any = trainer.model
+        self._of = [trainer]  # no module of this one, and not copied with it
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _OfTrainer:
+        import copy
+
+        made = type(self)(self._of[0])
+        made.network = copy.deepcopy(self.network, memo)
+        return made
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss: Any = self._of[0].compute_loss(self.network, batch)
+        return loss  # type: ignore[no-any-return]  # without `return_outputs` it is a tensor
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return one that is not used: it says which parameters are trained."""
+        return torch.optim.SGD((p for p in self.parameters() if p.requires_grad), lr=0.0)
