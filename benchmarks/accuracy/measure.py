@@ -172,7 +172,7 @@ def rise() -> None:
         for kind, some in of_kind.items()
         if len(known := [x for x in some if x > 0]) > len(some) / 2
     }
-    known = list(medians.values())
+    known = [*map(float, medians.values())]
     for (workload, size), x in medians.items():
         print(f"{workload:24} {size:5} {x:6.2f}")
     print(

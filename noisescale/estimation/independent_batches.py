@@ -98,11 +98,11 @@ class IndependentBatches:
         traces, along = self.noise_traces - self.noise_trace, self._along - self.grad_sq_norm
         # Σw/Σw² instead of n where weights differ.
         batches = self._weights.sum() ** 2 / (self._weights @ self._weights) * (1 + 1 / count)
-        scatter = 1 / (1 - self._shares @ self._shares)
+        scatter = 1 / (1 - float(self._shares @ self._shares))
         return (
             float(traces @ traces) / (count - 1) / count,
-            float((self._shares * traces) @ along) * scatter * 2 / batches,
-            float((self._shares * along) @ along) * scatter * 4 / batches,
+            float((self._shares * traces) @ along) * scatter * 2 / float(batches),
+            float((self._shares * along) @ along) * scatter * 4 / float(batches),
         )
 
     def noise_scale(self, confidence: float = 0.95, unit: str = "examples") -> NoiseScale:

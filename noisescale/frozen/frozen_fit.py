@@ -98,7 +98,7 @@ class Seen:
     sizes: list[float] = field(default_factory=list)
     """Examples of each batch, over all devices."""
     left_out: int = 0
-    """Batches whose gradient was not finite, as the loss scale was too large."""
+    """Batches without a gradient, or with one that is not finite."""
     again: bool = False
     """Whether the loader began to repeat its batches."""
     loader: Any = None
@@ -180,6 +180,13 @@ def frozen_fit(
     steps = looking.step + _ENDLESS
     ours = {"max_epochs": -1, "max_steps": steps, "callbacks": [*judged, looking]}
     trainer = plain_trainer(made, {**ours, **trainer_options})
+    if "MultiProcessing" in type(trainer.strategy.launcher).__name__:
+        raise Refusal(
+            "strategy",
+            'train in this process, as "ddp" does in a script',
+            f"{trainer_options.get('strategy')!r}, which starts others",
+            "Use one device, or start the command by torchrun.",
+        )
     with quiet(), isolate_rng(), fitted as data:
         trainer.fit(made, **data)
     return looking.seen
@@ -202,6 +209,7 @@ class _Looking(Callback):
         self._weight: float | None = None
         """That of the batch under way; None if it is left out."""
         self._examples = 0.0
+        self._tried = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         norms = GradientNorms(_trained(trainer, pl_module), self._asked.groups)
@@ -249,7 +257,7 @@ class _Looking(Callback):
             return
         weight, self._weight = self._weight, None
         seen = self.seen
-        if not _is_finite(self._trained.values()):
+        if not _are_finite(self._trained.values()):
             seen.left_out += 1
             return
         for entry, products in zip(
@@ -274,11 +282,12 @@ class _Looking(Callback):
                 x.copy_(kept)
         for monitor in self._judged:
             monitor.look(self.seen.batches)
-        if batch_idx >= _FEW and not self.seen.batches:
+        self._tried += 1
+        if self._tried >= _FEW and not self.seen.batches:
             raise Refusal(
                 "target",
                 "bring finite gradients",
-                f"none in {batch_idx + 1} batches",
+                f"none in {self._tried} batches",
                 "Measure another checkpoint, or in float32.",
             )
         if self.seen.batches and self._enough(self.seen):
@@ -309,7 +318,7 @@ class _Looking(Callback):
             raise Refusal(
                 "target",
                 "have a finite loss",
-                f"{float(loss):g} in batch {self.seen.batches + self.seen.left_out}",
+                f"{float(loss):g} in batch {self._tried + 1}",
                 "Measure another checkpoint.",
             )
         versions = [p._version for p in self._trained.values()]
@@ -361,6 +370,7 @@ def _set_step(trainer: pl.Trainer, step: int) -> None:
     progress.optimizer.step.total.completed = step
 
 
-def _is_finite(parameters: Iterable[nn.Parameter]) -> bool:
+def _are_finite(parameters: Iterable[nn.Parameter]) -> bool:
+    """Return whether there are gradients, all of them finite."""
     norms = [p.grad.norm() for p in parameters if p.grad is not None]
-    return all(math.isfinite(float(norm)) for norm in norms)
+    return bool(norms) and all(math.isfinite(float(norm)) for norm in norms)

@@ -78,7 +78,7 @@ class MeasurementRecord:
     """The number of optimizer steps of the checkpoint; None without one."""
     checkpoint: str | None = None
     left_out: int = 0
-    """Batches whose gradient was not finite."""
+    """Batches without a gradient, or with one that is not finite."""
     target: str = ""
     """What was measured, if it has a name."""
     mean: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The noise scale of independent batches, against formulas that keep every gradient."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from noisescale.estimation.independent_batches import LEAST, BatchProducts, IndependentBatches
+
+Gradients = NDArray[np.float64]
+
+
+def products(gradients: Gradients, weights: Any = None, examples: Any = None) -> Any:
+    """Those of gradients that come one after the other, of shape (batches, elements)."""
+    weights = np.ones(len(gradients)) if weights is None else weights
+    examples = weights if examples is None else examples
+    found = []
+    mean, before = np.zeros(gradients.shape[1]), 0.0
+    for g, w, n in zip(gradients, weights, examples, strict=True):
+        if before:
+            deviation = w * before / (w + before) * ((g - mean) ** 2).sum()
+            found.append(BatchProducts(w, n, before, float(g @ mean), float(deviation)))
+        before += w
+        mean = mean + (g - mean) * w / before
+    return IndependentBatches(found)
+
+
+def drawn(rng: Any, batches: int, directions: int, noise: float) -> Gradients:
+    """Gradients around a mean of length 1, whose noise has the trace `noise`."""
+    mean = rng.normal(size=directions)
+    scatter = rng.normal(size=(batches, directions)) * (noise / directions) ** 0.5
+    return mean / np.linalg.norm(mean) + scatter
+
+
+def test_moments_are_those_of_all_gradients_at_once() -> None:
+    gradients = drawn(np.random.default_rng(0), 30, 7, noise=4.0)
+
+    found = products(gradients, examples=np.full(30, 16.0))
+
+    variance = gradients.var(axis=0, ddof=1).sum()
+    assert found.batches == 30
+    assert found.noise_trace == pytest.approx(16 * variance)
+    mean_sq = (gradients.mean(axis=0) ** 2).sum()
+    assert found.grad_sq_norm == pytest.approx(mean_sq - variance / 30)
+
+
+def test_weights_make_the_moments_of_a_mean_over_tokens() -> None:
+    """Each batch has as many gradients as its weight says; the truth knows all of them."""
+    rng = np.random.default_rng(1)
+    traces, signals = [], []
+    for _ in range(300):
+        tokens = rng.integers(1, 6, size=20)
+        each = [drawn(rng, n, 3, noise=6.0) * [1, 0, 0] + [1, 0, 0] for n in tokens]
+        gradients = np.array([some.mean(axis=0) for some in each]) - [1, 0, 0]
+        found = products(gradients, weights=tokens.astype(float), examples=np.full(20, 2.0))
+        traces.append(found.noise_trace * tokens.mean() / 2.0)
+        signals.append(found.grad_sq_norm)
+
+    # The mean varies from batch to batch as well, as it is drawn with them.
+    spread = 2.0 + 1.0 / 3
+    assert np.mean(traces) == pytest.approx(spread * 1.0, rel=0.6)
+    assert np.mean(signals) == pytest.approx(0.0, abs=0.1)
+
+
+@pytest.mark.parametrize("noise", [0.3, 20.0])
+def test_the_variance_of_the_signal_is_no_less_than_what_it_scatters(noise: float) -> None:
+    """As a mean of independent terms it would be a third of it where noise is small."""
+    rng = np.random.default_rng(2)
+    mean = np.array([1.0, *np.zeros(19)])
+
+    def one() -> IndependentBatches:
+        return products(mean + rng.normal(size=(40, 20)) * (noise / 20) ** 0.5)
+
+    found = [one() for _ in range(600)]
+
+    scatter = np.var([one.grad_sq_norm for one in found])
+    claimed = np.mean([one.covariance[2] for one in found])
+    assert 0.9 < claimed / scatter < 4
+    assert np.mean([one.covariance[0] for one in found]) == pytest.approx(
+        np.var([one.noise_trace for one in found]), rel=0.2
+    )
+
+
+@pytest.mark.parametrize(
+    ("batches", "directions", "noise"), [(10, 100, 5.0), (40, 10, 5.0), (80, 30, 20.0)]
+)
+def test_intervals_cover(batches: int, directions: int, noise: float) -> None:
+    rng = np.random.default_rng(3)
+    scales = [products(drawn(rng, batches, directions, noise)).noise_scale() for _ in range(400)]
+
+    covered = sum(scale.low <= noise <= scale.high for scale in scales)
+    assert covered / 400 > 0.93
+
+
+def test_few_batches_say_nothing() -> None:
+    gradients = drawn(np.random.default_rng(4), LEAST - 1, 5, noise=0.1)
+
+    found = products(gradients).noise_scale(unit="sequences")
+
+    assert (found.low, found.resolved, found.steps, found.unit) == (
+        0,
+        False,
+        LEAST - 1,
+        "sequences",
+    )
