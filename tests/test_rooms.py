@@ -122,7 +122,7 @@ def test_no_modules_import_each_other() -> None:
 def test_only_what_knows_a_trainer_imports_lightning() -> None:
     users = {here for here, there, _ in arrows() if there == "lightning"}
 
-    assert users == {"made", "profiling", "methods", "lab", "faces"}
+    assert users == {"made", "profiling", "frozen", "methods", "lab", "faces"}
 
 
 def test_the_core_can_be_read_without_methods_and_many_trainings() -> None:

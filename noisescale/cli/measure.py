@@ -89,7 +89,6 @@ def measure_weights(
         "batch_size": batch_size,
         "width": width,
         "seconds": seconds,
-        "groups": _groups(group),
         "devices": devices,
         "nodes": nodes,
         "accelerator": accelerator,
@@ -101,7 +100,7 @@ def measure_weights(
         rename_arguments(flags_of(measure_weights)),
         shorten_errors(),
     ):
-        options["progress"] = status.update
+        options |= {"progress": status.update, "groups": _groups(group)}
         found: Any = None
         if checkpoints is None:
             found = measure(target, data, checkpoint=checkpoint, **options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.frozen.along_run_document import as_dict, document_of
 from noisescale.frozen.measure import Measurement, measure, say
+from noisescale.frozen.measurement import MeasuredRunRecord
 from noisescale.history.history import History
 from noisescale.history.metric_names import ROOT
 from noisescale.history.record import Recorder
@@ -22,17 +22,8 @@ from noisescale.refusal import Refusal
 from noisescale.report.answer import Answer
 
 
-@dataclass(frozen=True)
-class MeasuredRun(Answer):
-    """The noise scale at each checkpoint of a run."""
-
-    measurements: tuple[Measurement, ...]
-    """In the order of the steps."""
-    history: History
-    """A row for each, as the record has them. It is taken that the run trained at the batch size
-    that was measured."""
-    record: str
-    """The folder of the record, which `predict` reads."""
+class MeasuredRun(MeasuredRunRecord, Answer):
+    """The noise scale at each checkpoint of a run, and the ways to show it."""
 
     document = document_of
     to_dict = as_dict
@@ -146,10 +137,10 @@ def _row(one: Measurement, history: History, learning_rate: float) -> dict[str, 
         "skipped_steps": 0.0,
         "measuring_cost": 0.0,
         "learning_rate": learning_rate,
-        **{f"group/{name}": _resolved(scale) for name, scale in one.groups.items()},
+        **{f"group/{name}": _value_or_nan(scale) for name, scale in one.groups.items()},
     }
     return {name: value for name, value in row.items() if name in history}
 
 
-def _resolved(scale: NoiseScale) -> float:
+def _value_or_nan(scale: NoiseScale) -> float:
     return scale.value if scale.resolved else math.nan

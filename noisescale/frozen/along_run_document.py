@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from noisescale.frozen.document import as_dict as dict_of_one
 from noisescale.frozen.document import document_of as document_of_one
 from noisescale.frozen.document import text_of_scale
+from noisescale.frozen.measurement import MeasuredRunRecord
 from noisescale.report.document import Cell, Document, Figure, Line, Table
 from noisescale.report.numbers import count, number, plural
-
-if TYPE_CHECKING:
-    from noisescale.frozen.along_run import MeasuredRun
 
 _HOW_TO_READ = (
     "Each value is measured at the weights of a checkpoint that no step changed, from independent"
@@ -22,7 +20,7 @@ _HOW_TO_READ = (
 )
 
 
-def document_of(found: MeasuredRun) -> Document:
+def document_of(found: MeasuredRunRecord) -> Document:
     """Return what the measurements say: the last one, and the noise scale along the run."""
     last = document_of_one(found.measurements[-1])
     steps = count(found.measurements[-1].step or 0)
@@ -44,7 +42,7 @@ def document_of(found: MeasuredRun) -> Document:
     )
 
 
-def _course(found: MeasuredRun) -> str:
+def _course(found: MeasuredRunRecord) -> str:
     known = [one for one in found.measurements if one.noise_scale.resolved]
     if len(known) < 2:
         return f"The noise scale was measured at {plural(len(found.measurements), 'checkpoint')}"
@@ -58,7 +56,7 @@ def _course(found: MeasuredRun) -> str:
     return f"The noise scale did not clearly change {between}"
 
 
-def _table(found: MeasuredRun) -> Table:
+def _table(found: MeasuredRunRecord) -> Table:
     lines = [
         Line(
             [
@@ -76,7 +74,7 @@ def _table(found: MeasuredRun) -> Table:
     )
 
 
-def _figures(found: MeasuredRun) -> Sequence[Figure]:
+def _figures(found: MeasuredRunRecord) -> Sequence[Figure]:
     from noisescale.report.colours import BLACK
     from noisescale.report.drawing import figure, log_axis, place_figure, spread, with_legend
 
@@ -108,7 +106,7 @@ def _figures(found: MeasuredRun) -> Sequence[Figure]:
     return [place_figure("noise-scale", "Noise scale along the run", with_legend(drawn))]
 
 
-def as_dict(found: MeasuredRun) -> dict[str, Any]:
+def as_dict(found: MeasuredRunRecord) -> dict[str, Any]:
     """Return the measurements in builtin types: see `Measurement.to_dict`, for each."""
     return {
         "measurements": [dict_of_one(one) for one in found.measurements],

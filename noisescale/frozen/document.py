@@ -13,8 +13,8 @@ from noisescale.frozen.comparison import TOLERANCE, Comparison
 from noisescale.frozen.measurement import MeasurementRecord, Way
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.prediction.theory import theory_band
-from noisescale.report.document import Cell, Document, Line, Statement, Table
-from noisescale.report.numbers import count, number, plural
+from noisescale.report.document import Cell, Document, Line, Statement, Table, Verdict
+from noisescale.report.numbers import count, number, plural, with_bounds
 from noisescale.report.records import finite
 
 RISE = Bounded(3.4, 1.4, 27.0)
@@ -54,28 +54,20 @@ def document_of(found: MeasurementRecord) -> Document:
 
 def _headline(found: MeasurementRecord) -> str:
     scale, b = found.noise_scale, count(found.batch_size)
-    if math.isinf(scale.high) and not scale.low:
+    if not scale.low:
         if not found.order.independent:
             return (
                 "The noise scale is not known: successive batches of this data loader are no"
                 " independent draws"
             )
         return f"The noise scale at these weights is not known after {scale.steps:g} batches"
-    if not scale.resolved:
-        return (
-            f"The noise scale at these weights is at least {number(scale.low)} {scale.unit}: from"
-            f" a batch of {b}, a larger one saves steps at little cost at least up to"
-            f" {number(_cheap(found).low)}"
-            if _cheap(found).low > found.batch_size
-            else f"The noise scale at these weights is at least {number(scale.low)} {scale.unit}"
-        )
-    text = f"The noise scale at these weights is {_between(_bounds(scale))} {scale.unit}"
-    cheap = _cheap(found)
-    if cheap.low > found.batch_size:
+    text = f"The noise scale at these weights is {text_of_scale(scale)}"
+    critical = found.critical_batch_size
+    if critical.low > found.batch_size:
         return f"{text}: a batch larger than {b} saves steps at little cost"
-    if found.critical_batch_size.high < found.batch_size:
-        return f"{text}: a batch smaller than {b} saves examples"
-    return f"{text}. A batch of {b} is near what pays"
+    if critical.high < found.batch_size:
+        return f"{text}: a batch smaller than {b} saves {scale.unit}"
+    return f"{text}. A larger batch than {b} may or may not pay"
 
 
 def _statements(found: MeasurementRecord) -> Iterator[Statement]:
@@ -84,7 +76,7 @@ def _statements(found: MeasurementRecord) -> Iterator[Statement]:
     yield Statement(
         "Noise scale",
         f"{text_of_scale(scale)} at {at}, from {scale.steps:g} batches of"
-        f" {count(found.batch_size)} in {number(found.seconds)} s. It ended as {found.stopped}",
+        f" {count(found.batch_size)} in {number(found.seconds)} s: {found.stopped}",
         _bounds(scale),
         basis="measured",
     )
@@ -103,28 +95,25 @@ def _statements(found: MeasurementRecord) -> Iterator[Statement]:
 
 
 def _batch_that_pays(found: MeasurementRecord) -> Iterator[Statement]:
-    b, critical, cheap = found.batch_size, found.critical_batch_size, _cheap(found)
-    if cheap.low > b:
-        verdict: Any = "yes"
-    elif critical.high < b:
-        verdict = "yes"
-    else:
-        verdict = "unknown" if critical.low < b < critical.high else "probably"
-    if critical.high < b:
+    b, unit = count(found.batch_size), found.noise_scale.unit
+    critical, cheap = found.critical_batch_size, _cheap(found)
+    verdict: Verdict = "yes"
+    if critical.low <= found.batch_size <= critical.high:
+        verdict = "unknown"
         sentence = (
-            f"no: the critical batch size at this noise scale is {_between(critical)}. A smaller"
-            f" batch than {count(b)} reaches the same with fewer {found.noise_scale.unit}"
+            "may or may not pay: the critical batch size at this noise scale is"
+            f" {with_bounds(critical)}, and {b} may be below it or above"
         )
-    elif math.isinf(critical.high):
+    elif critical.high < found.batch_size:
         sentence = (
-            f"at least up to {number(cheap.low)}, if this is more than {count(b)}: the critical"
-            f" batch size at this noise scale is at least {number(critical.low)}"
+            f"does not pay: the critical batch size at this noise scale is {with_bounds(critical)}."
+            f" A smaller batch than {b} reaches the same with fewer {unit}"
         )
     else:
         sentence = (
-            f"from {count(b)} up to about {_between(cheap)} it saves steps at little cost, at most"
-            f" 1.2 x the {found.noise_scale.unit}; beyond {_between(critical)} each doubling saves"
-            " less than a quarter of the steps"
+            f"from {b} up to about {with_bounds(cheap)} it saves steps at little cost, at most 1.2"
+            f" x the {unit}; beyond {with_bounds(critical)} each doubling saves less than a"
+            " quarter of the steps"
         )
     yield Statement("Larger batch", sentence, cheap, verdict, "assumed")
 
@@ -164,12 +153,12 @@ def _about_way(way: Way) -> Statement:
         "probably": (f"probably right: {ratio} of the noise", "probably"),
         "unknown": (f"not known: {ratio} of the noise", "unknown"),
         "probably not": (f"probably not right: {ratio} of the noise", "probably"),
-        "no": (f"not right: {ratio} of the noise{_why(way)}", "yes"),
+        "no": (f"not right: {ratio} of the noise{_reason_of(way)}", "yes"),
     }[way.judgement]
     return Statement(label, sentence, way.comparison.ratio, verdict, "measured")  # type: ignore[arg-type]  # one of the verdicts
 
 
-def _why(way: Way) -> str:
+def _reason_of(way: Way) -> str:
     if way.name == "micro_batch":
         return ". Successive batches are alike: shuffle them"
     return (
@@ -253,14 +242,8 @@ def _bounds(scale: NoiseScale) -> Bounded:
 def text_of_scale(scale: NoiseScale) -> str:
     """Return a noise scale with its bounds and its unit."""
     if scale.resolved:
-        return f"{_between(_bounds(scale))} {scale.unit}"
+        return f"{with_bounds(_bounds(scale))} {scale.unit}"
     return f"at least {number(scale.low)} {scale.unit}, not resolved" if scale.low else "not known"
-
-
-def _between(x: Bounded) -> str:
-    if math.isinf(x.high):
-        return f"at least {number(x.low)}"
-    return f"{number(x.value)} ({number(x.low)} to {number(x.high)})"
 
 
 def _ratio(one: Comparison) -> str:

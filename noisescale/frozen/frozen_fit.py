@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -54,18 +55,18 @@ class JudgedMonitor(NoiseScaleMonitor):
     def __init__(self, **options: Any) -> None:
         super().__init__(every_n_steps=1, **options)
         self.said: list[str] = []
-        """Its warnings."""
+        """What it warned of."""
         self.noise_traces: dict[int, float] = {}
         """tr(Σ) as each batch shows it, by the number of the batch."""
         self._sums = MomentSums(0.0, 0.0, 0.0)
 
     @property
-    def why_not(self) -> str:
+    def reason(self) -> str:
         """Why nothing is measured, in its own words."""
         return " ".join(self.said) or "No step was measured."
 
     def way(self, ranks: int) -> str:
-        """What are compared: "half", "rank" or "example"."""
+        """Return what is compared: "half", "rank" or "example"."""
         chosen = self._options.small_batch
         return chosen if chosen != "auto" else "half" if ranks == 1 else "rank"
 
@@ -92,7 +93,7 @@ class Seen:
 
     group_names: tuple[str, ...] = ()
     entries: list[list[BatchProducts]] = field(default_factory=list)
-    """For each group and the rest: products of each batch after the first."""
+    """The products of each batch after the first, for each group and for the rest."""
     differences: dict[int, float] = field(default_factory=dict)
     """tr(Σ) by each second batch and the one before it, by the number of the second one."""
     sizes: list[float] = field(default_factory=list)
@@ -188,6 +189,8 @@ def frozen_fit(
             "Use one device, or start the command by torchrun.",
         )
     with quiet(), isolate_rng(), fitted as data:
+        # A way that sees a part of the gradient is judged by what that makes of the noise.
+        warnings.filterwarnings("ignore", message="The noise scale of single examples covers")
         trainer.fit(made, **data)
     return looking.seen
 
@@ -207,12 +210,12 @@ class _Looking(Callback):
         self.seen = Seen()
         self._keys: set[int] = set()
         self._weight: float | None = None
-        """That of the batch under way; None if it is left out."""
+        """The weight of the batch under way; None if it is left out."""
         self._examples = 0.0
         self._tried = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        norms = GradientNorms(_trained(trainer, pl_module), self._asked.groups)
+        norms = GradientNorms(_trained_parameters(trainer, pl_module), self._asked.groups)
         self._mean = GradientMean(
             norms.parameters,
             norms.entry_of,
@@ -333,7 +336,9 @@ class _Looking(Callback):
             )
 
 
-def _trained(trainer: pl.Trainer, module: pl.LightningModule) -> list[tuple[str, nn.Parameter]]:
+def _trained_parameters(
+    trainer: pl.Trainer, module: pl.LightningModule
+) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters of the optimizer, with their names."""
     ids = {id(p) for p in trained_parameters(trainer) if p.requires_grad}
     found = [(name, p) for name, p in module.named_parameters() if id(p) in ids]

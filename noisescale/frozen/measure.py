@@ -20,7 +20,7 @@ from noisescale.frozen.comparison import Comparison, compare, compare_apart
 from noisescale.frozen.document import as_dict, document_of
 from noisescale.frozen.frozen_fit import Asked, JudgedMonitor, Seen, frozen_fit
 from noisescale.frozen.measurement import MeasurementRecord, Order, Way
-from noisescale.frozen.order import can_be_shuffled, draws_at_random, shuffled
+from noisescale.frozen.order import can_be_shuffled, draws_at_random, shuffled_batches
 from noisescale.frozen.targets import module_and_train_data
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.lightning.checkpoints import Checkpoint
@@ -158,7 +158,7 @@ def measure(
     with refuse_out_of_memory("batch_size", "Give a smaller `batch_size`."):
         seen = frozen_fit(
             module,
-            _fitted(examples, batch_size),
+            _data_to_fit(examples, batch_size),
             asked,
             checkpoint=saved,
             judged=judged,
@@ -172,7 +172,7 @@ def measure(
             per_device = round(seen.batch_size / (devices * nodes))
             random = frozen_fit(
                 module,
-                shuffled(seen.loader, per_device),
+                shuffled_batches(seen.loader, per_device),
                 Asked(groups, batch_size_fn, weight_fn, lambda _: False, elementwise),
                 checkpoint=saved,
                 enough=again.enough,
@@ -202,7 +202,7 @@ def measure(
         batch_size=seen.batch_size,
         optimizer=OptimizerKind.of(seen.optimizer) if loss is None else None,
         seconds=time.monotonic() - began,
-        stopped="the loader has no more batches than these" if seen.again else rule.reason,
+        stopped="all that the loader has" if seen.again else rule.reason,
         step=None if saved is None else saved.step,
         checkpoint=None if checkpoint is None else str(checkpoint),
         left_out=seen.left_out,
@@ -237,14 +237,14 @@ class _Rule:
             return seen.batches >= self._batches
         spent = time.monotonic() - self._began
         if spent >= self._seconds and seen.batches >= LEAST:
-            self.reason = f"the time was over ({self._seconds:g} seconds)"
+            self.reason = f"until the time was over ({self._seconds:g} seconds)"
             return True
         if seen.batches < self._next_look:
             return False
         self._next_look = math.ceil(_LOOKS * seen.batches)
         found = IndependentBatches(seen.whole).noise_scale(self._confidence)
         if found.low > 0 and found.high <= self._width * found.low:
-            self.reason = "the interval is narrow enough"
+            self.reason = "until the interval was narrow enough"
             undecided = [m for m in self._judged if not _decided(m, seen)]
             if not undecided or seen.batches >= _MOST_FOR_WAYS:
                 return True
@@ -267,10 +267,10 @@ class _Rule:
 def _decided(monitor: JudgedMonitor, seen: Seen) -> bool:
     if not monitor.noise_traces:
         return bool(monitor.said)
-    return _compared(monitor.noise_traces, seen).decided
+    return _comparison(monitor.noise_traces, seen).decided
 
 
-def _compared(traces: dict[int, float], seen: Seen, confidence: float = 0.95) -> Comparison:
+def _comparison(traces: dict[int, float], seen: Seen, confidence: float = 0.95) -> Comparison:
     """Compare a way with independent batches, where both have an answer."""
     own = dict(enumerate(IndependentBatches(seen.whole).noise_traces.tolist(), start=2))
     both = [k for k in traces if k in own]
@@ -283,9 +283,9 @@ def _ways(
     for monitor in judged:
         name = monitor.way(ranks)
         if not monitor.noise_traces:
-            yield Way(name, None, monitor.why_not)
+            yield Way(name, None, monitor.reason)
             continue
-        yield Way(name, _compared(monitor.noise_traces, seen, confidence))
+        yield Way(name, _comparison(monitor.noise_traces, seen, confidence))
     if ranks == 1:
         if order.successive is not None:
             yield Way("micro_batch", order.successive)
@@ -306,7 +306,7 @@ def _order(own: IndependentBatches, seen: Seen, random: Seen | None) -> Order:
     return Order(False, successive, compare_apart(traces.tolist(), others.tolist()))
 
 
-def _fitted(data: Any, batch_size: int | None) -> AbstractContextManager[dict[str, Any]]:
+def _data_to_fit(data: Any, batch_size: int | None) -> AbstractContextManager[dict[str, Any]]:
     """Return the arguments of `Trainer.fit` that are data."""
     if hasattr(data, "train_dataloader"):
         return nullcontext({"datamodule": data})

@@ -11,6 +11,7 @@ from noisescale.bounded import Bounded
 from noisescale.estimation.independent_batches import IndependentBatches
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.frozen.comparison import Comparison, Judgement
+from noisescale.history.history import History
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.prediction.theory import theory_band
 
@@ -22,7 +23,7 @@ class Way:
     name: str
     """"half", "micro_batch", "rank" or "example"."""
     comparison: Comparison | None
-    """Its tr(Σ) over that of independent batches; None if it measures nothing here."""
+    """tr(Σ) by this way, over that of independent batches, is near 1. None: nothing is measured."""
     reason: str = ""
     """Why it measures nothing, or is right without a comparison."""
     by_construction: bool = False
@@ -58,9 +59,9 @@ class MeasurementRecord:
     """The fields of `Measurement`."""
 
     noise_scale: NoiseScale
-    """At these weights. `steps` is the number of batches."""
+    """The noise scale at these weights. `steps` is the number of batches."""
     groups: Mapping[str, NoiseScale]
-    """Of groups of parameters."""
+    """The same of groups of parameters."""
     ways: Sequence[Way]
     """How this model can be measured in training."""
     order: Order
@@ -98,5 +99,18 @@ class MeasurementRecord:
         return Bounded(found.value, found.low, found.high) * theory_band(kind, decayed=False).factor
 
     def cheap_up_to(self, critical: float) -> float:
-        """The batch size that costs 1.2 x the examples of `batch_size`."""
+        """Return the batch size that costs 1.2 x the examples of `batch_size`."""
         return 1.2 * (critical + self.batch_size) - critical
+
+
+@dataclass(frozen=True)
+class MeasuredRunRecord:
+    """The fields of `MeasuredRun`."""
+
+    measurements: tuple[MeasurementRecord, ...]
+    """A measurement for each checkpoint, in the order of the steps."""
+    history: History
+    """A row for each, as the record has them. It is taken that the run trained at the batch size
+    that was measured."""
+    record: str
+    """The folder of the record, which `predict` reads."""

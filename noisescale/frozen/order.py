@@ -43,7 +43,7 @@ def can_be_shuffled(loader: Any) -> bool:
 
 
 @contextmanager
-def shuffled(loader: DataLoader[Any], size: int) -> Iterator[dict[str, Any]]:
+def shuffled_batches(loader: DataLoader[Any], size: int) -> Iterator[dict[str, Any]]:
     """Give the arguments of `Trainer.fit` for random batches of `size` examples on a device."""
     kept: dict[str, Any] = {name: getattr(loader, name) for name in KEPT}
     yield {

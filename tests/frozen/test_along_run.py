@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The noise scale at each checkpoint of a run, and the record of it that `predict` reads."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from program import refused, run
+
+from noisescale import predict, read_run
+from noisescale.frozen.along_run import MeasuredRun, measure_checkpoints
+
+SCRIPT = """
+import torch, lightning.pytorch as L
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+class Module(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(6, 1)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return (self.net(x) - y).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+def make():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(512, 6, generator=g)
+    y = x.sum(dim=1, keepdim=True) + torch.randn(512, 1, generator=g)
+    return Module(), DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a run with checkpoints, and its script."""
+    made = tmp_path_factory.mktemp("run")
+    (made / "measured_run.py").write_text(SCRIPT)
+    names: dict[str, Any] = {}
+    exec(compile(SCRIPT, "measured_run.py", "exec"), names)
+    torch.manual_seed(0)
+    module, loader = names["make"]()
+    checkpoints = ModelCheckpoint(
+        made / "checkpoints", every_n_train_steps=10, save_top_k=-1, save_last=True
+    )
+    L.Trainer(
+        accelerator="cpu",
+        max_steps=30,
+        logger=False,
+        callbacks=[checkpoints],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(module, loader)
+    return made
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> MeasuredRun:
+    torch.manual_seed(0)
+    return measure_checkpoints(
+        f"{folder}/measured_run.py:make",
+        checkpoints=folder / "checkpoints",
+        output=folder / "record",
+        batches=60,
+        groups={"all": "weight"},
+        accelerator="cpu",
+    )
+
+
+def test_each_checkpoint_is_a_row(found: MeasuredRun) -> None:
+    assert [one.step for one in found.measurements] == [10, 20, 30]
+    assert found.history["step"].tolist() == [10, 20, 30]
+    assert found.history["examples"].tolist() == [160, 320, 480]
+    scales = [one.noise_scale for one in found.measurements]
+    assert found.history["noise_scale"].tolist() == [scale.value for scale in scales]
+    assert scales[-1].value > 2 * scales[0].value  # it has nearly converged
+
+
+def test_the_record_is_read_as_that_of_a_monitor(found: MeasuredRun) -> None:
+    read = read_run(found.record)
+
+    for name in ("step", "noise_scale", "low", "high", "group/all", "learning_rate"):
+        assert read[name] == pytest.approx(found.history[name], nan_ok=True)
+    # Of the whole run: it weighs the beginning by its larger gradients.
+    critical = predict(found.record).critical_batch_size
+    scales = [one.noise_scale for one in found.measurements]
+    assert scales[0].low < critical.value < scales[-1].low
+
+
+def test_it_says_how_the_noise_scale_went(found: MeasuredRun) -> None:
+    text = " ".join(found.to_text().split())
+
+    assert text.startswith("The noise scale rose ")
+    assert "from step 10 to step " in text
+    assert "noisescale predict" in text
+    (figure,) = found.document().figures()
+    resolved = [one.step for one in found.measurements if one.noise_scale.resolved]
+    assert figure.drawing["data"][0]["x"] == resolved
+    assert len(found.to_dict()["measurements"]) == 3
+
+
+def test_the_command_measures_one_or_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    target = "measured_run.py:make", "--accelerator", "cpu", "--batches", "12"
+
+    text = run("measure", *target, "--checkpoint", "checkpoints/last.ckpt", "--group", "b=bias")
+    one = " ".join(text.split())
+    assert "at step 30, from 12 batches of 16" in one
+    assert "Groups of parameters" in one
+    every = run("measure", *target, "--checkpoints", "checkpoints", "--json")
+    assert '"record": "noise_scale"' in every
+    assert (folder / "noise_scale").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--checkpoints", "."], "`--checkpoints` must be a folder with checkpoints of Lightning"),
+        (
+            ["--checkpoints", "checkpoints", "--checkpoint", "a"],
+            "`--checkpoint` and `--checkpoints` must be one of both",
+        ),
+        (["--group", "bias"], "`--group` must be written as NAME=PATTERN, got bias"),
+        (["--batches", "few"], "`--batches` must be \"auto\" or at least 10, got 'few'"),
+    ],
+)
+def test_bad_input(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], said: str
+) -> None:
+    monkeypatch.chdir(folder)
+    assert refused("measure", "measured_run.py:make", *options).startswith(said)
