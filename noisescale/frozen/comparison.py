@@ -49,11 +49,9 @@ class Comparison:
             return "yes"
         if high < 1 / TOLERANCE or low > TOLERANCE:
             return "no"
-        if high < 1 / _NEAR or low > _NEAR:
-            return "probably not"
         if 1 / TOLERANCE <= self.ratio.value <= TOLERANCE:
             return "probably"
-        return "unknown"
+        return "probably not" if high < 1 / _NEAR or low > _NEAR else "unknown"
 
     @property
     def decided(self) -> bool:

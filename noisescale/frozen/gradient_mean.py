@@ -122,5 +122,6 @@ def _zeros(p: Parameter) -> Tensor:
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    # `torch.dot` takes contiguous rows, which other memory layouts would be copied to.
-    return (a * b).sum(dtype=torch.float64) if a.device.type == "cpu" else torch.sum(a * b)
+    if a.is_contiguous() and b.is_contiguous():  # without a copy
+        return torch.dot(a.view(-1), b.view(-1))
+    return (a * b).sum()

@@ -137,7 +137,9 @@ def test_the_page_of_commands_has_every_option_with_its_help() -> None:
         for parameter in command.params:
             if flag := next((opt for opt in parameter.opts if opt.startswith("--")), None):
                 (line,) = re.findall(
-                    rf"^\* `{flag}(?: (?:<\w+>|[A-Z]+))?`: (.*)$", documented[name], re.MULTILINE
+                    rf"^\* `{flag}(?: (?:<[\w\[\]]+>|[A-Z]+))?`: (.*)$",
+                    documented[name],
+                    re.MULTILINE,
                 )
                 assert line.startswith(parameter.help)
             else:
