@@ -142,6 +142,7 @@ def main() -> None:
         title = f"noisescale sweep digits.py:make {options}"
         terminal("sweep", f"{title} --workers 2", folder, title=title)
         terminal("profile", "noisescale profile train.py:make --accelerator cpu", folder)
+        terminal("measure", "noisescale measure train.py:make --accelerator cpu", folder)
         scheduled = folder / "scheduled"  # apart from the logs that TensorBoard shows
         scheduled.mkdir(exist_ok=True)
         if not (scheduled / "examples").exists():

@@ -128,7 +128,7 @@ def _in_training(found: MeasurementRecord) -> str:
     if best is None:
         return "none of the ways that were tried measures this model right, as far as is known"
     sure = "can" if best.judgement == "yes" else "can probably"
-    ratio = "" if best.comparison is None else f" ({_ratio(best.comparison)})"
+    ratio = "" if best.comparison is None else f": {_ratio(best.comparison)} the noise"
     return f"this model {sure} be measured in training by {_COMPARED[best.name]}{ratio}"
 
 
@@ -149,11 +149,11 @@ def _about_way(way: Way) -> Statement:
         return Statement(label, f"not measured: {way.reason}", verdict="yes", basis="measured")
     ratio = _ratio(way.comparison)
     sentence, verdict = {
-        "yes": (f"right: {ratio} of the noise", "yes"),
-        "probably": (f"probably right: {ratio} of the noise", "probably"),
-        "unknown": (f"not known: {ratio} of the noise", "unknown"),
-        "probably not": (f"probably not right: {ratio} of the noise", "probably"),
-        "no": (f"not right: {ratio} of the noise{_reason_of(way)}", "yes"),
+        "yes": (f"right: {ratio} the noise", "yes"),
+        "probably": (f"probably right: {ratio} the noise", "probably"),
+        "unknown": (f"not known: {ratio} the noise", "unknown"),
+        "probably not": (f"probably not right: {ratio} the noise", "probably"),
+        "no": (f"not right: {ratio} the noise{_reason_of(way)}", "yes"),
     }[way.judgement]
     return Statement(label, sentence, way.comparison.ratio, verdict, "measured")  # type: ignore[arg-type]  # one of the verdicts
 
@@ -175,16 +175,16 @@ def _about_order(found: MeasurementRecord) -> str:
     apart = _ratio(order.successive)
     if not order.independent:
         said = (
-            f"are no independent draws: two successive ones differ by {apart} of the noise between"
+            f"are no independent draws: two successive ones show {apart} the noise between"
             " all of them. Training sees other noise than this number says. Shuffle the examples"
             " (`shuffle=True`)"
         )
         return said if order.shuffled is None else f"{said}. The number is of shuffled batches"
-    said = f"are independent of those before them, as far as can be told ({apart})"
+    said = f"are independent of those before them, as far as can be told: {apart} the noise"
     if order.shuffled is None or order.shuffled.judgement in ("yes", "probably", "unknown"):
         return said
     return (
-        f"{said}, but no random draws of examples: they have {_ratio(order.shuffled)} times the"
+        f"{said}, but no random draws of examples: they have {_ratio(order.shuffled)} the"
         " noise of shuffled ones. The number is of the data loader's own"
     )
 
@@ -249,8 +249,8 @@ def text_of_scale(scale: NoiseScale) -> str:
 def _ratio(one: Comparison) -> str:
     x = one.ratio
     if math.isinf(x.high):
-        return f"at least {x.low:.2f}"
-    return f"{x.value:.2f}, {x.low:.2f} to {x.high:.2f}"
+        return f"at least {x.low:.2f} x"
+    return f"{x.value:.2f} x ({x.low:.2f} to {x.high:.2f})"
 
 
 def as_dict(found: MeasurementRecord) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from noisescale.collectors.groups import Groups
 from noisescale.estimation.independent_batches import LEAST, IndependentBatches
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.frozen.comparison import Comparison, compare, compare_apart
-from noisescale.frozen.document import as_dict, document_of
+from noisescale.frozen.document import as_dict, document_of, text_of_scale
 from noisescale.frozen.frozen_fit import Asked, JudgedMonitor, Seen, frozen_fit
 from noisescale.frozen.measurement import MeasurementRecord, Order, Way
 from noisescale.frozen.order import can_be_shuffled, draws_at_random, shuffled_batches
@@ -252,16 +252,14 @@ class _Rule:
         return False
 
     def _forecast(self, found: NoiseScale, seen: Seen, spent: float) -> str:
-        each = spent / max(seen.batches, 1)
-        line = f"{seen.batches} batches: {found}"
+        each = spent / seen.batches
+        line = f"{seen.batches} batches: {text_of_scale(found)}"
         if not found.resolved or found.low <= 0:
-            return f"{line}. {number(each)} s a batch, at most {self._seconds:g} s"
+            return f"{line}. {number(each)} s a batch, {self._seconds - spent:.0f} s at most"
         wider = math.log(found.high / found.low) / math.log(self._width)
-        needed = seen.batches * max(wider, 1.0) ** 2
+        needed = max(math.ceil(seen.batches * wider**2), self._next_look)
         left = min(each * (needed - seen.batches), self._seconds - spent)
-        return (
-            f"{line}. About {number(max(needed, self._next_look))} batches, {number(left)} s more"
-        )
+        return f"{line}. About {needed:,} batches in all, {number(left)} s more"
 
 
 def _decided(monitor: JudgedMonitor, seen: Seen) -> bool:
