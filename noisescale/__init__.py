@@ -61,6 +61,10 @@ if TYPE_CHECKING:
     from noisescale.prediction.predict import Prediction as Prediction
     from noisescale.prediction.predict import predict as predict
     from noisescale.profiling.profile import profile as profile
+    from noisescale.rules.horizon import Horizon as Horizon
+    from noisescale.rules.horizon import horizon as horizon
+    from noisescale.rules.rescale import Rescale as Rescale
+    from noisescale.rules.rescale import rescale as rescale
     from noisescale.scheduling.controller import BatchSizeController as BatchSizeController
     from noisescale.tradeoff.fit import TradeoffFit as TradeoffFit
     from noisescale.tradeoff.fit import fit_tradeoff as fit_tradeoff
@@ -82,6 +86,7 @@ _HOME = {
     "ConcurrentAdversary": "methods.conadv",
     "GradientMoments": "estimation.moments",
     "History": "history.history",
+    "Horizon": "rules.horizon",
     "LegwWarmUp": "methods.legw",
     "Measurement": "frozen.measure",
     "NoiseScale": "estimation.noise_scale",
@@ -91,6 +96,7 @@ _HOME = {
     "Plan": "plan",
     "Prediction": "prediction.predict",
     "RepeatedAugmentationSampler": "methods.repeated_augmentation",
+    "Rescale": "rules.rescale",
     "Sweep": "lab.sweep.sweep",
     "Tradeoff": "tradeoff.tradeoff",
     "TradeoffFit": "tradeoff.fit",
@@ -103,6 +109,7 @@ _HOME = {
     "fit": "tradeoff.fit_sweep",
     "fit_tradeoff": "tradeoff.fit",
     "gradient_moments": "estimation.moments",
+    "horizon": "rules.horizon",
     "measure": "frozen.measure",
     "measuring": "collectors.own_pass",
     "metropolis_weights": "methods.decentlam.topology",
@@ -110,6 +117,7 @@ _HOME = {
     "predict": "prediction.predict",
     "profile": "profiling.profile",
     "read_run": "history.reading",
+    "rescale": "rules.rescale",
     "steps_to_result": "lab.compare.steps_to_result",
     "sweep": "lab.sweep.sweep",
     "tune": "lab.tune.tune",

@@ -26,7 +26,7 @@ FLOORS = [
     "tradeoff plan",
     "history step_time",
     "collectors prediction",
-    "meter",
+    "meter rules",
     "scheduling",
     "lightning hugging_face tensorboard_plugin",
     "made",

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from noisescale._version import __version__
-from noisescale.cli import fit, measure, predict, profile, watch
+from noisescale.cli import fit, horizon, measure, predict, profile, rescale, watch
 from noisescale.extras import MissingExtraError
 from noisescale.lab.branch import command as branch
 from noisescale.lab.compare import command as compare
@@ -45,6 +45,8 @@ for name, command, example in (
     ("branch", branch.branch_run, branch.EXAMPLE),
     ("profile", profile.profile_steps, profile.EXAMPLE),
     ("fit", fit.fit_sweep, fit.EXAMPLE),
+    ("rescale", rescale.show_rescale, rescale.EXAMPLE),
+    ("horizon", horizon.show_horizon, horizon.EXAMPLE),
 ):
     app.command(name, epilog=f"Example: {example}")(command)
 

@@ -14,14 +14,14 @@ def flags_of(command: Callable[..., Any]) -> dict[str, str]:
     """Return the flag of each option of a command, by the name of its argument in Python.
 
     Examples:
-        >>> def command(run, batch_sizes=None): ...
+        >>> def command(run, batch_sizes=None, *, needed): ...
         >>> flags_of(command)
-        {'batch_sizes': '--batch-sizes'}
+        {'batch_sizes': '--batch-sizes', 'needed': '--needed'}
     """
     return {
         name: f"--{name.replace('_', '-')}"
         for name, parameter in signature(command).parameters.items()
-        if parameter.default is not Parameter.empty
+        if parameter.default is not Parameter.empty or parameter.kind is Parameter.KEYWORD_ONLY
     }
 
 

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published rules of the batch size, against numbers that their authors and others published."""
+
+import csv
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program import refused, run
+
+from noisescale import horizon
+from noisescale.rules.batch_size_rules import MEANINGS, RULES, Setting
+
+DATA = Path(os.environ.get("NOISESCALE_DATA", Path(__file__).parents[3] / "shared/data"))
+
+
+def sizes(tokens: float, parameters: float, **options: Any) -> dict[str, float]:
+    return {one.rule.name: one.tokens for one in horizon(tokens, parameters, **options).answers}
+
+
+def test_rules_are_those_that_reviews_restate() -> None:
+    """At 10 billion tokens and 300 million parameters, in millions of tokens."""
+    found = {name: round(x / 1e6, 2) for name, x in sizes(10e9, 300e6).items()}
+
+    assert found == {
+        "Step Law": 0.30,
+        "Schaipp": 0.30,
+        "Power Lines": 0.42,
+        "DeepSeek": 0.58,
+        "nanochat": 1.05,
+        "Zhang": 0.89,
+        "Power Lines, critical": 4.02,
+    }
+
+
+@pytest.mark.parametrize(("tokens", "critical"), [(10e9, 4.0e6), (20e9, 5.5e6), (100e9, 11.7e6)])
+def test_zhang_and_power_lines_agree_where_both_mean_the_critical_size(
+    tokens: float, critical: float
+) -> None:
+    """1.2 x 256 + 0.2 x the critical one, in sequences of 512, is Zhang's size."""
+    found = sizes(tokens, 300e6)
+
+    assert found["Power Lines, critical"] == pytest.approx(critical, rel=0.02)
+    by_zhang = 512 * (5 * found["Zhang"] / 512 - 6 * 256)
+    assert by_zhang == pytest.approx(critical, rel=0.15)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"no data in {DATA}")
+def test_zhangs_rule_fits_the_sweeps_that_it_was_fitted_to() -> None:
+    """Three models, each trained on 20 tokens for a parameter."""
+    with (DATA / "critical_batch_size/reference_fits.csv").open() as file:
+        rows = list(csv.DictReader(file))
+
+    assert len(rows) == 3
+    for row in rows:
+        parameters = float(row["params"])
+        found = sizes(20 * parameters, parameters)["Zhang"] / 512
+        assert found == pytest.approx(float(row["published_cbs_20pct_overhead"]), rel=0.05)
+
+
+def test_rules_by_the_loss_are_asked_where_there_is_one() -> None:
+    without, with_loss = sizes(10e9, 300e6), sizes(10e9, 300e6, loss=2.9)
+
+    assert with_loss.keys() - without.keys() == {"MiniCPM", "Kaplan"}
+    assert with_loss["Kaplan"] == pytest.approx(2e8 / 2.9 ** (1 / 0.21))
+    text = horizon(10e9, 300e6).to_text()
+    assert "--loss for MiniCPM and Kaplan" in text
+
+
+def test_every_rule_has_a_meaning_and_grows_with_the_horizon() -> None:
+    small, large = Setting(1e9, 1e8, 3.5), Setting(1e12, 1e8, 2.5)
+
+    for rule in RULES:
+        assert rule.meaning in MEANINGS
+        assert 1e3 < rule.batch_size(small) < rule.batch_size(large) < 1e9
+
+
+def test_outside_of_what_it_was_fitted_on_a_rule_is_marked() -> None:
+    inside = {one.rule.name: one.inside for one in horizon(10e9, 300e6).answers}
+    far = {one.rule.name: one.inside for one in horizon(1e14, 1e12).answers}
+
+    assert inside["Step Law"]
+    assert not far["Step Law"]
+    assert not far["Zhang"]
+    assert "Outside of what they were fitted on: Step Law" in " ".join(
+        horizon(1e14, 1e12).to_text().split()
+    )
+
+
+def test_the_figure_has_a_line_for_each_rule() -> None:
+    (figure,) = horizon(10e9, 300e6, loss=2.9).document().figures()
+
+    assert [trace["name"] for trace in figure.drawing["data"]] == [rule.name for rule in RULES]
+
+
+def test_the_command() -> None:
+    text = run("horizon", "--tokens", "10B", "--parameters", "300M", "--sequence-length", "2048")
+
+    assert "1,963 sequences" in text
+    assert "second-hand" not in text
+    assert "in papers and code of others" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--tokens", "0"], "`--tokens` must be positive, got 0.0"),
+        (["--tokens", "ten"], "`--tokens` must be a number, with k, M, B or T or without"),
+        (["--parameters", "-3"], "`--parameters` must be a number"),
+        (["--loss", "1.2"], "`--loss` must be above the entropy of text, 1.69 nats for a token"),
+        (["--sequence-length", "0"], "`--sequence-length` must be positive"),
+    ],
+)
+def test_bad_input(options: list[str], said: str) -> None:
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    words = {"--tokens": "10B", "--parameters": "300M"} | given
+    assert refused("horizon", *[x for pair in words.items() for x in pair]).startswith(said)
+
+
+def test_a_loss_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(ValueError, match="`loss` must be above the entropy"):
+        horizon(1e9, 1e8, loss=math.inf)

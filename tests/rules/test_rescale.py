@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rules set at another batch size, against their formulas, and which one is recommended."""
+
+import math
+from typing import Any
+
+import pytest
+from program import refused
+
+from noisescale import Rescale, rescale
+from noisescale.rules.learning_rate_rules import RULES, Change, Settings
+
+ADAM = Settings(
+    learning_rate=1e-3, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, momentum=None
+)
+
+
+def by(name: str, settings: Settings, change: Change) -> Settings:
+    (rule,) = [rule for rule in RULES if rule.name == name]
+    return rule.apply(settings, change)
+
+
+def asked(new: float, **options: Any) -> Rescale:
+    defaults = {"from_batch_size": 64, "noise_scale": 30.0, "learning_rate": 0.1}
+    return rescale(None, new, **{**defaults, **options})
+
+
+def test_formulas() -> None:
+    change = Change(64, 256)
+
+    assert by("linear", ADAM, change).learning_rate == pytest.approx(4e-3)
+    assert by("square root", ADAM, change).learning_rate == pytest.approx(2e-3)
+    sde = by("SDE of Adam", ADAM, change)
+    assert sde.learning_rate == pytest.approx(2e-3)
+    assert sde.beta1 == pytest.approx(0.6)
+    assert sde.beta2 == pytest.approx(0.96)
+    assert sde.eps == pytest.approx(0.5e-8)
+    assert by("half-life in tokens", ADAM, change).beta2 == pytest.approx(0.99**4)
+    lines = by("Power Lines", ADAM, change)
+    assert (lines.learning_rate, lines.weight_decay) == (1e-3, pytest.approx(0.4))
+    assert by("no change", ADAM, change) == ADAM
+    muon = Settings(learning_rate=0.02, momentum=0.95)
+    assert by("SDE of Muon", muon, change).momentum == pytest.approx(0.95**4)
+
+
+def test_the_gain_is_the_linear_rule_far_below_the_noise_scale_and_none_above() -> None:
+    assert Change(1, 4, 1e9).gain == pytest.approx(4)
+    assert Change(1e6, 4e6, 1.0).gain == pytest.approx(1, abs=1e-5)
+    # A step at B' is as many steps at B as the law of McCandlish et al. says.
+    assert Change(32, 128, 64).gain == pytest.approx((1 + 64 / 32) / (1 + 64 / 128))
+
+
+def test_back_again_all_rules_give_the_old_settings() -> None:
+    there, back = Change(64, 256, 100.0), Change(256, 64, 100.0)
+    for rule in RULES:
+        settings = Settings(0.1, 0.9, None, 0.9999, 1e-8, 0.1)
+        again = rule.apply(rule.apply(settings, there), back)
+        for name, value in vars(settings).items():
+            assert vars(again)[name] == (None if value is None else pytest.approx(value))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "noise_scale", "recommended"),
+    [
+        ("sgd", 1000.0, "gain"),
+        ("sgd", 10.0, "gain"),
+        ("momentum", 1000.0, "linear"),
+        ("momentum", 10.0, "gain"),
+        ("adam", 1000.0, "square root"),
+        ("adam", 10.0, "square root of the gain"),
+        ("muon", 1000.0, "square root"),
+        ("muon", 10.0, None),
+        (None, 1000.0, None),
+        ("adam", None, None),
+    ],
+)
+def test_what_is_recommended_goes_by_the_place(
+    optimizer: Any, noise_scale: float | None, recommended: str | None
+) -> None:
+    found = asked(256, optimizer=optimizer, noise_scale=noise_scale)
+
+    assert found.recommended == recommended
+    said = " ".join(found.to_text().split())
+    assert (repr(recommended) if recommended else "no rule is recommended") in said
+    assert found.evidence in said
+
+
+def test_what_lasts_for_steps_lasts_for_as_many_examples() -> None:
+    found = asked(256, optimizer="adam", steps=1000, warm_up_steps=100, ema_decay=0.999)
+
+    assert found.steps == (1000, 250)
+    assert found.warm_up_steps == (100, 25)
+    assert found.ema_decay == (0.999, pytest.approx(0.999**4))
+
+
+def test_bounds_of_the_noise_scale_are_those_of_the_rate(recorded: dict[str, Any]) -> None:
+    found = rescale(recorded, 256)
+
+    assert found.old == 16
+    assert found.kind == "sgd"
+    (gain,) = [one for one in found.answers if one.rule.name == "gain"]
+    rate, scale = gain.learning_rate, found.noise_scale
+    assert rate.value == pytest.approx(0.1 * Change(16, 256, scale.value).gain)
+    assert rate.low == pytest.approx(0.1 * Change(16, 256, scale.low).gain)
+    assert rate.high == pytest.approx(0.1 * Change(16, 256, scale.high).gain)
+    assert found.recommended == "gain"
+
+
+@pytest.fixture
+def recorded() -> Any:
+    """A run by SGD at a batch of 16 and a learning rate of 0.1, whose noise scale is known."""
+    from noisescale import History
+    from noisescale.estimation.moments import GradientMoments
+    from noisescale.history.increments import Increments
+    from noisescale.history.optimizers import OptimizerKind
+
+    history, increments = History(optimizer=OptimizerKind.SGD), Increments()
+    for step in range(1, 401):
+        noise = 30.0 + 5 * math.sin(step)
+        increments.add(GradientMoments(1.0 + 0.2 * math.cos(2 * step), noise), 16)
+        if step % 20 == 0:
+            history.append(
+                step=step,
+                examples=16.0 * step,
+                batch_size=16.0,
+                noise_scale=30.0,
+                low=25.0,
+                high=36.0,
+                learning_rate=0.1,
+                **increments.take(),
+            )
+    return history
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--batch-size", "0"], "`--batch-size` must be positive"),
+        (["--batch-size", "1e6"], "`--batch-size` must be at most 128 times the old one"),
+        (["--optimizer", "lion"], "`--optimizer` must be one of sgd, momentum, adam, muon"),
+        (["--noise-scale", "-1"], "`--noise-scale` must be positive"),
+        (["--beta1", "0.9"], "`--beta1` and `--beta2` must be given together"),
+    ],
+)
+def test_bad_input(options: list[str], said: str) -> None:
+    words = {"--batch-size": "256", "--from-batch-size": "64"}
+    words |= dict(zip(options[::2], options[1::2], strict=True))
+    assert refused("rescale", *[x for pair in words.items() for x in pair]).startswith(said)
+
+
+def test_without_a_run_the_old_size_is_needed() -> None:
+    with pytest.raises(ValueError, match="`from_batch_size` must be given without a run"):
+        rescale(None, 64)
