@@ -99,11 +99,23 @@ class IndependentBatches:
         # Σw/Σw² instead of n where weights differ.
         batches = self._weights.sum() ** 2 / (self._weights @ self._weights) * (1 + 1 / count)
         scatter = 1 / (1 - float(self._shares @ self._shares))
-        return (
-            float(traces @ traces) / (count - 1) / count,
-            float((self._shares * traces) @ along) * scatter * 2 / float(batches),
-            float((self._shares * along) @ along) * scatter * 4 / float(batches),
-        )
+        noise = float(traces @ traces) / (count - 1) / count
+        both = float((self._shares * traces) @ along) * scatter * 2 / float(batches)
+        signal = float((self._shares * along) @ along) * scatter * 4 / float(batches)
+        # Their weights differ, so that few batches may bring it beyond what variances allow.
+        most = math.sqrt(noise * signal)
+        return noise, min(max(both, -most), most), signal
+
+    @property
+    def largest_share(self) -> float:
+        """The share that one batch has in the scatter of tr(Σ): near 1 if it is all by chance."""
+        squares = (self.noise_traces - self.noise_trace) ** 2
+        return float(squares.max() / (squares.sum() or 1.0))
+
+    @property
+    def deviations(self) -> NDArray[np.float64]:
+        """The estimates of τ, one for each batch after the first."""
+        return self._deviations
 
     def noise_scale(self, confidence: float = 0.95, unit: str = "examples") -> NoiseScale:
         """Return the noise scale with Fieller's interval; unknown before `LEAST` batches."""

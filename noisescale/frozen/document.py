@@ -9,7 +9,7 @@ from typing import Any
 
 from noisescale.bounded import Bounded
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.frozen.comparison import TOLERANCE, Comparison
+from noisescale.frozen.comparison import LONE, TOLERANCE, Comparison
 from noisescale.frozen.measurement import MeasurementRecord, Way
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.prediction.theory import theory_band
@@ -54,13 +54,16 @@ def document_of(found: MeasurementRecord) -> Document:
 
 def _headline(found: MeasurementRecord) -> str:
     scale, b = found.noise_scale, count(found.batch_size)
-    if not scale.low:
+    if not scale.low and not scale.resolved:
         if not found.order.independent:
             return (
                 "The noise scale is not known: successive batches of this data loader are no"
                 " independent draws"
             )
-        return f"The noise scale at these weights is not known after {scale.steps:g} batches"
+        return (
+            f"The noise scale at these weights is not known after {scale.steps:g} batches:"
+            f" {found.stopped}"
+        )
     text = f"The noise scale at these weights is {text_of_scale(scale)}"
     critical = found.critical_batch_size
     if critical.low > found.batch_size:
@@ -197,6 +200,16 @@ def _doubts(found: MeasurementRecord) -> Iterator[str]:
         )
     if not found.order.independent:
         yield "Successive batches of the data loader are alike."
+    if found.drifts:
+        yield (
+            "The noise rises or falls along the batches: something in the module or the data"
+            " changes from batch to batch, such as a schedule by epochs."
+        )
+    if (share := found.products.largest_share) > LONE:
+        yield (
+            f"One batch makes {share:.0%} of the scatter of the noise: rare examples have large"
+            " gradients. The interval may be too low and too narrow. Take larger batches."
+        )
 
 
 def _assumptions(found: MeasurementRecord) -> Iterator[str]:

@@ -9,6 +9,7 @@ The optimizer's step computes the loss and steps no weight. What batches change 
 from __future__ import annotations
 
 import math
+import pickle
 import statistics
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +27,8 @@ from noisescale.collectors.halves.proved_cuts import INSTEAD
 from noisescale.collectors.tensor_parallel import is_whole
 from noisescale.estimation.independent_batches import BatchProducts
 from noisescale.frozen.gradient_mean import GradientMean
+from noisescale.frozen.kept_state import KeptState
+from noisescale.frozen.order import draws_at_random, goes_in_order
 from noisescale.lightning.checkpoints import Checkpoint, load_weights
 from noisescale.lightning.monitor.meters import trained_parameters
 from noisescale.lightning.monitor.noise_scale_monitor import NoiseScaleMonitor
@@ -95,7 +98,7 @@ class Seen:
     entries: list[list[BatchProducts]] = field(default_factory=list)
     """The products of each batch after the first, for each group and for the rest."""
     differences: dict[int, float] = field(default_factory=dict)
-    """tr(Σ) by each second batch and the one before it, by the number of the second one."""
+    """τ by each second batch and the one before it, by the number of the second one."""
     sizes: list[float] = field(default_factory=list)
     """Examples of each batch, over all devices."""
     left_out: int = 0
@@ -174,75 +177,68 @@ def frozen_fit(
             "Its training step decides when weights change. Measure a module whose training step"
             " returns the loss, or give the network and a `loss`.",
         )
-    made = copy_to_train(module)
-    if checkpoint is not None:
-        load_weights(made, checkpoint)
-    looking = _Looking(asked, judged, enough, 0 if checkpoint is None else checkpoint.step)
-    steps = looking.step + _ENDLESS
-    ours = {"max_epochs": -1, "max_steps": steps, "callbacks": [*judged, looking]}
-    trainer = plain_trainer(made, {**ours, **trainer_options})
-    if "MultiProcessing" in type(trainer.strategy.launcher).__name__:
-        raise Refusal(
-            "strategy",
-            'train in this process, as "ddp" does in a script',
-            f"{trainer_options.get('strategy')!r}, which starts others",
-            "Use one device, or start the command by torchrun.",
-        )
+    looking = _Looking(asked, judged, enough, checkpoint)
+    ours = {
+        "max_epochs": _ENDLESS,
+        "max_steps": looking.step + _ENDLESS,
+        "callbacks": [*judged, looking],
+    }
     with quiet(), isolate_rng(), fitted as data:
+        trainer = plain_trainer(module, {**ours, **trainer_options})
+        if "MultiProcessing" in type(trainer.strategy.launcher).__name__:
+            raise Refusal(
+                "strategy",
+                'train in this process, as "ddp" does in a script',
+                f"{trainer_options.get('strategy')!r}, which starts others",
+                "Use one device, or start the command by torchrun.",
+            )
         # A way that sees a part of the gradient is judged by what that makes of the noise.
         warnings.filterwarnings("ignore", message="The noise scale of single examples covers")
-        trainer.fit(made, **data)
+        trainer.fit(copy_to_train(module), **data)
     return looking.seen
 
 
 class _Looking(Callback):
-    """Takes in the gradient of each batch."""
+    """Takes in the gradient of each batch.
+
+    A callback's hooks run before those of the module, and the module's state may be made in its own
+    hooks up to the first batch. So the state is kept when that batch starts.
+    """
 
     def __init__(
         self,
         asked: Asked,
         judged: Sequence[JudgedMonitor],
         enough: Callable[[Seen], bool],
-        step: int,
+        checkpoint: Checkpoint | None,
     ) -> None:
         self._asked, self._judged, self._enough = asked, judged, enough
-        self.step = step
+        self._checkpoint = checkpoint
+        self.step = 0 if checkpoint is None else checkpoint.step
         self.seen = Seen()
+        self._state: KeptState | None = None
         self._keys: set[int] = set()
         self._weight: float | None = None
         """The weight of the batch under way; None if it is left out."""
         self._examples = 0.0
-        self._tried = 0
+        self._has_loss = False
+        self._tried = self._tried_before_epoch = self._looked = 0
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        norms = GradientNorms(_trained_parameters(trainer, pl_module), self._asked.groups)
-        self._mean = GradientMean(
-            norms.parameters,
-            norms.entry_of,
-            norms.partition,
-            successive=self._asked.successive(trainer.train_dataloader),
-            elementwise=self._asked.elementwise,
-        )
-        self._trained = dict(zip(norms.names, norms.parameters, strict=True))
-        seen = self.seen
-        seen.group_names, seen.entries = norms.group_names, [[] for _ in range(norms.partition)]
-        seen.loader, seen.optimizer = trainer.train_dataloader, trainer.optimizers[0]
-        for optimizer in trainer.optimizers:
-            _hold(optimizer)
-        trainer.strategy.lr_scheduler_configs = []
-        self._count = self._asked.batch_size_fn or BatchCounter(trainer, "measure")
-        self._versions = [p._version for p in norms.parameters]
-        trained = set(map(id, norms.parameters))
-        self._others = [
-            (x, x.detach().clone())
-            for x in (*pl_module.parameters(), *pl_module.buffers())
-            if id(x) not in trained
-        ]
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._checkpoint is not None:  # after `setup`, which may make layers
+            load_weights(pl_module, self._checkpoint)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._tried_before_epoch = self._tried
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        if self._state is None:
+            self._state = self._begin(trainer, pl_module)
+        self._state.put_back()
         _set_step(trainer, self.step)
+        self._has_loss = False
         examples = float(self._count(batch))
         weight = examples if self._asked.weight_fn is None else float(self._asked.weight_fn(batch))
         here = [examples, weight, float(self._is_again(batch))]
@@ -253,6 +249,9 @@ class _Looking(Callback):
             self._weight, self.seen.again = None, True
             trainer.should_stop = True
 
+    def on_before_backward(self, *_: Any) -> None:
+        self._has_loss = True
+
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any
     ) -> None:
@@ -260,7 +259,7 @@ class _Looking(Callback):
             return
         weight, self._weight = self._weight, None
         seen = self.seen
-        if not _are_finite(self._trained.values()):
+        if not (self._has_loss and _are_finite(self._trained.values())):
             seen.left_out += 1
             return
         for entry, products in zip(
@@ -269,7 +268,7 @@ class _Looking(Callback):
             entry.append(products)
         seen.sizes.append(self._examples)
         if (trace := self._mean.difference(weight)) is not None:
-            seen.differences[seen.batches] = trace * self._examples / weight
+            seen.differences[seen.batches] = trace
 
     def on_train_batch_end(
         self,
@@ -279,22 +278,35 @@ class _Looking(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        self._check(outputs)
-        with torch.no_grad():
-            for x, kept in self._others:
-                x.copy_(kept)
-        for monitor in self._judged:
-            monitor.look(self.seen.batches)
         self._tried += 1
+        self._check(outputs)
+        if self.seen.batches > self._looked:
+            self._looked = self.seen.batches
+            for monitor in self._judged:
+                monitor.look(self.seen.batches)
         if self._tried >= _FEW and not self.seen.batches:
             raise Refusal(
                 "target",
                 "bring finite gradients",
                 f"none in {self._tried} batches",
-                "Measure another checkpoint, or in float32.",
+                "Measure another checkpoint, or in float32. A `loss` has to use the network that it"
+                " is given.",
             )
         if self.seen.batches and self._enough(self.seen):
             trainer.should_stop = True
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._tried == self._tried_before_epoch and self.seen.batches:
+            self.seen.again = trainer.should_stop = True
+        elif self._tried == self._tried_before_epoch:
+            raise Refusal(
+                "data",
+                "bring batches each time that they are gone through",
+                "none",
+                "Give a DataLoader, and not what can be gone through only once.",
+            )
+        if goes_in_order(self.seen.loader):  # also where examples are augmented at random
+            self.seen.again = trainer.should_stop = True
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._asked.elementwise:
@@ -304,14 +316,36 @@ class _Looking(Callback):
             variances = [x * scale for x in self._mean.deviations]
             seen.variance = dict(zip(names, variances, strict=True))
 
+    def _begin(self, trainer: pl.Trainer, module: pl.LightningModule) -> KeptState:
+        """Begin with the first batch."""
+        norms = GradientNorms(_trained_parameters(trainer, module), self._asked.groups)
+        loader = trainer.train_dataloader
+        self._mean = GradientMean(
+            norms.parameters,
+            norms.entry_of,
+            norms.partition,
+            successive=self._asked.successive(loader),
+            elementwise=self._asked.elementwise,
+        )
+        self._trained = dict(zip(norms.names, norms.parameters, strict=True))
+        seen = self.seen
+        seen.group_names, seen.entries = norms.group_names, [[] for _ in range(norms.partition)]
+        seen.loader, seen.optimizer = loader, trainer.optimizers[0]
+        for optimizer in trainer.optimizers:
+            _hold(optimizer)
+        for config in trainer.strategy.lr_scheduler_configs:
+            config.scheduler.step = lambda *_, **__: None  # type: ignore[method-assign]  # this one
+        self._count = self._asked.batch_size_fn or BatchCounter(trainer, "measure")
+        return KeptState(module, self._trained)
+
     def _is_again(self, batch: Any) -> bool:
-        """Return whether there was a batch of the same examples before."""
-        rows = row_checksums(tensors_of(batch))
-        if rows is None:
+        """Return whether there was a batch of the same examples before, and not by chance."""
+        if draws_at_random(self.seen.loader):
             return False
-        key = hash(tuple(rows.sort().values.tolist()))
-        again = key in self._keys
-        self._keys.add(key)
+        key = _key_of(batch)
+        again = key is not None and key in self._keys
+        if key is not None:
+            self._keys.add(key)
         return again
 
     def _check(self, outputs: Any) -> None:
@@ -321,19 +355,22 @@ class _Looking(Callback):
             raise Refusal(
                 "target",
                 "have a finite loss",
-                f"{float(loss):g} in batch {self._tried + 1}",
+                f"{float(loss):g} in batch {self._tried}",
                 "Measure another checkpoint.",
             )
-        versions = [p._version for p in self._trained.values()]
-        if versions != self._versions:
-            changed = zip(self._trained, versions, self._versions, strict=True)
-            name = next(name for name, now, before in changed if now != before)
-            raise Refusal(
-                "target",
-                "leave its weights as they are in a training step",
-                f"{name!r} changed",
-                "The trainer steps the optimizer: measure a module that does not.",
-            )
+        assert self._state is not None
+        self._state.check_trained()
+
+
+def _key_of(batch: Any) -> int | None:
+    """Return a number for the examples of a batch, in any order; None if there is none."""
+    rows = row_checksums(tensors_of(batch))
+    if rows is not None:
+        return hash(tuple(rows.sort().values.tolist()))
+    try:
+        return hash(pickle.dumps(batch))
+    except Exception:  # of an odd kind of batch
+        return None
 
 
 def _trained_parameters(

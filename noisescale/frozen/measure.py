@@ -6,25 +6,31 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from torch.utils.data import DataLoader
+from scipy.stats import spearmanr
 
 from noisescale.collectors.groups import Groups
-from noisescale.estimation.independent_batches import LEAST, IndependentBatches
+from noisescale.estimation.independent_batches import LEAST, BatchProducts, IndependentBatches
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.frozen.comparison import Comparison, compare, compare_apart
+from noisescale.frozen.comparison import LONE, Comparison, compare, compare_apart
+from noisescale.frozen.data import data_to_fit
 from noisescale.frozen.document import as_dict, document_of, text_of_scale
 from noisescale.frozen.frozen_fit import Asked, JudgedMonitor, Seen, frozen_fit
 from noisescale.frozen.measurement import MeasurementRecord, Order, Way
-from noisescale.frozen.order import can_be_shuffled, draws_at_random, shuffled_batches
+from noisescale.frozen.order import (
+    can_be_shuffled,
+    draws_at_random,
+    shuffled_batches,
+    with_replacement,
+)
 from noisescale.frozen.targets import module_and_train_data
+from noisescale.guard import Guard
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.lightning.checkpoints import Checkpoint
-from noisescale.lightning.resized_loaders import whole_epochs
 from noisescale.made.targets import refuse_out_of_memory
 from noisescale.refusal import Refusal
 from noisescale.report.answer import Answer
@@ -32,6 +38,9 @@ from noisescale.report.numbers import number
 
 WIDTH = 2.25
 """The interval of the noise scale that is narrow enough: its upper over its lower end."""
+
+DRIFTS = 1e-4
+"""A trend of the noise along the batches that is less likely than this is no chance."""
 
 _LOOKS = 1.5
 """Batches from one look at the interval to the next, as a factor.
@@ -154,62 +163,75 @@ def measure(
         **{"accelerator": accelerator, "devices": devices, "num_nodes": nodes},
         **{"strategy": strategy, "precision": precision, "use_distributed_sampler": True},
     }
+    ranks = devices * nodes
     rule = _Rule(batches, width, seconds, confidence, judged, progress)
     with refuse_out_of_memory("batch_size", "Give a smaller `batch_size`."):
         seen = frozen_fit(
             module,
-            _data_to_fit(examples, batch_size),
+            data_to_fit(examples, batch_size),
             asked,
             checkpoint=saved,
             judged=judged,
             enough=rule.enough,
             trainer_options=options,
         )
-        random = None
-        if not draws_at_random(seen.loader) and can_be_shuffled(seen.loader):
-            say(progress, "The loader does not shuffle: taking shuffled batches, too")
-            again = _Rule(seen.batches, width, math.inf, confidence, (), None)
-            per_device = round(seen.batch_size / (devices * nodes))
-            random = frozen_fit(
-                module,
-                shuffled_batches(seen.loader, per_device),
-                Asked(groups, batch_size_fn, weight_fn, lambda _: False, elementwise),
-                checkpoint=saved,
-                enough=again.enough,
-                trainer_options=options,
-            )
-    own = IndependentBatches(seen.whole)
-    if own.batches < LEAST:
+    if seen.batches < LEAST:
         raise Refusal(
             "data",
             f"have at least {LEAST} different batches",
-            own.batches,
+            seen.batches,
             "Shuffle them, or give a smaller `batch_size`.",
         )
-    order = _order(own, seen, random)
+    random = None
+    if not draws_at_random(seen.loader) and can_be_shuffled(seen.loader):
+        say(progress, "The loader does not shuffle: taking shuffled batches, too")
+        until = max(began + seconds, time.monotonic() + (time.monotonic() - began) / 2)
+        with Guard()("Shuffled batches could not be taken, to compare with"):
+            random = frozen_fit(
+                module,
+                shuffled_batches(seen.loader, round(seen.batch_size / ranks)),
+                replace(asked, successive=lambda _: False),
+                checkpoint=saved,
+                enough=lambda some: (
+                    some.batches >= seen.batches
+                    or (some.batches >= LEAST and time.monotonic() > until)
+                ),
+                trainer_options=options,
+            )
+    own = _batches(seen, seen.whole, ranks)
+    order = _order(own, seen, random, ranks)
     of = random if random is not None and not order.independent else seen
-    found = IndependentBatches(of.whole).noise_scale(confidence, unit)
+    whole = _batches(of, of.whole, ranks)
+    found = whole.noise_scale(confidence, unit)
+    stopped = "all that the loader has" if seen.again else rule.reason
+    trend = spearmanr(whole.noise_traces, range(len(whole.noise_traces)))
+    drifts = bool(trend.pvalue < DRIFTS)
     if not order.independent and random is None:
         found = NoiseScale.unknown(confidence, unit, seen.batches)
+        stopped = "successive batches are alike"
+    elif drifts:
+        found = NoiseScale.unknown(confidence, unit, seen.batches)
+        stopped = "the noise changes along the batches"
     return Measurement(
         noise_scale=found,
         groups={
-            name: IndependentBatches(of.entries[k]).noise_scale(confidence, unit)
+            name: _batches(of, of.entries[k], ranks).noise_scale(confidence, unit)
             for k, name in enumerate(of.group_names)
         },
-        ways=tuple(_ways(judged, seen, order, devices * nodes, confidence)),
+        ways=tuple(_ways(judged, own, order, ranks, confidence)),
         order=order,
         batch_size=seen.batch_size,
         optimizer=OptimizerKind.of(seen.optimizer) if loss is None else None,
         seconds=time.monotonic() - began,
-        stopped="all that the loader has" if seen.again else rule.reason,
+        stopped=stopped,
+        products=whole,
+        drifts=drifts,
         step=None if saved is None else saved.step,
         checkpoint=None if checkpoint is None else str(checkpoint),
         left_out=seen.left_out,
         target=target if isinstance(target, str) else "",
         mean=of.mean,
         variance=of.variance,
-        products=IndependentBatches(of.whole),
     )
 
 
@@ -236,16 +258,18 @@ class _Rule:
         if self._batches != "auto":
             return seen.batches >= self._batches
         spent = time.monotonic() - self._began
-        if spent >= self._seconds and seen.batches >= LEAST:
+        if spent >= self._seconds and (seen.batches >= LEAST or spent >= self._seconds + 60):
             self.reason = f"until the time was over ({self._seconds:g} seconds)"
             return True
         if seen.batches < self._next_look:
             return False
         self._next_look = math.ceil(_LOOKS * seen.batches)
-        found = IndependentBatches(seen.whole).noise_scale(self._confidence)
-        if found.low > 0 and found.high <= self._width * found.low:
+        own = IndependentBatches(seen.whole)
+        found = own.noise_scale(self._confidence)
+        narrow = found.low > 0 and found.high <= self._width * found.low
+        if narrow and own.largest_share < LONE:
             self.reason = "until the interval was narrow enough"
-            undecided = [m for m in self._judged if not _decided(m, seen)]
+            undecided = [m for m in self._judged if not _decided(m, own)]
             if not undecided or seen.batches >= _MOST_FOR_WAYS:
                 return True
         say(self._progress, self._forecast(found, seen, spent))
@@ -262,28 +286,38 @@ class _Rule:
         return f"{line}. About {needed:,} batches in all, {number(left)} s more"
 
 
-def _decided(monitor: JudgedMonitor, seen: Seen) -> bool:
+def _decided(monitor: JudgedMonitor, own: IndependentBatches) -> bool:
     if not monitor.noise_traces:
         return bool(monitor.said)
-    return _comparison(monitor.noise_traces, seen).decided
+    return _comparison(monitor.noise_traces, own).decided
 
 
-def _comparison(traces: dict[int, float], seen: Seen, confidence: float = 0.95) -> Comparison:
+def _batches(seen: Seen, products: list[BatchProducts], ranks: int) -> IndependentBatches:
+    return IndependentBatches(with_replacement(products, seen.loader, seen.batch_size, ranks))
+
+
+def _comparison(
+    traces: dict[int, float], own: IndependentBatches, confidence: float = 0.95
+) -> Comparison:
     """Compare a way with independent batches, where both have an answer."""
-    own = dict(enumerate(IndependentBatches(seen.whole).noise_traces.tolist(), start=2))
-    both = [k for k in traces if k in own]
-    return compare([traces[k] for k in both], [own[k] for k in both], confidence)
+    known = dict(enumerate(own.noise_traces.tolist(), start=2))
+    both = [k for k in traces if k in known]
+    return compare([traces[k] for k in both], [known[k] for k in both], confidence)
 
 
 def _ways(
-    judged: Iterable[JudgedMonitor], seen: Seen, order: Order, ranks: int, confidence: float
+    judged: Iterable[JudgedMonitor],
+    own: IndependentBatches,
+    order: Order,
+    ranks: int,
+    confidence: float,
 ) -> Iterable[Way]:
     for monitor in judged:
         name = monitor.way(ranks)
         if not monitor.noise_traces:
             yield Way(name, None, monitor.reason)
             continue
-        yield Way(name, _comparison(monitor.noise_traces, seen, confidence))
+        yield Way(name, _comparison(monitor.noise_traces, own, confidence))
     if ranks == 1:
         if order.successive is not None:
             yield Way("micro_batch", order.successive)
@@ -291,37 +325,16 @@ def _ways(
             yield Way("micro_batch", None, _AT_RANDOM, by_construction=True)
 
 
-def _order(own: IndependentBatches, seen: Seen, random: Seen | None) -> Order:
+def _order(own: IndependentBatches, seen: Seen, random: Seen | None, ranks: int) -> Order:
     if draws_at_random(seen.loader):
         return Order(at_random=True)
-    traces = own.noise_traces
-    pairs = {k: x for k, x in seen.differences.items() if k - 2 < len(traces)}
-    means = [float(traces[max(k - 3, 0) : k - 1].mean()) for k in pairs]
+    pairs = {k: x for k, x in seen.differences.items() if k - 2 < len(own.deviations)}
+    means = [float(own.deviations[max(k - 3, 0) : k - 1].mean()) for k in pairs]
     successive = compare(list(pairs.values()), means)
     if random is None:
         return Order(False, successive)
-    others = IndependentBatches(random.whole).noise_traces
-    return Order(False, successive, compare_apart(traces.tolist(), others.tolist()))
-
-
-def _data_to_fit(data: Any, batch_size: int | None) -> AbstractContextManager[dict[str, Any]]:
-    """Return the arguments of `Trainer.fit` that are data."""
-    if hasattr(data, "train_dataloader"):
-        return nullcontext({"datamodule": data})
-    if isinstance(data, DataLoader):
-        loader = data if batch_size is None else whole_epochs(data, batch_size)
-    elif batch_size is None and not hasattr(data, "__iter__"):
-        raise Refusal(
-            "batch_size",
-            "be given with a data set",
-            "none",
-            "Give it, or a DataLoader.",
-        )
-    elif batch_size is None:
-        return nullcontext({"train_dataloaders": data})
-    else:
-        loader = DataLoader(data, batch_size=batch_size, shuffle=True, drop_last=True)
-    return nullcontext({"train_dataloaders": loader})
+    others = _batches(random, random.whole, ranks).noise_traces
+    return Order(False, successive, compare_apart(own.noise_traces.tolist(), others.tolist()))
 
 
 def say(progress: Callable[[str], None] | None, line: str) -> None:

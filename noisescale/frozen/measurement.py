@@ -75,6 +75,8 @@ class MeasurementRecord:
     """Why it ended, as a part of a sentence."""
     products: IndependentBatches = field(repr=False, compare=False)
     """What was kept of each batch."""
+    drifts: bool
+    """Whether the noise rises or falls along the batches: the weights are then not all there is."""
     step: int | None = None
     """The number of optimizer steps of the checkpoint; None without one."""
     checkpoint: str | None = None

@@ -71,6 +71,10 @@ class _WithLoss(pl.LightningModule):
         self.network = network
         self._loss = loss
 
+    def on_train_start(self) -> None:
+        """Put the network in training mode: it may come in the other one."""
+        self.network.train()
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self._loss(self.network, batch)
 

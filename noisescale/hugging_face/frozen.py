@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
 import torch
+import transformers
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
+
+from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -21,18 +24,24 @@ def as_module(trainer: Trainer) -> tuple[pl.LightningModule, DataLoader[Any]]:
     their labels, as the model makes it.
     """
     args, dataset = trainer.args, trainer.train_dataset
-    if dataset is not None and hasattr(trainer, "_remove_unused_columns"):
-        with_columns = getattr(dataset, "column_names", None) is not None
-        dataset = (
-            trainer._remove_unused_columns(dataset, description="training")
-            if with_columns
-            else dataset
+    if dataset is None:
+        raise Refusal(
+            "target", "come with data", "a Trainer without `train_dataset`", "Give it, or `data`."
         )
+    own = type(trainer).get_train_dataloader is not transformers.Trainer.get_train_dataloader
+    if own:  # a loader of the user's own
+        return _OfTrainer(trainer), trainer.get_train_dataloader()
+    collate = trainer.data_collator
+    if getattr(dataset, "column_names", None) is not None:
+        dataset = trainer._remove_unused_columns(dataset, description="training")
+    else:
+        collate = trainer._get_collator_with_removed_columns(collate, description="training")
+    stream = isinstance(dataset, IterableDataset)
     loader: DataLoader[Any] = DataLoader(
-        dataset,  # type: ignore[arg-type]  # a Trainer without data is refused by torch
+        dataset,
         batch_size=args.per_device_train_batch_size,
-        shuffle=not isinstance(dataset, IterableDataset),
-        collate_fn=trainer.data_collator,
+        sampler=None if stream else trainer._get_train_sampler(dataset),
+        collate_fn=collate,
         num_workers=args.dataloader_num_workers,
         drop_last=True,
     )
@@ -53,6 +62,10 @@ class _OfTrainer(pl.LightningModule):
         made = type(self)(self._of[0])
         made.network = copy.deepcopy(self.network, memo)
         return made
+
+    def on_train_start(self) -> None:
+        """Put the model in training mode: `from_pretrained` gives it in the other one."""
+        self.network.train()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss: Any = self._of[0].compute_loss(self.network, batch)

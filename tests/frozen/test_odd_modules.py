@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules and data that change, repeat or hide something, against the noise scale of one by one."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import lightning.pytorch as L
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from noisescale import Measurement, measure
+
+ON_CPU: dict[str, Any] = {"accelerator": "cpu", "ways": []}
+
+
+def numbers(count: int = 2000) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 8, generator=g)
+    return x, x @ torch.randn(8, 1, generator=g) + torch.randn(count, 1, generator=g)
+
+
+def linear() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(8, 1)
+
+
+def loss_of(net: nn.Module, batch: Any) -> Tensor:
+    return (net(batch[0]) - batch[1]).square().mean()
+
+
+def truth(x: Tensor, y: Tensor) -> float:
+    """tr(Σ)/|G|² by the gradients of a linear model in closed form."""
+    net = linear().double()
+    error = 2 * (net(x.double()) - y.double()).detach()
+    gradients = torch.cat([error * x.double(), error], dim=1)
+    mean = gradients.mean(dim=0)
+    return float((gradients - mean).square().sum(dim=1).mean() / mean.square().sum())
+
+
+TRUTH = truth(*numbers())
+
+
+def loader(batch_size: int = 32, count: int = 2000, **options: Any) -> DataLoader[Any]:
+    data = TensorDataset(*numbers(count))
+    return DataLoader(data, batch_size=batch_size, **{"shuffle": True, **options})
+
+
+class Module(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = linear()
+        self.register_buffer("scale", torch.ones(8))
+        self.teacher = linear().requires_grad_(False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return loss_of(self.net, (batch[0] * self.scale, batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+
+def holds(found: Measurement) -> bool:
+    scale = found.noise_scale
+    return scale.low < TRUTH < scale.high < 3 * scale.low
+
+
+class MadeAtTheStart(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale.zero_()
+        self.net.weight.requires_grad_(False)
+
+    def on_train_start(self) -> None:
+        self.scale.fill_(1.0)
+
+    def on_train_epoch_start(self) -> None:
+        self.net.weight.requires_grad_(True)
+
+
+class Reassigns(Module):
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.scale = self.scale * 0.5
+
+
+class TeachesAnew(Module):
+    """The teacher's weights are those of the net after each batch, and not in the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.teacher.weight)
+        nn.init.zeros_(self.teacher.bias)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        return loss_of(self.net, (x, y + self.teacher(x)))
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.teacher.load_state_dict(self.net.state_dict())
+
+
+class ReadsSchedules(Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("lr", self.lr_schedulers().get_last_lr()[0])
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        epochs = self.trainer.max_epochs
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, 0.1, epochs=epochs, steps_per_epoch=10
+        )
+        return [optimizer], [schedule]
+
+
+class SkipsBatches(Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if batch_idx % 3 == 1 else super().training_step(batch, batch_idx)
+
+    def optimizer_zero_grad(self, *_: Any) -> None:
+        for p in self.net.parameters():
+            p.grad = torch.zeros_like(p)
+
+
+@pytest.mark.parametrize(
+    "kind", [Module, MadeAtTheStart, Reassigns, TeachesAnew, ReadsSchedules, SkipsBatches]
+)
+def test_what_a_module_does_beside_its_steps_changes_nothing(kind: Any) -> None:
+    torch.manual_seed(1)
+    assert holds(measure(kind(), loader(), **ON_CPU))
+
+
+class StepsData(Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.net.weight.data.mul_(1.01)
+        return super().training_step(batch, batch_idx)
+
+
+def test_weights_that_change_without_autograds_knowing_are_found() -> None:
+    with pytest.raises(ValueError, match=r"leave its weights as they are .* 'net.weight' changed"):
+        measure(StepsData(), loader(), **ON_CPU)
+
+
+class Fades(Module):
+    """In an attribute that nobody can see."""
+
+    factor = 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.factor *= 0.9
+        return self.factor * super().training_step(batch, batch_idx)
+
+
+def test_noise_that_changes_along_the_batches_has_no_number() -> None:
+    found = measure(Fades(), loader(), batches=40, **ON_CPU)
+
+    assert not found.noise_scale.resolved
+    assert found.drifts
+    assert "something in the module or the data changes" in " ".join(found.to_text().split())
+
+
+class Laid(Module):
+    """Makes its layer in `setup`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = None  # type: ignore[assignment]  # until `setup`
+
+    def setup(self, stage: str) -> None:
+        if self.net is None:
+            self.net = linear()
+
+
+def test_a_checkpoint_is_loaded_after_setup(tmp_path: Any) -> None:
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_steps=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Laid(), loader())
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+
+    found = measure(Laid(), loader(), checkpoint=tmp_path / "a.ckpt", batches=10, **ON_CPU)
+
+    assert found.step == 1
+
+
+@pytest.mark.parametrize(("count", "batch_size"), [(60, 20), (64, 32), (100, 10)])
+def test_small_data_sets_have_the_noise_scale_of_their_examples(
+    count: int, batch_size: int
+) -> None:
+    """Batches of an epoch share no example: they vary less, and halves of one do not."""
+    torch.manual_seed(0)
+    options = {**ON_CPU, "ways": ["half"], "batches": 60}
+
+    found = measure(linear(), loader(batch_size, count), loss=loss_of, **options)
+
+    scale = found.noise_scale
+    assert scale.low < truth(*numbers(count)) < scale.high
+    assert found.ways[0].judgement in ("yes", "probably")
+
+
+def test_a_batch_of_more_than_half_of_the_data_is_refused() -> None:
+    with pytest.raises(ValueError, match="`batch_size` must be at most half of the examples"):
+        measure(linear(), loader(40, 60), loss=loss_of, **ON_CPU)
+
+
+def test_bounds_stand_in_order_where_few_examples_make_the_noise() -> None:
+    torch.manual_seed(0)
+    z = torch.exp(1.5 * torch.randn(4000, 1))
+    net = nn.Linear(1, 1, bias=False)
+    data = DataLoader(TensorDataset(z), batch_size=1, shuffle=True)
+
+    def loss(net: nn.Module, batch: Any) -> Tensor:
+        return (net(torch.ones_like(batch[0])) * batch[0]).mean()
+
+    for seed in range(6):
+        torch.manual_seed(seed)
+        found = measure(net, data, loss=loss, batches=60, **ON_CPU)
+        assert found.noise_scale.low <= found.noise_scale.high
+
+
+def test_weights_that_vary_tell_nothing_of_the_order() -> None:
+    x, y = numbers()
+
+    class Unequal(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            g = torch.Generator().manual_seed(1)
+            while True:
+                count = 8 if torch.rand((), generator=g) < 0.5 else 400
+                rows = torch.randint(len(x), (count,), generator=g)
+                yield x[rows], y[rows]
+
+    found = measure(
+        linear(),
+        DataLoader(Unequal(), batch_size=None),
+        loss=loss_of,
+        batch_size_fn=lambda _: 8.0,
+        weight_fn=lambda batch: float(len(batch[0])),
+        batches=60,
+        **ON_CPU,
+    )
+
+    assert found.order.independent
+    assert found.noise_scale.resolved
+
+
+def in_batches(count: int) -> Iterator[Any]:
+    x, y = numbers()
+    for k in range(count):
+        yield x[32 * k : 32 * k + 32], y[32 * k : 32 * k + 32]
+
+
+def test_what_can_be_gone_through_once_ends() -> None:
+    found = measure(linear(), in_batches(30), loss=loss_of, width=1.01, **ON_CPU)
+
+    assert found.noise_scale.steps == 30
+    assert "all that the loader has" in found.stopped
+    with pytest.raises(ValueError, match="at least 10 different batches, got 5"):
+        measure(linear(), in_batches(5), loss=loss_of, **ON_CPU)
+
+
+def test_batches_without_tensors_are_known_again() -> None:
+    x, y = numbers()
+    names = [f"{k}" for k in range(40)]
+
+    def loss(net: nn.Module, batch: Any) -> Tensor:
+        rows = [int(name) for name in batch]
+        return loss_of(net, (x[rows], y[rows]))
+
+    with pytest.raises(ValueError, match="at least 10 different batches, got 5"):
+        measure(
+            linear(),
+            DataLoader(names, batch_size=8),  # type: ignore[arg-type]  # a list will do
+            loss=loss,
+            batch_size_fn=len,
+            **ON_CPU,
+        )
+
+
+def test_samplers_of_torch_draw_at_random() -> None:
+    data = TensorDataset(*numbers())
+    for sampler in (SubsetRandomSampler(range(1000)), WeightedRandomSampler([1.0] * 2000, 2000)):
+        found = measure(
+            linear(),
+            DataLoader(data, batch_size=32, sampler=sampler),
+            loss=loss_of,
+            batches=10,
+            **ON_CPU,
+        )
+        assert found.order.at_random
+
+
+class Data(L.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return loader()
+
+
+def test_a_data_module_takes_another_batch_size_and_is_put_back() -> None:
+    data = Data()
+
+    found = measure(Module(), data, batch_size=64, batches=10, **ON_CPU)
+
+    assert found.batch_size == 64
+    assert data.trainer is None
+    assert "train_dataloader" not in vars(data)
+
+
+def test_a_network_is_measured_in_the_mode_to_train() -> None:
+    modes = []
+
+    def loss(net: nn.Module, batch: Any) -> Tensor:
+        modes.append(net.training)
+        return loss_of(net, batch)
+
+    net = linear().eval()
+    measure(net, loader(), loss=loss, batches=10, **ON_CPU)
+
+    assert set(modes) == {True}
+    assert not net.training
+
+
+def test_transformers_trainer_brings_its_sampler_and_its_mode(tmp_path: Any) -> None:
+    from torch.utils.data import SequentialSampler
+    from transformers import Trainer, TrainingArguments
+    from transformers_fits import Classifier, digits
+
+    class InOrder(Trainer):
+        def _get_train_sampler(self, *_: Any) -> Any:
+            return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]  # a list
+
+    arguments = TrainingArguments(
+        str(tmp_path), use_cpu=True, per_device_train_batch_size=4, report_to=[]
+    )
+    found = measure(InOrder(Classifier(), arguments, train_dataset=digits()), batches=12, **ON_CPU)
+
+    assert not found.order.at_random
+    with pytest.raises(ValueError, match="`target` must come with data, got a Trainer without"):
+        measure(Trainer(Classifier(), arguments), **ON_CPU)
