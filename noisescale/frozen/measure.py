@@ -88,8 +88,8 @@ def measure(
 
     Gradients of batches of the loader are taken in a fit that steps no weight. The scatter of
     whole batches says what the noise is; nothing is taken for granted of loss or model. On the same
-    batches the ways that measure in training are tried, and judged by that. The module, the data
-    and the random number generators are left as they were.
+    batches the ways that measure in training are tried, and judged by that. The module and the
+    global random number generators are left as they were.
 
     Args:
         target: A LightningModule; a network with a `loss`; the Trainer of transformers; or a

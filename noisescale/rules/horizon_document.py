@@ -95,11 +95,9 @@ def _rules(found: HorizonRecord) -> Table:
 
 
 def _sources(found: HorizonRecord) -> Table:
-    lines = [
-        Line([Cell(one.rule.name), Cell(one.rule.fitted.text), Cell(one.rule.source)])
-        for one in found.answers
-    ]
-    return Table("Where they come from", ("rule", "fitted on", "source"), lines, detail=True)
+    lines = [Line([Cell(one.rule.name), Cell(one.rule.source)]) for one in found.answers]
+    fitted = [f"{one.rule.name}: fitted on {one.rule.fitted.text}." for one in found.answers]
+    return Table("Where they come from", ("rule", "source"), lines, fitted, detail=True)
 
 
 def _doubts(found: HorizonRecord) -> Iterator[str]:
