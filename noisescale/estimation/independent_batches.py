@@ -113,6 +113,14 @@ class IndependentBatches:
         return float(squares.max() / (squares.sum() or 1.0))
 
     @property
+    def hangs_on_one(self) -> bool:
+        """Whether one batch makes so much of the scatter that the interval is a matter of chance.
+
+        A few batches of Gaussian noise always have a largest one, too.
+        """
+        return self.largest_share > max(0.2, 6 / self.batches)
+
+    @property
     def deviations(self) -> NDArray[np.float64]:
         """The estimates of τ, one for each batch after the first."""
         return self._deviations

@@ -21,9 +21,6 @@ the bounds that any run gives it."""
 _NEAR = 1.1
 """A ratio whose bounds are all farther than this from 1 is no chance."""
 
-LONE = 0.5
-"""A batch with a larger share in the scatter of tr(Σ) makes its interval a matter of chance."""
-
 _FEWEST = 5
 
 Judgement = Literal["yes", "probably", "unknown", "probably not", "no"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from noisescale.bounded import Bounded
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.frozen.comparison import LONE, TOLERANCE, Comparison
+from noisescale.frozen.comparison import TOLERANCE, Comparison
 from noisescale.frozen.measurement import MeasurementRecord, Way
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.prediction.theory import theory_band
@@ -205,10 +205,11 @@ def _doubts(found: MeasurementRecord) -> Iterator[str]:
             "The noise rises or falls along the batches: something in the module or the data"
             " changes from batch to batch, such as a schedule by epochs."
         )
-    if (share := found.products.largest_share) > LONE:
+    if found.products.hangs_on_one:
         yield (
-            f"One batch makes {share:.0%} of the scatter of the noise: rare examples have large"
-            " gradients. The interval may be too low and too narrow. Take larger batches."
+            f"One batch makes {found.products.largest_share:.0%} of the scatter of the noise: rare"
+            " examples may have large gradients. The interval may then be too low and too narrow."
+            " Take more or larger batches."
         )
 
 

@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from noisescale.collectors.groups import Groups
 from noisescale.estimation.independent_batches import LEAST, BatchProducts, IndependentBatches
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.frozen.comparison import LONE, Comparison, compare, compare_apart
+from noisescale.frozen.comparison import Comparison, compare, compare_apart
 from noisescale.frozen.data import data_to_fit
 from noisescale.frozen.document import as_dict, document_of, text_of_scale
 from noisescale.frozen.frozen_fit import Asked, JudgedMonitor, Seen, frozen_fit
@@ -267,7 +267,7 @@ class _Rule:
         own = IndependentBatches(seen.whole)
         found = own.noise_scale(self._confidence)
         narrow = found.low > 0 and found.high <= self._width * found.low
-        if narrow and own.largest_share < LONE:
+        if narrow and not own.hangs_on_one:
             self.reason = "until the interval was narrow enough"
             undecided = [m for m in self._judged if not _decided(m, own)]
             if not undecided or seen.batches >= _MOST_FOR_WAYS:

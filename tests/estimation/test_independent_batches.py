@@ -105,3 +105,24 @@ def test_few_batches_say_nothing() -> None:
         LEAST - 1,
         "sequences",
     )
+
+
+def test_an_interval_that_hangs_on_one_batch_is_known() -> None:
+    rng = np.random.default_rng(5)
+    gradients = drawn(rng, 40, 100, noise=5.0)
+    even = products(gradients)
+    gradients[30] += 20 * rng.normal(size=100)
+
+    uneven = products(gradients)
+
+    assert not even.hangs_on_one
+    assert uneven.hangs_on_one
+    assert uneven.largest_share > 0.9
+
+
+def test_bounds_are_in_order_whatever_the_batches() -> None:
+    rng = np.random.default_rng(6)
+    for _ in range(300):
+        lengths = np.exp(1.5 * rng.normal(size=(rng.integers(10, 40), 1)))
+        scale = products(lengths * [[1.0, 0.0]]).noise_scale()
+        assert 0 <= scale.low <= scale.high
