@@ -117,7 +117,7 @@ def measure(
         nodes: Number of nodes.
         accelerator: As in training.
         strategy: As in training.
-        precision: As in training.
+        precision: As in training. Default: that of transformers' Trainer, if it is the target.
         progress: Called with a sentence now and then, for example `print`.
 
     Returns:
@@ -161,7 +161,8 @@ def measure(
     )
     options = {
         **{"accelerator": accelerator, "devices": devices, "num_nodes": nodes},
-        **{"strategy": strategy, "precision": precision, "use_distributed_sampler": True},
+        **{"strategy": strategy, "use_distributed_sampler": True},
+        "precision": precision or getattr(module, "own_precision", None),
     }
     ranks = devices * nodes
     rule = _Rule(batches, width, seconds, confidence, judged, progress)

@@ -63,6 +63,12 @@ class _OfTrainer(pl.LightningModule):
         made.network = copy.deepcopy(self.network, memo)
         return made
 
+    @property
+    def own_precision(self) -> str | None:
+        """The precision that the Trainer trains in, as Lightning names it."""
+        args = self._of[0].args
+        return "bf16-mixed" if args.bf16 else "16-mixed" if args.fp16 else None
+
     def on_train_start(self) -> None:
         """Put the model in training mode: `from_pretrained` gives it in the other one."""
         self.network.train()

@@ -330,6 +330,25 @@ def test_a_network_is_measured_in_the_mode_to_train() -> None:
     assert not net.training
 
 
+def test_transformers_trainer_brings_its_precision(tmp_path: Any) -> None:
+    from transformers import Trainer, TrainingArguments
+    from transformers_fits import Classifier, digits
+
+    kinds = set()
+
+    class Half(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+            kinds.add(torch.is_autocast_enabled("cpu"))
+            return super().compute_loss(model, inputs)
+
+    arguments = TrainingArguments(
+        str(tmp_path), use_cpu=True, per_device_train_batch_size=4, report_to=[], bf16=True
+    )
+    measure(Half(Classifier(), arguments, train_dataset=digits()), batches=10, **ON_CPU)
+
+    assert kinds == {True}
+
+
 def test_transformers_trainer_brings_its_sampler_and_its_mode(tmp_path: Any) -> None:
     from torch.utils.data import SequentialSampler
     from transformers import Trainer, TrainingArguments
