@@ -309,6 +309,8 @@ class _Looking(Callback):
             self.seen.again = trainer.should_stop = True
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._state is not None:
+            self._state.put_back()
         if self._asked.elementwise:
             seen, names = self.seen, list(self._trained)
             seen.mean = dict(zip(names, self._mean.mean, strict=True))
