@@ -28,3 +28,10 @@ def let_stream_wait(work: dist.Work, device: torch.device) -> None:
     """
     if device.type != "cpu":
         work.wait()
+
+
+def any_rank(here: bool, device: torch.device) -> bool:
+    """Return whether something is so on any rank. A collective, of all ranks."""
+    flag = torch.tensor(float(here), device=device_for(None, device))
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag)

@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.extras import is_installed
 from noisescale.frozen.along_run_document import as_dict, document_of
-from noisescale.frozen.measure import Measurement, measure, say
+from noisescale.frozen.measure import Measurement, measure
 from noisescale.frozen.measurement import MeasuredRunRecord
+from noisescale.frozen.stopping_rule import say
+from noisescale.guard import Guard
 from noisescale.history.history import History
+from noisescale.history.increments import INCREMENTS, MEASURED
 from noisescale.history.metric_names import ROOT
 from noisescale.history.record import Recorder
 from noisescale.lightning.checkpoints import Checkpoint, steps_in
@@ -89,6 +93,8 @@ def measure_checkpoints(
         row = _row(one, history, Checkpoint.read(path).learning_rate)
         if is_first():
             recorder.add(history, row, behind=0.0)
+            with Guard()("TensorBoard does not show the noise scale along the run"):
+                _draw(one, record)
         history.append(**row)
         found.append(one)
     assert history is not None
@@ -98,48 +104,70 @@ def measure_checkpoints(
     return MeasuredRun(tuple(found), history, str(record))
 
 
-def _row(one: Measurement, history: History, learning_rate: float) -> dict[str, float]:
-    """Return the row of a history that says what was found at a checkpoint.
+def _draw(one: Measurement, folder: Path) -> None:
+    """Write for TensorBoard, if that is installed, what loggers get of a monitor."""
+    if not is_installed("tensorboard"):
+        return
+    from torch.utils.tensorboard import SummaryWriter
 
-    The batches stand for the steps since the checkpoint before it, each for its share of them.
-    """
-    scale, size, batches = one.noise_scale, one.batch_size, one.products
+    scale, size = one.noise_scale, one.batch_size
+    metrics = {
+        "batch_size": size,
+        "lower_bound": scale.low,
+        "grad_sq_norm": scale.grad_sq_norm,
+        "noise_trace": scale.noise_trace,
+    }
+    if scale.resolved:
+        ends = {"simple": scale.value, "simple_low": scale.low, "simple_high": scale.high}
+        metrics |= {**ends, "efficiency": scale.efficiency(size)}
+    with SummaryWriter(str(folder)) as writer:
+        for name, value in metrics.items():
+            if math.isfinite(value):
+                writer.add_scalar(ROOT + name, value, one.step)
+
+
+def _row(one: Measurement, history: History, learning_rate: float) -> dict[str, float]:
+    """Return the row of a history that says what was found at a checkpoint."""
+    scale, size = one.noise_scale, one.batch_size
     step = float(one.step or 0)
-    before = 0.0 if not len(history) else float(history["step"][-1])
-    level = scale.grad_sq_norm + scale.noise_trace / size
-    steps = step - before
-    n = max(min(batches.batches, int(steps)), 2)
-    weight = size * steps / n
-    scatter = weight * weight * n * (n - 1) / (level * level)
-    noise, both, signal = (scatter * entry for entry in batches.covariance)
-    total = size * steps
-    row = {
+    before, measured = (
+        (history["step"][-1], history["measured_steps"][-1]) if len(history) else (0.0, 0.0)
+    )
+    increments = _increments(one, step - before)
+    return {
         "step": step,
         "examples": size * step,
         "batch_size": size,
         "noise_scale": scale.value,
         "low": scale.low,
         "high": scale.high,
-        "grad_sq_norm": scale.grad_sq_norm,
-        "noise_trace": scale.noise_trace,
-        "efficiency": scale.efficiency(size),
-        "increment_measured_steps": float(n),
-        "increment_weight": total,
-        "increment_sq_weight": weight * weight * n,
-        "increment_noise_trace": total * scale.noise_trace / level,
-        "increment_grad_sq_norm": total * scale.grad_sq_norm / level,
-        "increment_noise_trace_squares": noise,
-        "increment_products": both,
-        "increment_grad_sq_norm_squares": signal,
-        "measured_steps": float(n) + (0.0 if not len(history) else history["measured_steps"][-1]),
+        **increments,
+        "measured_steps": measured + increments[MEASURED],
         "devices": 1.0,
         "accumulation": 1.0,
         "skipped_steps": 0.0,
         "measuring_cost": 0.0,
         "learning_rate": learning_rate,
-        **{f"group/{name}": _value_or_nan(scale) for name, scale in one.groups.items()},
+        **{f"group/{name}": _value_or_nan(group) for name, group in one.groups.items()},
     }
-    return {name: value for name, value in row.items() if name in history}
+
+
+def _increments(one: Measurement, steps: float) -> dict[str, float]:
+    """Return what the batches say of the steps since the checkpoint before.
+
+    Each stands for its share of these steps. What is not known leaves a gap.
+    """
+    scale, size = one.noise_scale, one.batch_size
+    if not math.isfinite(scale.noise_trace):
+        return dict.fromkeys(INCREMENTS, 0.0)
+    n = max(min(one.products.batches, int(steps)), 2)
+    total, weight = size * steps, size * steps / n
+    level = scale.grad_sq_norm + scale.noise_trace / size
+    scatter = weight * weight * n * (n - 1) / (level * level)
+    sums = n, total, weight * weight * n, total * scale.noise_trace / level
+    values = (*sums, total * scale.grad_sq_norm / level)
+    squares = [scatter * entry for entry in one.products.covariance]
+    return dict(zip(INCREMENTS, map(float, (*values, *squares)), strict=True))
 
 
 def _value_or_nan(scale: NoiseScale) -> float:

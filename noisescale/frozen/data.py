@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from noisescale.lightning.resized_loaders import whole_epochs
+from noisescale.lightning.resized_loaders import remade_loaders, whole_epochs
 from noisescale.refusal import Refusal
 
 
@@ -27,23 +27,15 @@ def data_to_fit(data: Any, batch_size: int | None) -> Iterator[dict[str, Any]]:
             make batches.
     """
 
-    def remake(loaders: Any) -> Any:
-        if batch_size is None:
-            return loaders
-        return apply_to_collection(
-            loaders, DataLoader, lambda loader: whole_epochs(loader, batch_size)
-        )
+    def remake(loader: DataLoader[Any]) -> DataLoader[Any]:
+        return whole_epochs(loader, size)
 
+    size = batch_size or 0
     if hasattr(data, "train_dataloader"):
-        trainer, made = data.trainer, data.train_dataloader
-        if batch_size is not None:
-            data.train_dataloader = lambda: remake(made())
-        try:
+        trainer = data.trainer
+        with nullcontext() if batch_size is None else remade_loaders(data, remake):
             yield {"datamodule": data}
-        finally:
-            data.trainer = trainer
-            if batch_size is not None:
-                del data.train_dataloader
+        data.trainer = trainer
     elif isinstance(data, Dataset) or not hasattr(data, "__iter__"):
         if batch_size is None:
             raise Refusal(
@@ -55,4 +47,5 @@ def data_to_fit(data: Any, batch_size: int | None) -> Iterator[dict[str, Any]]:
         )
         yield {"train_dataloaders": loader}
     else:
-        yield {"train_dataloaders": remake(data)}
+        some = data if batch_size is None else apply_to_collection(data, DataLoader, remake)
+        yield {"train_dataloaders": some}

@@ -23,15 +23,15 @@ from torch import Tensor, nn
 from noisescale.batches.shared_examples import row_checksums
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.groups import Groups
-from noisescale.collectors.halves.proved_cuts import INSTEAD
 from noisescale.collectors.tensor_parallel import is_whole
 from noisescale.estimation.independent_batches import BatchProducts
 from noisescale.frozen.gradient_mean import GradientMean
+from noisescale.frozen.judged_monitor import JudgedMonitor
 from noisescale.frozen.kept_state import KeptState
+from noisescale.frozen.on_host import on_host
 from noisescale.frozen.order import draws_at_random, goes_in_order
 from noisescale.lightning.checkpoints import Checkpoint, load_weights
 from noisescale.lightning.monitor.meters import trained_parameters
-from noisescale.lightning.monitor.noise_scale_monitor import NoiseScaleMonitor
 from noisescale.lightning.trainer_access import (
     BatchCounter,
     Callback,
@@ -39,7 +39,6 @@ from noisescale.lightning.trainer_access import (
     tensors_of,
 )
 from noisescale.lightning.training import copy_to_train, plain_trainer, quiet
-from noisescale.meter.estimates import MomentSums
 from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -50,44 +49,6 @@ _ENDLESS = 10**6
 
 _FEW = 20
 """Batches of which one has to bring a gradient."""
-
-
-class JudgedMonitor(NoiseScaleMonitor):
-    """A monitor whose answer at each batch is compared with that of independent batches."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(every_n_steps=1, **options)
-        self.said: list[str] = []
-        """What it warned of."""
-        self.noise_traces: dict[int, float] = {}
-        """tr(Σ) as each batch shows it, by the number of the batch."""
-        self._sums = MomentSums(0.0, 0.0, 0.0)
-
-    @property
-    def reason(self) -> str:
-        """Why nothing is measured, in its own words."""
-        return " ".join(self.said) or "No step was measured."
-
-    def way(self, ranks: int) -> str:
-        """Return what is compared: "half", "rank" or "example"."""
-        chosen = self._options.small_batch
-        return chosen if chosen != "auto" else "half" if ranks == 1 else "rank"
-
-    def look(self, batch: int) -> None:
-        """Note what it measured in a batch, if it did."""
-        if not self._meters:
-            return
-        before, self._sums = self._sums, self._meters[0].meter.sums
-        weight = self._sums.sum_weight - before.sum_weight
-        if weight > 0:
-            trace = self._sums.sum_noise_trace - before.sum_noise_trace
-            self.noise_traces[batch] = trace / weight
-
-    def _tell(self, message: str) -> None:
-        self.said.append(message)
-
-    def _tell_that_nothing_is_measured(self, reason: str) -> None:
-        self.said.append(reason.removesuffix(INSTEAD).strip())
 
 
 @dataclass
@@ -416,5 +377,5 @@ def _set_step(trainer: pl.Trainer, step: int) -> None:
 
 def _are_finite(parameters: Iterable[nn.Parameter]) -> bool:
     """Return whether there are gradients, all of them finite."""
-    norms = [p.grad.norm() for p in parameters if p.grad is not None]
-    return bool(norms) and all(math.isfinite(float(norm)) for norm in norms)
+    norms = on_host([p.grad.norm() for p in parameters if p.grad is not None])
+    return bool(norms) and all(map(math.isfinite, norms))

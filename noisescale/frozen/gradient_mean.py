@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from noisescale.estimation.independent_batches import BatchProducts
+from noisescale.frozen.on_host import on_host
 
 
 class GradientMean:
@@ -55,7 +56,6 @@ class GradientMean:
         """
         share = weight / (self.weight + weight)
         part = weight * self.weight / (self.weight + weight)
-        # On the host they are floats of 64 bits: one transfer for all parameters of a device.
         sums: list[list[Tensor]] = [[], []]
         with torch.no_grad():
             for index, (p, mean) in enumerate(zip(self._parameters, self.mean, strict=True)):
@@ -92,22 +92,16 @@ class GradientMean:
             if (one := before if g is None else g if before is None else g - before) is not None:
                 sums.append(_dot(one, one))
         self._before = []
-        return sum(_on_host(sums)) / (1 / weight + 1 / self._weight_before)
+        return sum(on_host(sums)) / (1 / weight + 1 / self._weight_before)
 
     def _gradients(self) -> list[Tensor | None]:
         return [_gradient(p) for p in self._parameters]
 
     def _by_entry(self, of_parameters: list[Tensor]) -> list[float]:
         sums = [0.0] * self._entries
-        for entry, value in zip(self._entry_of, _on_host(of_parameters), strict=True):
+        for entry, value in zip(self._entry_of, on_host(of_parameters), strict=True):
             sums[entry] += value
         return sums
-
-
-def _on_host(scalars: list[Tensor]) -> list[float]:
-    if len({x.device for x in scalars}) == 1:  # one transfer
-        return list(map(float, torch.stack(scalars).tolist()))
-    return [float(x) for x in scalars]
 
 
 def _gradient(p: Parameter) -> Tensor | None:

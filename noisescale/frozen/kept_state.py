@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from noisescale.frozen.on_host import on_host
 from noisescale.refusal import Refusal
 
 
@@ -54,6 +55,8 @@ class KeptState:
             "The trainer steps the optimizer: measure a module that does not.",
         )
 
-    def _sums_now(self) -> list[tuple[float, ...]]:
+    def _sums_now(self) -> list[tuple[float, float]]:
+        parameters = self._trained.values()
         with torch.no_grad():
-            return [(float(p.sum()), float(p.norm())) for p in self._trained.values()]
+            sums, norms = [p.sum() for p in parameters], [p.norm() for p in parameters]
+        return list(zip(on_host(sums), on_host(norms), strict=True))

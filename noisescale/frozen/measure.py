@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -16,10 +15,11 @@ from scipy.stats import spearmanr
 from noisescale.collectors.groups import Groups
 from noisescale.estimation.independent_batches import LEAST, BatchProducts, IndependentBatches
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.frozen.comparison import Comparison, compare, compare_apart
+from noisescale.frozen.comparison import compare, compare_apart
 from noisescale.frozen.data import data_to_fit
-from noisescale.frozen.document import as_dict, document_of, text_of_scale
-from noisescale.frozen.frozen_fit import Asked, JudgedMonitor, Seen, frozen_fit
+from noisescale.frozen.document import as_dict, document_of
+from noisescale.frozen.frozen_fit import Asked, Seen, frozen_fit
+from noisescale.frozen.judged_monitor import JudgedMonitor
 from noisescale.frozen.measurement import MeasurementRecord, Order, Way
 from noisescale.frozen.order import (
     can_be_shuffled,
@@ -27,14 +27,15 @@ from noisescale.frozen.order import (
     shuffled_batches,
     with_replacement,
 )
+from noisescale.frozen.stopping_rule import StoppingRule, comparison_of, say
 from noisescale.frozen.targets import module_and_train_data
+from noisescale.frozen.wrapped_network import WrappedNetwork
 from noisescale.guard import Guard
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.lightning.checkpoints import Checkpoint
 from noisescale.made.targets import refuse_out_of_memory
 from noisescale.refusal import Refusal
 from noisescale.report.answer import Answer
-from noisescale.report.numbers import number
 
 WIDTH = 2.25
 """The interval of the noise scale that is narrow enough: its upper over its lower end."""
@@ -42,15 +43,7 @@ WIDTH = 2.25
 DRIFTS = 1e-4
 """A trend of the noise along the batches that is less likely than this is no chance."""
 
-_LOOKS = 1.5
-"""Batches from one look at the interval to the next, as a factor.
-
-The fewer looks, the less a narrow interval is one by chance."""
-
 _AT_RANDOM = "batches are drawn at random, as those compared here were"
-
-_MOST_FOR_WAYS = 60
-"""Batches after which no more are taken for the sake of judging ways."""
 
 
 class Measurement(MeasurementRecord, Answer):
@@ -165,7 +158,7 @@ def measure(
         "precision": precision or getattr(module, "own_precision", None),
     }
     ranks = devices * nodes
-    rule = _Rule(batches, width, seconds, confidence, judged, progress)
+    rule = StoppingRule(batches, width, seconds, confidence, judged, progress)
     with refuse_out_of_memory("batch_size", "Give a smaller `batch_size`."):
         seen = frozen_fit(
             module,
@@ -203,26 +196,30 @@ def measure(
     order = _order(own, seen, random, ranks)
     of = random if random is not None and not order.independent else seen
     whole = _batches(of, of.whole, ranks)
-    found = whole.noise_scale(confidence, unit)
     stopped = "all that the loader has" if seen.again else rule.reason
     trend = spearmanr(whole.noise_traces, range(len(whole.noise_traces)))
     drifts = bool(trend.pvalue < DRIFTS)
-    if not order.independent and random is None:
-        found = NoiseScale.unknown(confidence, unit, seen.batches)
+    if alike := not order.independent and random is None:
         stopped = "successive batches are alike"
     elif drifts:
-        found = NoiseScale.unknown(confidence, unit, seen.batches)
         stopped = "the noise changes along the batches"
+    unknown = alike or drifts
     return Measurement(
-        noise_scale=found,
+        noise_scale=NoiseScale.unknown(confidence, unit, of.batches)
+        if unknown
+        else whole.noise_scale(confidence, unit),
         groups={
-            name: _batches(of, of.entries[k], ranks).noise_scale(confidence, unit)
+            name: NoiseScale.unknown(confidence, unit, of.batches)
+            if unknown
+            else _batches(of, of.entries[k], ranks).noise_scale(confidence, unit)
             for k, name in enumerate(of.group_names)
         },
         ways=tuple(_ways(judged, own, order, ranks, confidence)),
         order=order,
         batch_size=seen.batch_size,
-        optimizer=OptimizerKind.of(seen.optimizer) if loss is None else None,
+        optimizer=module.own_kind
+        if isinstance(module, WrappedNetwork)
+        else OptimizerKind.of(seen.optimizer),
         seconds=time.monotonic() - began,
         stopped=stopped,
         products=whole,
@@ -236,74 +233,8 @@ def measure(
     )
 
 
-class _Rule:
-    """Says when there are enough batches, and how many more there may be."""
-
-    def __init__(
-        self,
-        batches: int | Literal["auto"],
-        width: float,
-        seconds: float,
-        confidence: float,
-        judged: Sequence[JudgedMonitor],
-        progress: Callable[[str], None] | None,
-    ) -> None:
-        self._batches, self._width, self._seconds = batches, width, seconds
-        self._confidence, self._judged, self._progress = confidence, judged, progress
-        self._next_look = LEAST
-        self._began = time.monotonic()
-        self.reason = "as many as were asked for"
-
-    def enough(self, seen: Seen) -> bool:
-        """Return whether to stop."""
-        if self._batches != "auto":
-            return seen.batches >= self._batches
-        spent = time.monotonic() - self._began
-        if spent >= self._seconds and (seen.batches >= LEAST or spent >= self._seconds + 60):
-            self.reason = f"until the time was over ({self._seconds:g} seconds)"
-            return True
-        if seen.batches < self._next_look:
-            return False
-        self._next_look = math.ceil(_LOOKS * seen.batches)
-        own = IndependentBatches(seen.whole)
-        found = own.noise_scale(self._confidence)
-        narrow = found.low > 0 and found.high <= self._width * found.low
-        if narrow and not own.hangs_on_one:
-            self.reason = "until the interval was narrow enough"
-            undecided = [m for m in self._judged if not _decided(m, own)]
-            if not undecided or seen.batches >= _MOST_FOR_WAYS:
-                return True
-        say(self._progress, self._forecast(found, seen, spent))
-        return False
-
-    def _forecast(self, found: NoiseScale, seen: Seen, spent: float) -> str:
-        each = spent / seen.batches
-        line = f"{seen.batches} batches: {text_of_scale(found)}"
-        if not found.resolved or found.low <= 0:
-            return f"{line}. {number(each)} s a batch, {self._seconds - spent:.0f} s at most"
-        wider = math.log(found.high / found.low) / math.log(self._width)
-        needed = max(math.ceil(seen.batches * wider**2), self._next_look)
-        left = min(each * (needed - seen.batches), self._seconds - spent)
-        return f"{line}. About {needed:,} batches in all, {number(left)} s more"
-
-
-def _decided(monitor: JudgedMonitor, own: IndependentBatches) -> bool:
-    if not monitor.noise_traces:
-        return bool(monitor.said)
-    return _comparison(monitor.noise_traces, own).decided
-
-
 def _batches(seen: Seen, products: list[BatchProducts], ranks: int) -> IndependentBatches:
     return IndependentBatches(with_replacement(products, seen.loader, seen.batch_size, ranks))
-
-
-def _comparison(
-    traces: dict[int, float], own: IndependentBatches, confidence: float = 0.95
-) -> Comparison:
-    """Compare a way with independent batches, where both have an answer."""
-    known = dict(enumerate(own.noise_traces.tolist(), start=2))
-    both = [k for k in traces if k in known]
-    return compare([traces[k] for k in both], [known[k] for k in both], confidence)
 
 
 def _ways(
@@ -318,7 +249,7 @@ def _ways(
         if not monitor.noise_traces:
             yield Way(name, None, monitor.reason)
             continue
-        yield Way(name, _comparison(monitor.noise_traces, own, confidence))
+        yield Way(name, comparison_of(monitor.noise_traces, own, confidence))
     if ranks == 1:
         if order.successive is not None:
             yield Way("micro_batch", order.successive)
@@ -336,12 +267,6 @@ def _order(own: IndependentBatches, seen: Seen, random: Seen | None, ranks: int)
         return Order(False, successive)
     others = _batches(random, random.whole, ranks).noise_traces
     return Order(False, successive, compare_apart(own.noise_traces.tolist(), others.tolist()))
-
-
-def say(progress: Callable[[str], None] | None, line: str) -> None:
-    """Tell how far it is, if anyone listens."""
-    if progress is not None:
-        progress(line)
 
 
 def _check(batches: int | Literal["auto"], width: float, seconds: float) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from torch import Tensor, nn
 
+from noisescale.frozen.wrapped_network import WrappedNetwork
 from noisescale.made.data import train_and_val
 from noisescale.made.targets import call_if_callable, load, module_and_data
 from noisescale.refusal import Refusal
@@ -40,7 +40,7 @@ def module_and_train_data(
     if data is not None and not isinstance(data, str):
         examples = call_if_callable("data", data)
     if _is_trainer_of_transformers(made):
-        from noisescale.hugging_face.frozen import as_module
+        from noisescale.frozen.transformers_trainer import as_module
 
         module, own = as_module(made)
         return module, own if examples is None else examples
@@ -63,30 +63,15 @@ def module_and_train_data(
     return module, train_and_val(found)[0]
 
 
-class _WithLoss(pl.LightningModule):
-    """A network and its loss, which a Trainer trains."""
+class _WithLoss(WrappedNetwork):
+    """A network and its loss."""
 
     def __init__(self, network: nn.Module, loss: Callable[[Any, Any], Tensor]) -> None:
-        super().__init__()
-        self.network = network
+        super().__init__(network)
         self._loss = loss
-
-    def on_train_start(self) -> None:
-        """Put the network in training mode: it may come in the other one."""
-        self.network.train()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self._loss(self.network, batch)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return one that is not used: it says which parameters are trained."""
-        return torch.optim.SGD((p for p in self.parameters() if p.requires_grad), lr=0.0)
-
-    def load_state_dict(self, state_dict: Any, *args: Any, **options: Any) -> Any:
-        """Load weights of the network, or of a LightningModule that is this one."""
-        if all(name.startswith("network.") for name in state_dict):
-            return super().load_state_dict(state_dict, *args, **options)
-        return self.network.load_state_dict(state_dict, *args, **options)
 
 
 def _is_trainer_of_transformers(made: Any) -> bool:

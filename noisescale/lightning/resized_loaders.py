@@ -170,6 +170,38 @@ def examples_of_epoch(loader: Any) -> float:
 
 
 @contextmanager
+def remade_loaders(
+    data: Any, remake: Callable[[DataLoader[Any]], DataLoader[Any]]
+) -> Iterator[None]:
+    """Have a data module make other loaders to train on for a while.
+
+    Raises:
+        ValueError: In the fit, if it makes no DataLoader.
+    """
+    trainer, made = data.trainer, data.train_dataloader
+
+    def train_dataloader() -> Any:
+        loaders = made()
+        found: list[DataLoader[Any]] = []
+        apply_to_collection(loaders, DataLoader, found.append)
+        if not found:
+            raise Refusal(
+                "train_dataloader",
+                "return a DataLoader, or a list or dict of DataLoaders",
+                type(loaders).__name__,
+                "Give the Dataset instead of the data module.",
+            )
+        return apply_to_collection(loaders, DataLoader, remake)
+
+    data.train_dataloader = train_dataloader
+    try:
+        yield
+    finally:
+        data.trainer = trainer
+        del data.train_dataloader
+
+
+@contextmanager
 def batches_of(
     data: Any,
     size: int,
@@ -196,27 +228,8 @@ def batches_of(
         return change(with_batches(loader, size, count, shuffled))
 
     if hasattr(data, "train_dataloader"):
-        trainer, made = data.trainer, data.train_dataloader
-
-        def train_dataloader() -> Any:
-            loaders = made()
-            found: list[DataLoader[Any]] = []
-            apply_to_collection(loaders, DataLoader, found.append)
-            if not found:
-                raise Refusal(
-                    "train_dataloader",
-                    "return a DataLoader, or a list or dict of DataLoaders",
-                    type(loaders).__name__,
-                    "Give the Dataset instead of the data module.",
-                )
-            return apply_to_collection(loaders, DataLoader, remake)
-
-        data.train_dataloader = train_dataloader
-        try:
+        with remade_loaders(data, remake):
             yield {"datamodule": data}
-        finally:
-            data.trainer = trainer
-            del data.train_dataloader
         return
     if not isinstance(data, DataLoader):
         if not (isinstance(data, Dataset) or hasattr(data, "__getitem__")):

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from noisescale.batches.shared_examples import SharedExamples
+from noisescale.collectives import any_rank
 from noisescale.collectors.halves.proved_cuts import INSTEAD
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
@@ -245,10 +245,3 @@ class MeasuringCallback(ABC):
     def _close_meters(self, *, interrupted: bool) -> None:
         for logged in reversed(self._meters):  # as what they wrap was wrapped
             logged.close(interrupted=interrupted)
-
-
-def any_rank(here: bool, device: torch.device) -> bool:
-    """Return whether something is so on any rank. A collective, of all ranks."""
-    flag = torch.tensor(float(here), device=device)
-    dist.all_reduce(flag, dist.ReduceOp.MAX)
-    return bool(flag)

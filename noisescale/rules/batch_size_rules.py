@@ -42,7 +42,8 @@ class Setting(NamedTuple):
 class Fitted(NamedTuple):
     """The range in which a rule was fitted."""
 
-    of: Literal["tokens", "parameters", "flops", "loss"]
+    of: Literal["tokens", "parameters", "flops", "loss"] | None
+    """None: the range is not known."""
     low: float
     high: float
     text: str
@@ -63,8 +64,10 @@ class BatchSizeRule:
     """Where the constants were read. Second-hand: in papers and code of others."""
     needs_loss: bool = False
 
-    def is_inside(self, setting: Setting) -> bool:
-        """Return whether a setting lies where the rule was fitted."""
+    def is_inside(self, setting: Setting) -> bool | None:
+        """Return whether a setting lies where the rule was fitted; None if that is not known."""
+        if self.fitted.of is None:
+            return None
         value = getattr(setting, self.fitted.of)
         return value is not None and self.fitted.low <= value <= self.fitted.high
 
@@ -89,6 +92,13 @@ def _nanochat(setting: Setting) -> float:
     return float(2 ** round(math.log2(2**19 * ratio**0.383)))
 
 
+_POWER_LINES = Fitted(
+    "parameters",
+    1.11e8,
+    3.3e9,
+    "111 million to 3.3 billion parameters, 20 to 1,280 tokens for each",
+)
+
 RULES: tuple[BatchSizeRule, ...] = (
     BatchSizeRule(
         "Step Law",
@@ -102,7 +112,7 @@ RULES: tuple[BatchSizeRule, ...] = (
         "Schaipp",
         "lowest loss",
         lambda s: 0.667 * s.tokens**0.566,
-        Fitted("tokens", 0.0, math.inf, "246 runs, whose range is not known here"),
+        Fitted(None, math.nan, math.nan, "246 runs, whose range is not known here"),
         "Schaipp 2026, arXiv 2607.01487",
         "second-hand",
     ),
@@ -110,12 +120,7 @@ RULES: tuple[BatchSizeRule, ...] = (
         "Power Lines",
         "lowest loss",
         lambda s: 2048 * 0.0306 * s.tokens**0.383,
-        Fitted(
-            "parameters",
-            1.11e8,
-            3.3e9,
-            "111 million to 3.3 billion parameters, 20 to 1,280 tokens for each",
-        ),
+        _POWER_LINES,
         "Bergsma et al. 2025, arXiv 2505.13738",
         "second-hand",
     ),
@@ -156,12 +161,7 @@ RULES: tuple[BatchSizeRule, ...] = (
         "Power Lines, critical",
         "critical",
         lambda s: 2048 * 0.0471 * s.tokens**0.462,
-        Fitted(
-            "parameters",
-            1.11e8,
-            3.3e9,
-            "111 million to 3.3 billion parameters, 20 to 1,280 tokens for each",
-        ),
+        _POWER_LINES,
         "Bergsma et al. 2025, arXiv 2505.13738",
         "second-hand",
     ),

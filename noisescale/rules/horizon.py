@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from noisescale.prediction.predict import predict
 from noisescale.refusal import Refusal
 from noisescale.report.answer import Answer
-from noisescale.rules.batch_size_rules import ENTROPY, RULES, BatchSizeRule, Setting
+from noisescale.rules.batch_size_rules import ENTROPY, RULES, Setting
 from noisescale.rules.horizon_document import as_dict, document_of
 from noisescale.rules.horizon_record import HorizonRecord, Measured, RuleAnswer
 
@@ -77,13 +77,6 @@ def horizon(
         measured=None if run is None else _critical_size_of(run, sequence_length),
         sequence_length=sequence_length,
     )
-
-
-def batch_sizes_over_tokens(
-    rule: BatchSizeRule, setting: Setting, tokens: list[float]
-) -> list[float]:
-    """Return a rule's batch sizes at other horizons."""
-    return [rule.batch_size(setting._replace(tokens=x)) for x in tokens]
 
 
 def _critical_size_of(

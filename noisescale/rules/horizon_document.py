@@ -45,7 +45,7 @@ def _headline(found: HorizonRecord) -> str:
     setting = found.setting
     return (
         f"For {_amount(setting.tokens)} tokens and {_amount(setting.parameters)} parameters"
-        f" {len(sizes)} rules have the lowest loss at a batch of {_amount(min(sizes))} to"
+        f" {len(sizes)} rules put the lowest loss at a batch of {_amount(min(sizes))} to"
         f" {_amount(max(sizes))} tokens"
     )
 
@@ -86,7 +86,7 @@ def _rules(found: HorizonRecord) -> Table:
     lines = [
         Line(
             [Cell(one.rule.name), Cell(_size(found, one)), Cell(one.rule.meaning)],
-            [] if one.inside else ["outside"],
+            ["outside"] if one.inside is False else [],
         )
         for one in found.answers
     ]
@@ -101,8 +101,10 @@ def _sources(found: HorizonRecord) -> Table:
 
 
 def _doubts(found: HorizonRecord) -> Iterator[str]:
-    if outside := [one.rule.name for one in found.answers if not one.inside]:
+    if outside := [one.rule.name for one in found.answers if one.inside is False]:
         yield f"Outside of what they were fitted on: {', '.join(outside)}."
+    if unknown := [one.rule.name for one in found.answers if one.inside is None]:
+        yield f"What it was fitted on is not known here: {', '.join(unknown)}."
     hand = [one.rule.name for one in found.answers if one.rule.read == "second-hand"]
     yield f"The constants of these were read in papers and code of others: {', '.join(hand)}."
 

@@ -16,8 +16,8 @@ class RuleAnswer:
     rule: BatchSizeRule
     tokens: float
     """The batch size in tokens."""
-    inside: bool
-    """Whether the setting lies where the rule was fitted."""
+    inside: bool | None
+    """Whether the setting lies where the rule was fitted; None if that is not known."""
 
 
 @dataclass(frozen=True)

@@ -42,21 +42,23 @@ class Evidence(NamedTuple):
 _BELOW: dict[Kind, Evidence] = {
     "sgd": Evidence("gain", "1.0 x off the best rate in one pair of swept batch sizes"),
     "momentum": Evidence(
-        "linear", "1.2 x off the best rate in 9 pairs to a goal, 1.1 x in 34 of a fixed budget"
+        "linear", "1.1 x off the best rate in 6 pairs to a goal, 1.1 x in 34 of a fixed budget"
     ),
     "adam": Evidence(
-        "square root",
-        "1.1 x off the best rate in 15 pairs to a goal, 1.2 x in 73 of a fixed budget",
+        "square root", "1.1 x off the best rate in 6 pairs to a goal, 1.2 x in 73 of a fixed budget"
     ),
     "muon": Evidence(
         "square root", "1.5 x off the best rate, and below it, in 10 pairs of one workload"
     ),
 }
 _ABOVE: dict[Kind, Evidence] = {
-    "sgd": Evidence("gain", "1.1 to 1.2 x off the best rate in 17 pairs of swept batch sizes"),
-    "momentum": Evidence("gain", "1.3 to 1.7 x off the best rate in 35 pairs, mostly below it"),
+    "sgd": Evidence("gain", "1.1 x off the best rate in 17 pairs of swept batch sizes"),
+    "momentum": Evidence(
+        "gain",
+        "1.6 x off the best rate in 38 pairs, mostly below it, and the square root 1.5 x: try both",
+    ),
     "adam": Evidence(
-        "square root of the gain", "1.1 to 1.2 x off the best rate in 62 pairs of swept batch sizes"
+        "square root of the gain", "1.1 x off the best rate in 71 pairs of swept batch sizes"
     ),
 }
 """What was off is the median factor between a rule's rate and the best one, at most 16 x away."""
@@ -153,6 +155,7 @@ def rescale(
         new=float(batch_size),
         unit=read.unit,
         noise_scale=scale,
+        measured=noise_scale is None,
         kind=kind,
         before=before,
         answers=tuple(

@@ -57,9 +57,10 @@ def _statements(found: RescaleRecord) -> Iterator[Statement]:
     if found.noise_scale.known:
         yield Statement(
             "Noise scale",
-            f"{with_bounds(found.noise_scale)} {found.unit}, of the whole run",
+            f"{with_bounds(found.noise_scale)} {found.unit},"
+            f" {'of the whole run' if found.measured else 'as given'}",
             found.noise_scale,
-            basis="measured",
+            basis="measured" if found.measured else "assumed",
         )
     kept = "as many examples as before"
     for label, pair, text in (

@@ -31,6 +31,8 @@ class RescaleRecord:
     unit: str
     noise_scale: Bounded
     """The noise scale of the run. Unknown without one."""
+    measured: bool
+    """Whether the noise scale is that of a run. It is given otherwise."""
     kind: Kind | None
     """The kind of the optimizer; None if it is unknown."""
     before: Settings

@@ -94,6 +94,39 @@ def test_the_record_is_read_as_that_of_a_monitor(found: MeasuredRun) -> None:
     assert scales[0].low < critical.value < scales[-1].low
 
 
+def test_the_tab_of_tensorboard_finds_the_run(found: MeasuredRun) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(found.record)
+    events.Reload()
+
+    sizes = events.Scalars("noise_scale/batch_size")  # by which the tab knows a run
+    assert [(one.step, one.value) for one in sizes] == [(10, 16), (20, 16), (30, 16)]
+
+
+def test_a_checkpoint_without_a_number_leaves_a_gap(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("noisescale.frozen.measure.DRIFTS", 1.1)  # all of them drift
+
+    gaps = measure_checkpoints(
+        f"{folder}/measured_run.py:make",
+        checkpoints=folder / "checkpoints",
+        output=folder / "gaps",
+        batches=10,
+        groups={"all": "weight"},
+        ways=[],
+        accelerator="cpu",
+    )
+
+    read = read_run(gaps.record)
+    assert read["step"].tolist() == [10, 20, 30]
+    assert read["increment_measured_steps"].tolist() == [0, 0, 0]
+    for one in gaps.measurements:
+        assert not one.noise_scale.resolved
+        assert not one.groups["all"].resolved
+
+
 def test_it_says_how_the_noise_scale_went(found: MeasuredRun) -> None:
     text = " ".join(found.to_text().split())
 

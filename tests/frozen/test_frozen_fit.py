@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from noisescale.frozen.frozen_fit import Asked, JudgedMonitor, Seen, frozen_fit
+from noisescale.frozen.frozen_fit import Asked, Seen, frozen_fit
+from noisescale.frozen.judged_monitor import JudgedMonitor
 from noisescale.lightning.training import seed_all
 
 ON_CPU = {"accelerator": "cpu", "devices": 1}
@@ -25,7 +26,7 @@ class Module(L.LightningModule):
         self.net = nn.Sequential(
             nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 1)
         )
-        self.teacher = copy.deepcopy(self.net[0]).requires_grad_(False)
+        self.teacher = nn.Linear(4, 6).requires_grad_(False)
         self.register_buffer("queue", torch.zeros(3))
         self.seen_steps: list[int] = []
 

@@ -17,6 +17,7 @@ from torch.utils.data import (
 )
 
 from noisescale import Measurement, measure
+from noisescale.history.optimizers import OptimizerKind
 
 ON_CPU: dict[str, Any] = {"accelerator": "cpu", "ways": []}
 
@@ -330,7 +331,7 @@ def test_a_network_is_measured_in_the_mode_to_train() -> None:
     assert not net.training
 
 
-def test_transformers_trainer_brings_its_precision(tmp_path: Any) -> None:
+def test_transformers_trainer_brings_its_precision_and_its_optimizer(tmp_path: Any) -> None:
     from transformers import Trainer, TrainingArguments
     from transformers_fits import Classifier, digits
 
@@ -344,9 +345,10 @@ def test_transformers_trainer_brings_its_precision(tmp_path: Any) -> None:
     arguments = TrainingArguments(
         str(tmp_path), use_cpu=True, per_device_train_batch_size=4, report_to=[], bf16=True
     )
-    measure(Half(Classifier(), arguments, train_dataset=digits()), batches=10, **ON_CPU)
+    found = measure(Half(Classifier(), arguments, train_dataset=digits()), batches=10, **ON_CPU)
 
     assert kinds == {True}
+    assert found.optimizer == OptimizerKind.ADAM  # its default
 
 
 def test_transformers_trainer_brings_its_sampler_and_its_mode(tmp_path: Any) -> None:

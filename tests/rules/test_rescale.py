@@ -104,6 +104,8 @@ def test_bounds_of_the_noise_scale_are_those_of_the_rate(recorded: dict[str, Any
     assert rate.low == pytest.approx(0.1 * Change(16, 256, scale.low).gain)
     assert rate.high == pytest.approx(0.1 * Change(16, 256, scale.high).gain)
     assert found.recommended == "gain"
+    assert "of the whole run" in found.to_text()
+    assert "as given" in asked(256).to_text()
 
 
 @pytest.fixture

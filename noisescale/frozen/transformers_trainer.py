@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from noisescale.frozen.wrapped_network import WrappedNetwork
+from noisescale.history.optimizers import OptimizerKind
 from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -48,35 +52,29 @@ def as_module(trainer: Trainer) -> tuple[pl.LightningModule, DataLoader[Any]]:
     return _OfTrainer(trainer), loader
 
 
-class _OfTrainer(pl.LightningModule):
+class _OfTrainer(WrappedNetwork):
     """The model of a Trainer, whose loss the Trainer computes."""
 
     def __init__(self, trainer: Trainer) -> None:
-        super().__init__()
-        self.network: Any = trainer.model
+        super().__init__(trainer.model)
         self._of = [trainer]  # no module of this one, and not copied with it
+        args = trainer.args
+        self.own_precision = "bf16-mixed" if args.bf16 else "16-mixed" if args.fp16 else None
+        with suppress(ImportError, TypeError, ValueError):  # of an optimizer that is not installed
+            self.own_kind = OptimizerKind.of(trainer.optimizer or _optimizer_of(args))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _OfTrainer:
-        import copy
-
         made = type(self)(self._of[0])
         made.network = copy.deepcopy(self.network, memo)
         return made
-
-    @property
-    def own_precision(self) -> str | None:
-        """The precision that the Trainer trains in, as Lightning names it."""
-        args = self._of[0].args
-        return "bf16-mixed" if args.bf16 else "16-mixed" if args.fp16 else None
-
-    def on_train_start(self) -> None:
-        """Put the model in training mode: `from_pretrained` gives it in the other one."""
-        self.network.train()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss: Any = self._of[0].compute_loss(self.network, batch)
         return loss  # type: ignore[no-any-return]  # without `return_outputs` it is a tensor
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return one that is not used: it says which parameters are trained."""
-        return torch.optim.SGD((p for p in self.parameters() if p.requires_grad), lr=0.0)
+
+def _optimizer_of(args: transformers.TrainingArguments) -> torch.optim.Optimizer:
+    """Return an optimizer as the arguments name it, of a parameter that is of no model."""
+    kind, options = transformers.Trainer.get_optimizer_cls_and_kwargs(args)
+    made: torch.optim.Optimizer = kind([nn.Parameter(torch.zeros(1))], **options)
+    return made

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a measurement has enough batches, and what it says until then."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from noisescale.estimation.independent_batches import LEAST, IndependentBatches
+from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.frozen.comparison import Comparison, compare
+from noisescale.frozen.document import text_of_scale
+from noisescale.frozen.frozen_fit import Seen
+from noisescale.frozen.judged_monitor import JudgedMonitor
+from noisescale.report.numbers import number
+
+_LOOKS = 1.5
+"""Batches from one look at the interval to the next, as a factor.
+
+The fewer looks, the less a narrow interval is one by chance."""
+
+_MOST_FOR_WAYS = 60
+"""Batches after which no more are taken for the sake of judging ways."""
+
+
+class StoppingRule:
+    """Says when there are enough batches, and how many more there may be.
+
+    Args:
+        batches: As for `measure`.
+        width: As for `measure`.
+        seconds: As for `measure`.
+        confidence: As for `measure`.
+        judged: Monitors whose judgement is waited for, within reason.
+        progress: As for `measure`.
+    """
+
+    def __init__(
+        self,
+        batches: int | Literal["auto"],
+        width: float,
+        seconds: float,
+        confidence: float,
+        judged: Sequence[JudgedMonitor],
+        progress: Callable[[str], None] | None,
+    ) -> None:
+        self._batches, self._width, self._seconds = batches, width, seconds
+        self._confidence, self._judged, self._progress = confidence, judged, progress
+        self._next_look = LEAST
+        self._began = time.monotonic()
+        self.reason = "as many as were asked for"
+
+    def enough(self, seen: Seen) -> bool:
+        """Return whether to stop."""
+        if self._batches != "auto":
+            return seen.batches >= self._batches
+        spent = time.monotonic() - self._began
+        if spent >= self._seconds and (seen.batches >= LEAST or spent >= self._seconds + 60):
+            self.reason = f"until the time was over ({self._seconds:g} seconds)"
+            return True
+        if seen.batches < self._next_look:
+            return False
+        self._next_look = math.ceil(_LOOKS * seen.batches)
+        own = IndependentBatches(seen.whole)
+        found = own.noise_scale(self._confidence)
+        narrow = found.low > 0 and found.high <= self._width * found.low
+        if narrow and not own.hangs_on_one:
+            self.reason = "until the interval was narrow enough"
+            undecided = [m for m in self._judged if not _is_decided(m, own)]
+            if not undecided or seen.batches >= _MOST_FOR_WAYS:
+                return True
+        say(self._progress, self._forecast(found, seen, spent))
+        return False
+
+    def _forecast(self, found: NoiseScale, seen: Seen, spent: float) -> str:
+        each = spent / seen.batches
+        line = f"{seen.batches} batches: {text_of_scale(found)}"
+        if not found.resolved or found.low <= 0:
+            return f"{line}. {number(each)} s a batch, {self._seconds - spent:.0f} s at most"
+        wider = math.log(found.high / found.low) / math.log(self._width)
+        needed = max(math.ceil(seen.batches * wider**2), self._next_look)
+        left = min(each * (needed - seen.batches), self._seconds - spent)
+        return f"{line}. About {needed:,} batches in all, {number(left)} s more"
+
+
+def comparison_of(
+    traces: dict[int, float], own: IndependentBatches, confidence: float = 0.95
+) -> Comparison:
+    """Compare a way with independent batches, where both have an answer."""
+    known = dict(enumerate(own.noise_traces.tolist(), start=2))
+    both = [k for k in traces if k in known]
+    return compare([traces[k] for k in both], [known[k] for k in both], confidence)
+
+
+def _is_decided(monitor: JudgedMonitor, own: IndependentBatches) -> bool:
+    if not monitor.noise_traces:
+        return bool(monitor.said)
+    return comparison_of(monitor.noise_traces, own).decided
+
+
+def say(progress: Callable[[str], None] | None, line: str) -> None:
+    """Tell how far it is, if anyone listens."""
+    if progress is not None:
+        progress(line)
