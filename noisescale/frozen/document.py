@@ -114,13 +114,14 @@ def _batch_that_pays(found: MeasurementRecord) -> Iterator[Statement]:
         )
     else:
         sentence = (
-            f"from {b} {_range_up_to(cheap)} it saves steps at little cost, at most 1.2 x the {unit};"
-            f" beyond {with_bounds(critical)} each doubling saves less than a quarter of the steps"
+            f"from {b} {_upper_range(cheap)} it saves steps at little cost, at most 1.2 x the"
+            f" {unit}; beyond {with_bounds(critical)} each doubling saves less than a quarter of"
+            " the steps"
         )
     yield Statement("Larger batch", sentence, cheap, verdict, "assumed")
 
 
-def _range_up_to(size: Bounded) -> str:
+def _upper_range(size: Bounded) -> str:
     if math.isinf(size.high):
         return f"at least up to {number(size.low)}"
     return f"up to about {with_bounds(size)}"

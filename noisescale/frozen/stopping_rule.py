@@ -21,6 +21,9 @@ _LOOKS = 1.5
 
 The fewer looks, the less a narrow interval is one by chance."""
 
+_LONGER = 4
+"""How many times the batches it goes on for, while one batch makes the scatter."""
+
 _MOST_FOR_WAYS = 60
 """Batches after which no more are taken for the sake of judging ways."""
 
@@ -49,6 +52,8 @@ class StoppingRule:
         self._batches, self._width, self._seconds = batches, width, seconds
         self._confidence, self._judged, self._progress = confidence, judged, progress
         self._next_look = LEAST
+        self._narrow_from = 0
+        """The batches at which the interval was narrow for the first time."""
         self._began = time.monotonic()
         self.reason = "as many as were asked for"
 
@@ -66,7 +71,9 @@ class StoppingRule:
         own = IndependentBatches(seen.whole)
         found = own.noise_scale(self._confidence)
         narrow = found.low > 0 and found.high <= self._width * found.low
-        if narrow and not own.hangs_on_one:
+        if narrow:
+            self._narrow_from = self._narrow_from or seen.batches
+        if narrow and (not own.hangs_on_one or seen.batches >= _LONGER * self._narrow_from):
             self.reason = "until the interval was narrow enough"
             undecided = [m for m in self._judged if not _is_decided(m, own)]
             if not undecided or seen.batches >= _MOST_FOR_WAYS:

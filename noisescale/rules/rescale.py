@@ -205,14 +205,13 @@ class _Read(NamedTuple):
 def _place(new: float, old: float, scale: Bounded) -> str | None:
     """Return where both batch sizes lie: "below" the noise scale, or not; None if not known."""
     larger = max(new, old)
-    if math.isnan(scale.low):
-        return None
     if larger <= scale.low:
         return "below"
-    middle = scale.value if math.isfinite(scale.value) else math.nan
-    if larger > scale.high or larger > middle:
+    if larger > scale.high:
         return "above"
-    return "below" if larger <= middle else None
+    if math.isnan(scale.value):  # not resolved, or not known
+        return None
+    return "below" if larger <= scale.value else "above"
 
 
 def _recommendation(kind: Kind | None, place: str | None) -> tuple[str | None, str]:

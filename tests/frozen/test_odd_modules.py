@@ -114,11 +114,10 @@ class ReadsSchedules(Module):
 
     def configure_optimizers(self) -> Any:
         optimizer = super().configure_optimizers()
-        epochs = self.trainer.max_epochs
-        schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, 0.1, epochs=epochs, steps_per_epoch=10
-        )
-        return [optimizer], [schedule]
+        assert self.trainer.max_epochs > 0  # type: ignore[operator]  # it has some
+        # Of fewer steps than there are batches.
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=5)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
 class SkipsBatches(Module):
@@ -209,6 +208,42 @@ def test_small_data_sets_have_the_noise_scale_of_their_examples(
     scale = found.noise_scale
     assert scale.low < truth(*numbers(count)) < scale.high
     assert found.ways[0].judgement in ("yes", "probably")
+
+
+def test_the_signal_of_a_small_data_set_is_not_what_an_epoch_cancels() -> None:
+    """Whole epochs have the mean gradient itself, whatever the noise of their batches."""
+    torch.manual_seed(0)
+    x, y = numbers(60)
+    net = linear()
+    loss_of(net, (x, y)).backward()
+    exact = sum(float(p.grad.square().sum()) for p in net.parameters() if p.grad is not None)
+
+    found = measure(linear(), loader(12, 60), loss=loss_of, batches=100, **ON_CPU)
+
+    assert found.noise_scale.grad_sq_norm == pytest.approx(exact, rel=0.005)
+
+
+def test_it_goes_on_while_one_batch_makes_the_noise_and_not_for_ever() -> None:
+    """The third batch is large in one direction, or all have the noise of Gaussian numbers."""
+
+    def stream(size: float) -> DataLoader[Any]:
+        class Stream(IterableDataset[Any]):
+            def __iter__(self) -> Iterator[Any]:
+                g = torch.Generator().manual_seed(0)
+                for k in range(10**6):
+                    x = torch.randn(32, 8, generator=g)
+                    yield x * (size if k == 2 else 1.0), x.sum(dim=1, keepdim=True)
+
+        return DataLoader(Stream(), batch_size=None)
+
+    even, uneven = (
+        measure(linear(), stream(size), loss=loss_of, width=40.0, **ON_CPU) for size in (1.0, 3.0)
+    )
+
+    assert not even.products.hangs_on_one
+    assert uneven.products.hangs_on_one
+    assert even.noise_scale.steps < uneven.noise_scale.steps < 100
+    assert "One batch makes" in uneven.to_text()
 
 
 def test_a_batch_of_more_than_half_of_the_data_is_refused() -> None:

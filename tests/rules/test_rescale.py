@@ -8,6 +8,7 @@ import pytest
 from program import refused
 
 from noisescale import Rescale, rescale
+from noisescale.bounded import Bounded
 from noisescale.rules.learning_rate_rules import RULES, Change, Settings
 
 ADAM = Settings(
@@ -132,6 +133,18 @@ def recorded() -> Any:
                 **increments.take(),
             )
     return history
+
+
+def test_a_noise_scale_that_is_not_resolved_still_has_a_lower_bound(
+    recorded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    above_100 = Bounded(math.nan, 100.0, math.inf)
+    monkeypatch.setattr(
+        "noisescale.prediction.predict.Prediction.critical_batch_size_by_noise_scale", above_100
+    )
+
+    assert rescale(recorded, 64).recommended == "gain"
+    assert rescale(recorded, 256).recommended is None
 
 
 @pytest.mark.parametrize(
