@@ -3,7 +3,7 @@
 
 A Trainer runs it, so that hooks, devices, precision, `self.log` and DDP are those of a training.
 The optimizer's step computes the loss and steps no weight. What batches change in the module
-(running statistics, queues, a teacher's weights) is put back after each of them.
+(running statistics, queues, a teacher's weights) is put back before the next one.
 """
 
 from __future__ import annotations
