@@ -11,6 +11,7 @@ import os
 import signal
 import tempfile
 import time
+import warnings
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -165,7 +166,9 @@ def _rank(rank: int, world_size: int, folder: Path, function: Any, arguments: An
             world_size=world_size,
         )
         torch.save(function(*arguments), folder / f"{rank}.result")
-        dist.barrier()
+        with warnings.catch_warnings():  # on GPUs it says that it takes the device set above
+            warnings.filterwarnings("ignore", r"barrier\(\): using the device under current context")
+            dist.barrier()
         dist.destroy_process_group()
 
 
