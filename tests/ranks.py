@@ -11,8 +11,8 @@ import os
 import signal
 import tempfile
 import time
-import warnings
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -167,7 +167,7 @@ def _rank(rank: int, world_size: int, folder: Path, function: Any, arguments: An
         )
         torch.save(function(*arguments), folder / f"{rank}.result")
         with warnings.catch_warnings():  # on GPUs it says that it takes the device set above
-            warnings.filterwarnings("ignore", r"barrier\(\): using the device under current context")
+            warnings.filterwarnings("ignore", r"barrier\(\): using the device under")
             dist.barrier()
         dist.destroy_process_group()
 
