@@ -9,7 +9,7 @@ from reported_runs import history
 
 from noisescale import History
 from noisescale.bounded import Bounded
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.predict import Prediction, predict
 from noisescale.prediction.statements import verdict_on
@@ -238,7 +238,7 @@ def test_doubts_and_assumptions_are_those_of_the_record() -> None:
 
 
 def test_answers_fit_a_screen() -> None:
-    adam = History.from_columns(dict(history()), optimizer=OptimizerKind.ADAM)
+    adam = History.from_columns(dict(history()), optimizer=OptimizerMix(OptimizerKind.ADAM))
 
     assert predict(adam).to_text(100).count("\n") <= 24
 

@@ -115,9 +115,9 @@ def recorded() -> Any:
     from noisescale import History
     from noisescale.estimation.moments import GradientMoments
     from noisescale.history.increments import Increments
-    from noisescale.history.optimizers import OptimizerKind
+    from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 
-    history, increments = History(optimizer=OptimizerKind.SGD), Increments()
+    history, increments = History(optimizer=OptimizerMix(OptimizerKind.SGD)), Increments()
     for step in range(1, 401):
         noise = 30.0 + 5 * math.sin(step)
         increments.add(GradientMoments(1.0 + 0.2 * math.cos(2 * step), noise), 16)

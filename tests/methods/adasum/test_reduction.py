@@ -29,7 +29,7 @@ from noisescale import (
     adasum,
 )
 from noisescale.guard import Guard
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.lightning.trainer_access import MisconfigurationException
 from noisescale.methods.across_ranks.mean_states import _moments, mean_of_states_
 from noisescale.methods.across_ranks.rank_states import states_of_former_ranks
@@ -108,7 +108,7 @@ def test_the_noise_scale_is_the_same_as_under_averaging(first: str, accumulation
     def noise_scale(*callbacks: Any) -> Any:
         def results(fitting: Any, module: Any) -> Any:
             (monitor,) = [c for c in fitting.callbacks if isinstance(c, NoiseScaleMonitor)]
-            return monitor.noise_scale, monitor.history.optimizer
+            return monitor.noise_scale, monitor.history.optimizer.kind
 
         return fit(
             *callbacks,
