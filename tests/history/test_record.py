@@ -58,15 +58,24 @@ def assert_same(read: History, own: History) -> None:
         np.testing.assert_array_equal(found, expected, err_msg=name)
 
 
-def test_what_is_read_is_what_was_recorded_with_all_digits(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "mix",
+    [
+        OptimizerMix(OptimizerKind.ADAM),
+        OptimizerMix(OptimizerKind.SPECTRAL, OptimizerKind.ADAM, 1 / 3),
+    ],
+)
+def test_what_is_read_is_what_was_recorded_with_all_digits(
+    tmp_path: Path, mix: OptimizerMix
+) -> None:
     about = {"unit": "sequences", "confidence": 0.9, "parameters": 7.0}
-    run = Written(tmp_path, optimizer=OptimizerMix(OptimizerKind.ADAM), **about).train(10, 20, 30)
+    run = Written(tmp_path, optimizer=mix, **about).train(10, 20, 30)
 
     read = read_run(tmp_path)
 
     assert_same(read, run.history)
     assert (read.unit, read.confidence, read.parameters) == ("sequences", 0.9, 7.0)
-    assert read.optimizer == OptimizerMix(OptimizerKind.ADAM)
+    assert read.optimizer == mix
 
 
 def test_a_run_is_under_way_until_it_ends_or_its_next_row_is_late(tmp_path: Path) -> None:

@@ -243,6 +243,22 @@ def test_answers_fit_a_screen() -> None:
     assert predict(adam).to_text(100).count("\n") <= 24
 
 
+def test_a_hybrid_is_named_with_both_its_kinds() -> None:
+    mix = OptimizerMix(OptimizerKind.MOMENTUM, OptimizerKind.ADAM, 0.625)
+    p = predict(History.from_columns(dict(history()), optimizer=mix))
+
+    said = " ".join(p.to_text(details=True).split())
+
+    assert "SGD with momentum on 62 % of the parameters and Adam and its variants on others" in said
+    assert "MNIST at momentum 0.9; and in 57 runs" in said
+    run = p.to_dict()["run"]
+    assert (run["optimizer"], run["optimizer_beside"], run["optimizer_share"]) == (
+        "momentum",
+        "adam",
+        0.625,
+    )
+
+
 @pytest.mark.parametrize("unit", ["[bold]tokens[/]", "\x1b[31m"])
 def test_units_are_text(unit: str) -> None:
     text = predict(history(), unit=unit).to_text(120)

@@ -77,7 +77,9 @@ def test_up_to_the_cheap_batch_size_the_examples_are_at_most_a_fifth_more() -> N
 
 
 def test_the_end_of_a_run_stands_in_where_the_whole_is_not_resolved() -> None:
-    p = predict(History.from_columns(history(unresolved=40), optimizer=OptimizerMix(OptimizerKind.SGD)))
+    p = predict(
+        History.from_columns(history(unresolved=40), optimizer=OptimizerMix(OptimizerKind.SGD))
+    )
     high = np.append(np.full(39, math.inf), 130.0)
 
     found = position_of(replace(p, history={**p.history, "high": high}))

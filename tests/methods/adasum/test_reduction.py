@@ -29,7 +29,7 @@ from noisescale import (
     adasum,
 )
 from noisescale.guard import Guard
-from noisescale.history.optimizers import OptimizerKind, OptimizerMix
+from noisescale.history.optimizers import OptimizerKind
 from noisescale.lightning.trainer_access import MisconfigurationException
 from noisescale.methods.across_ranks.mean_states import _moments, mean_of_states_
 from noisescale.methods.across_ranks.rank_states import states_of_former_ranks
