@@ -6,7 +6,7 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 
 from noisescale.history.history import History
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.history.record import Recorder
 
 
@@ -24,7 +24,8 @@ def log_run(
     """Steps of 64 examples on two devices, 0.1 s each, a row every 10 steps: 1,000 by default."""
     prefix = "noise_scale/" + (f"{monitor}/" if monitor else "")
     prefix += f"optimizer_{optimizer}/" if optimizer else ""
-    history = History(optimizer=OptimizerKind(optimizer_kind) if optimizer_kind else None)
+    mix = OptimizerMix(OptimizerKind(optimizer_kind)) if optimizer_kind else None
+    history = History(optimizer=mix)
     recorder = Recorder(folder, prefix)
     with SummaryWriter(str(folder)) as writer:
         for step in range(10, 10 * rows + 1, 10):

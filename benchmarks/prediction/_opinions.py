@@ -17,7 +17,7 @@ from benchmarks.lib.sweeping import Row, Sweep
 from benchmarks.lib.workloads import Workload
 from noisescale import History, Prediction, predict
 from noisescale.bounded import Bounded
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerMix
 from noisescale.prediction.branches import Branch, BranchedRun
 from noisescale.prediction.calibration import Calibration
 
@@ -48,8 +48,8 @@ NEARLY = 0.999
 """Times that differ by less are one."""
 
 
-def kind_of(workload: Workload) -> OptimizerKind:
-    return OptimizerKind.of(workload.optimizer_of(workload.model(), 0.1, workload.batch_sizes[0]))
+def kind_of(workload: Workload) -> OptimizerMix:
+    return OptimizerMix.of(workload.optimizer_of(workload.model(), 0.1, workload.batch_sizes[0]))
 
 
 def branched_of(row: Row) -> BranchedRun:

@@ -11,7 +11,7 @@ from noisescale.bounded import Bounded
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.frozen.comparison import TOLERANCE, Comparison
 from noisescale.frozen.measurement import MeasurementRecord, Way
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.prediction.theory import theory_band
 from noisescale.report.document import Cell, Document, Line, Statement, Table, Verdict
 from noisescale.report.numbers import count, number, plural, with_bounds
@@ -221,10 +221,10 @@ def _doubts(found: MeasurementRecord) -> Iterator[str]:
 
 def _assumptions(found: MeasurementRecord) -> Iterator[str]:
     yield "Batches are independent draws. Examples that come again in a later epoch count anew."
-    kind = OptimizerKind.OTHER if found.optimizer is None else found.optimizer
-    band = theory_band(kind, decayed=False)
+    optimizer = found.optimizer or OptimizerMix(OptimizerKind.OTHER)
+    band = theory_band(optimizer, decayed=False)
     yield (
-        f"With {kind.title} the critical batch size was {band.factor.low:g} to"
+        f"With {optimizer.title} the critical batch size was {band.factor.low:g} to"
         f" {band.factor.high:g} times the noise scale of the run in {band.source}."
     )
     yield (

@@ -31,7 +31,7 @@ from noisescale.frozen.stopping_rule import StoppingRule, comparison_of, say
 from noisescale.frozen.targets import module_and_train_data
 from noisescale.frozen.wrapped_network import WrappedNetwork
 from noisescale.guard import Guard
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerMix
 from noisescale.lightning.checkpoints import Checkpoint
 from noisescale.made.targets import refuse_out_of_memory
 from noisescale.refusal import Refusal
@@ -219,7 +219,7 @@ def measure(
         batch_size=seen.batch_size,
         optimizer=module.own_kind
         if isinstance(module, WrappedNetwork)
-        else OptimizerKind.of(seen.optimizer),
+        else OptimizerMix.of(seen.optimizer),
         seconds=time.monotonic() - began,
         stopped=stopped,
         products=whole,

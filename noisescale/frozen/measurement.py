@@ -12,7 +12,7 @@ from noisescale.estimation.independent_batches import IndependentBatches
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.frozen.comparison import Comparison, Judgement
 from noisescale.history.history import History
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.prediction.theory import theory_band
 
 
@@ -67,8 +67,8 @@ class MeasurementRecord:
     order: Order
     batch_size: float
     """Examples in a batch, over all devices."""
-    optimizer: OptimizerKind | None
-    """The kind of the module's optimizer."""
+    optimizer: OptimizerMix | None
+    """What the module's optimizer is."""
     seconds: float
     """How long it took."""
     stopped: str
@@ -97,8 +97,9 @@ class MeasurementRecord:
         kind of optimizer.
         """
         found = self.noise_scale
-        kind = OptimizerKind.OTHER if self.optimizer is None else self.optimizer
-        return Bounded(found.value, found.low, found.high) * theory_band(kind, decayed=False).factor
+        optimizer = self.optimizer or OptimizerMix(OptimizerKind.OTHER)
+        band = theory_band(optimizer, decayed=False)
+        return Bounded(found.value, found.low, found.high) * band.factor
 
     def cheap_up_to(self, critical: float) -> float:
         """Return the batch size that costs 1.2 x the examples of `batch_size`."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from noisescale.frozen.wrapped_network import WrappedNetwork
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerMix
 from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class _OfTrainer(WrappedNetwork):
         args = trainer.args
         self.own_precision = "bf16-mixed" if args.bf16 else "16-mixed" if args.fp16 else None
         with suppress(ImportError, TypeError, ValueError):  # of an optimizer that is not installed
-            self.own_kind = OptimizerKind.of(trainer.optimizer or _optimizer_of(args))
+            self.own_kind = OptimizerMix.of(trainer.optimizer or _optimizer_of(args))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _OfTrainer:
         made = type(self)(self._of[0])

@@ -8,7 +8,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerMix
 
 
 class WrappedNetwork(pl.LightningModule):
@@ -18,8 +18,8 @@ class WrappedNetwork(pl.LightningModule):
         network: A module of torch.
     """
 
-    own_kind: OptimizerKind | None = None
-    """The kind of the optimizer that trains the network elsewhere; None if it is not known."""
+    own_kind: OptimizerMix | None = None
+    """What the optimizer is that trains the network elsewhere; None if it is not known."""
     own_precision: str | None = None
     """The precision in which it is trained elsewhere, as Lightning names it."""
 

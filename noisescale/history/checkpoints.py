@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from noisescale.history.history import History
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
@@ -26,7 +26,8 @@ def is_checkpoint(path: Path) -> bool:
 def history_in_checkpoint(path: Path, monitor: str, optimizer: int) -> History:
     """Return what a monitor ("" is one without a name) had measured of an optimizer.
 
-    Weights are not read. The kind of the optimizer is told from its settings.
+    Weights are not read. If the monitor has not saved the kind of the optimizer, it is
+    found from the optimizer's settings.
 
     Raises:
         Refusal: If the file is empty or damaged, or has no history of this monitor and optimizer.
@@ -63,7 +64,8 @@ def history_in_checkpoint(path: Path, monitor: str, optimizer: int) -> History:
         state = states[optimizer]
         unit = state["meter"]["estimates"]["whole"]["unit"]
         groups = [name for name in state["history"]["columns"] if name.startswith("group/")]
-        history = History(extra_columns=groups, unit=unit, optimizer=kind_of(optimizer))
+        known = OptimizerMix.from_log(state["history"].get("optimizer", {})) or kind_of(optimizer)
+        history = History(extra_columns=groups, unit=unit, optimizer=known)
         history.load_state_dict(state["history"])
     except (KeyError, TypeError, ValueError):
         raise _damage(path, "one in which a part is missing") from None
@@ -82,7 +84,7 @@ def history_in_checkpoint(path: Path, monitor: str, optimizer: int) -> History:
 _States = dict[str, list[Any]]
 """The states of each monitor's optimizers, by the monitor's name."""
 
-_KindOf = Callable[[int], OptimizerKind | None]
+_KindOf = Callable[[int], OptimizerMix | None]
 """A function from the number of an optimizer to its kind, if that is known."""
 
 
@@ -114,21 +116,26 @@ def _of_lightning(path: Path) -> tuple[_States, _KindOf]:
     return found, lambda k: _kind_of(groups[k]) if k < len(groups) else None
 
 
-def _kind_of(groups: Sequence[Mapping[str, Any]]) -> OptimizerKind | None:
-    """Return the kind of an optimizer whose settings are those of torch's Adam or SGD.
+def _kind_of(groups: Sequence[Mapping[str, Any]]) -> OptimizerMix | None:
+    """Return the kind of an optimizer whose settings are those of torch's Adam, SGD or Muon.
+
+    Checkpoints of earlier versions do not name it otherwise. The settings of Lion are also those of
+    others.
 
     Examples:
-        >>> _kind_of([{"lr": 0.1, "betas": (0.9, 0.95), "amsgrad": False}])
-        <OptimizerKind.ADAM: 3>
-        >>> _kind_of([{"lr": 0.1, "momentum": 0.9, "dampening": 0, "nesterov": False}])
-        <OptimizerKind.MOMENTUM: 2>
+        >>> _kind_of([{"lr": 0.1, "betas": (0.9, 0.95), "amsgrad": False}]).kind.name
+        'ADAM'
+        >>> _kind_of([{"lr": 0.1, "momentum": 0.9, "dampening": 0, "nesterov": False}]).kind.name
+        'MOMENTUM'
         >>> _kind_of([{"lr": 0.1}])
     """
     if all({"betas", "amsgrad"} <= group.keys() for group in groups):
-        return OptimizerKind.ADAM
+        return OptimizerMix(OptimizerKind.ADAM)
+    if all({"nesterov", "ns_steps"} <= group.keys() for group in groups):
+        return OptimizerMix(OptimizerKind.SPECTRAL)
     if all({"dampening", "nesterov"} <= group.keys() for group in groups):
         moves = any(group["momentum"] for group in groups)
-        return OptimizerKind.MOMENTUM if moves else OptimizerKind.SGD
+        return OptimizerMix(OptimizerKind.MOMENTUM if moves else OptimizerKind.SGD)
     return None
 
 

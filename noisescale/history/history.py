@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from noisescale.extras import need
 from noisescale.history.increments import INCREMENTS, merge_increments
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerMix
 from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class History(Mapping[str, NDArray[np.float64]]):
         *,
         unit: str = "examples",
         confidence: float = 0.95,
-        optimizer: OptimizerKind | None = None,
+        optimizer: OptimizerMix | None = None,
         parameters: float = math.nan,
     ) -> None:
         if most_rows < 2:
@@ -111,7 +111,7 @@ class History(Mapping[str, NDArray[np.float64]]):
         self.confidence = confidence
         """Coverage of the intervals."""
         self.optimizer = optimizer
-        """The kind of the run's optimizer; None if it was not recorded."""
+        """What the run's optimizer is; None if it was not recorded."""
         self.parameters = parameters
         """The number of trained numbers in the model; NaN if it was not recorded."""
         self.source: Path | None = None
@@ -135,7 +135,7 @@ class History(Mapping[str, NDArray[np.float64]]):
         *,
         unit: str = "examples",
         confidence: float = 0.95,
-        optimizer: OptimizerKind | None = None,
+        optimizer: OptimizerMix | None = None,
         parameters: float = math.nan,
     ) -> History:
         """Return a history with the given columns. All rows are kept.
@@ -299,6 +299,7 @@ class History(Mapping[str, NDArray[np.float64]]):
             "last_step": self.last_step,
             "pending": self._pending,
             "columns": columns,
+            "optimizer": {} if self.optimizer is None else self.optimizer.numbers,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -4,21 +4,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from noisescale.history.metric_names import OF_OPTIMIZER
 
 
 class OptimizerKind(IntEnum):
-    """The kind of a run's optimizer. Logs contain the number, as they only hold numbers."""
+    """A kind of optimizers. Logs contain the number, as they only hold numbers."""
 
     SGD = 1
     MOMENTUM = 2
     ADAM = 3
     OTHER = 4
+    SIGN = 5
+    SPECTRAL = 6
+    SCHEDULE_FREE = 7
 
     @property
     def title(self) -> str:
@@ -29,51 +36,126 @@ class OptimizerKind(IntEnum):
             OptimizerKind.ADAM: "Adam and its variants",
             OptimizerKind.OTHER: "an optimizer that is neither SGD nor a variant of Adam, or"
             " without the mean over ranks,",
+            OptimizerKind.SIGN: "Lion and its like",
+            OptimizerKind.SPECTRAL: "Muon and its like",
+            OptimizerKind.SCHEDULE_FREE: "a schedule-free optimizer",
         }[self]
 
+
+SMALLEST_SHARE = 0.01
+"""A kind with a smaller share of the parameters is left out of a mix."""
+
+
+@dataclass(frozen=True)
+class OptimizerMix:
+    """What trains a run: an optimizer of one kind, or of different kinds on different parameters.
+
+    Examples:
+        >>> OptimizerMix(OptimizerKind.ADAM).title
+        'Adam and its variants'
+        >>> OptimizerMix(OptimizerKind.SPECTRAL, OptimizerKind.ADAM, 0.62).title
+        'Muon and its like on 62 % of the parameters and Adam and its variants on others'
+    """
+
+    kind: OptimizerKind
+    """The kind that trains the most elements of parameters."""
+    beside: OptimizerKind | None = None
+    """The kind with the next most, if there are two or more."""
+    share: float = 1.0
+    """The share of the main kind. A third kind may have a part of the rest."""
+
+    @property
+    def kinds(self) -> tuple[OptimizerKind, ...]:
+        """The main kind and, if there is one, the kind beside it."""
+        return (self.kind,) if self.beside is None else (self.kind, self.beside)
+
+    @property
+    def title(self) -> str:
+        """What it is called in a sentence."""
+        if self.beside is None:
+            return self.kind.title
+        share = f"{100 * self.share:.0f} % of the parameters"
+        return f"{self.kind.title} on {share} and {self.beside.title} on others"
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What logs have of it, by the names of metrics without their prefix."""
+        found = (self.kind,) if self.beside is None else (self.kind, self.beside, self.share)
+        return dict(zip(OF_OPTIMIZER, map(float, found), strict=False))
+
     @classmethod
-    def of(cls, optimizer: Any) -> OptimizerKind:
-        """Return the kind of an optimizer, from the class of its `step`, its name and its groups.
+    def of(cls, optimizer: Any) -> OptimizerMix:
+        """Return what an optimizer is, from the class of its `step`, its name and its groups.
 
         A class with a step of its own is of the kind that its whole name says. A name that only
-        contains another name says nothing: `MuonAdamW` is not Adam, and `Signum(SGD)` is not SGD.
+        contains another name says nothing: `SoapAdam` is not Adam. Parameter groups that name an
+        algorithm, as those of hybrids do, are of the kind that they name.
 
         Examples:
             >>> import torch
             >>> weights = [torch.zeros(1, requires_grad=True)]
-            >>> OptimizerKind.of(torch.optim.AdamW(weights)).name
+            >>> OptimizerMix.of(torch.optim.AdamW(weights)).kind.name
             'ADAM'
-            >>> OptimizerKind.of(torch.optim.SGD(weights, lr=0.1, momentum=0.9)).name
+            >>> OptimizerMix.of(torch.optim.SGD(weights, lr=0.1, momentum=0.9)).kind.name
             'MOMENTUM'
         """
-        named = next((name for name in _classes_of_step(optimizer) if _is_known(name)), "")
-        groups = optimizer.param_groups
-        others = (name for group in groups for name in _algorithms(group) if not _is_known(name))
-        if not named or any(others):
-            return cls.OTHER
-        if _ADAM.fullmatch(_plain(named)):
-            return cls.ADAM
-        moves = any(group.get("momentum", 0) for group in groups)
-        return cls.MOMENTUM if moves else cls.SGD
+        found = (kind for name in _classes_of_step(optimizer) if (kind := _kind_named(name)))
+        named = next(found, OptimizerKind.OTHER)
+        elements = Counter[OptimizerKind]()
+        # Moonlight's Muon has `use_muon` in each parameter's state.
+        state = optimizer.state if named is OptimizerKind.SPECTRAL else {}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                settings = {**group, **state.get(parameter, {})}
+                elements[_kind_by(settings, named)] += parameter.numel() * parameter.requires_grad
+        total = elements.total()
+        ranked = [kind for kind, n in elements.most_common() if n >= SMALLEST_SHARE * total]
+        if not total or len(ranked) == 1:
+            return cls(*ranked[:1] or [named])
+        main, beside, *_ = ranked
+        return cls(main, beside, elements[main] / total)
 
     @classmethod
-    def from_log(cls, numbers: Iterable[float]) -> OptimizerKind | None:
-        """Return the kind for the numbers in a log; None if no number is known."""
-        known = {float(number) for number in numbers} & {float(kind) for kind in cls}
-        return cls(int(max(known))) if known else None
+    def from_log(cls, logged: Mapping[str, ArrayLike]) -> OptimizerMix | None:
+        """Return what the last row with a known kind says; None without such a row.
+
+        A row may say more than the rows before: the kind may be found in a later step.
+
+        Args:
+            logged: `numbers`, or columns of them, among other metrics.
+        """
+        rows = {name: np.atleast_1d(logged[name]) for name in OF_OPTIMIZER if name in logged}
+        known = np.flatnonzero(np.isin(rows.get(OF_OPTIMIZER[0], []), list(OptimizerKind)))
+        if not known.size:
+            return None
+        last = (rows[name][known[-1]] if name in rows else np.nan for name in OF_OPTIMIZER)
+        kind, beside, share = map(float, last)
+        if beside in set(OptimizerKind) and 0 < share <= 1:
+            return cls(OptimizerKind(int(kind)), OptimizerKind(int(beside)), share)
+        return cls(OptimizerKind(int(kind)))
 
 
-_HOW = r"(?:fused|foreach|deepspeed|cpu|hybrid|paged|distributed|sparse|\d+bit|fp8|bf16)*"
+_HOW = (
+    r"(?:fused|foreach|deepspeed|cpu|hybrid|paged|distributed|dist|singledevice|decoupled|sparse"
+    r"|\d+bit|fp8|bf16)*"
+)
 """What the names of optimizers say of how, and not of what, they compute."""
 
-_ADAM = re.compile(f"{_HOW}[nr]?adam(?:w|ax)?{_HOW}")
-_SGD = re.compile(f"{_HOW}sgdw?{_HOW}")
+_NAMES = {
+    OptimizerKind.ADAM: r"[nr]?adam(?:w|ax)?",
+    OptimizerKind.SGD: r"sgdw?",
+    OptimizerKind.SIGN: r"lionw?|signum|signsgd|tiger",
+    OptimizerKind.SPECTRAL: r"(?:nor|ada)?muon(?:w|clip)?|(?:scalable)?shampoo|soap|scion(?:light)?"
+    r"|dion2?",
+    OptimizerKind.SCHEDULE_FREE: r"(?:adamw|sgd|radam|prodigy)?schedulefree"
+    r"(?:adamw|sgd|radam|wrapper)?(?:closure|reference|paper)?",
+}
 
 _ALGORITHM = ("kind", "algorithm")
 """Settings of parameter groups that name an algorithm, where an optimizer has several."""
 
 _USES_MUON = ("use_muon", "is_muon")
-"""Settings of parameter groups that choose Muon if they are true."""
+"""Settings of parameter groups that choose Muon if they are true, and else Adam."""
 
 
 def _classes_of_step(optimizer: Any) -> list[str]:
@@ -85,17 +167,23 @@ def _classes_of_step(optimizer: Any) -> list[str]:
     return names[: names.index(step_of) + 1] if step_of in names else []
 
 
-def _algorithms(group: Mapping[str, Any]) -> list[str]:
-    named = [name for key in _ALGORITHM if isinstance(name := group.get(key), str)]
-    return named + ["muon" for key in _USES_MUON if group.get(key)]
+def _kind_named(name: str) -> OptimizerKind | None:
+    plain = name.lower().replace("_", "")
+    matches = (kind for kind, of in _NAMES.items() if re.fullmatch(f"{_HOW}(?:{of}){_HOW}", plain))
+    return next(matches, None)
 
 
-def _is_known(name: str) -> bool:
-    return bool(_ADAM.fullmatch(_plain(name)) or _SGD.fullmatch(_plain(name)))
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("_", "")
+def _kind_by(settings: Mapping[str, Any], named: OptimizerKind) -> OptimizerKind:
+    """Return the kind by a parameter group's settings, in an optimizer that is named as a kind."""
+    for name in (settings[key] for key in _ALGORITHM if isinstance(settings.get(key), str)):
+        named = _kind_named(name) or OptimizerKind.OTHER
+    for chosen in (settings[key] for key in _USES_MUON if key in settings):
+        if chosen:
+            named = OptimizerKind.SPECTRAL
+        elif named in (OptimizerKind.SPECTRAL, OptimizerKind.OTHER):
+            named = OptimizerKind.ADAM
+    moves = named is OptimizerKind.SGD and settings.get("momentum", 0)
+    return OptimizerKind.MOMENTUM if moves else named
 
 
 DECAYED = 0.5

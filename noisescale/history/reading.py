@@ -20,9 +20,9 @@ from noisescale.history.event_log import EventLog
 from noisescale.history.history import History
 from noisescale.history.increments import MEASURED
 from noisescale.history.log import AFTER, COLUMN_OF, Log
-from noisescale.history.metric_names import ABOUT_RUN, ROOT, monitor_of, name_in, prefix_of
+from noisescale.history.metric_names import ROOT, monitor_of, name_in, prefix_of
 from noisescale.history.mlflow_log import MlflowLog, files_of_run, is_database
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerMix
 from noisescale.history.record import RecordLog
 from noisescale.history.run_files import files_of, files_of_rows, only_run_in
 from noisescale.history.trackers import RECORD, refuse_chart
@@ -342,10 +342,8 @@ def history_of(
     """
     monitor, optimizer = asked
     prefix = prefix_of(optimizer, monitor)
-    optimizers, parameters = (
-        values[np.isfinite(values)] if (values := logged.get(name)) is not None else np.array([])
-        for name in ABOUT_RUN
-    )
+    parameters = np.asarray(logged.get("parameters", ()))
+    parameters = parameters[np.isfinite(parameters)]
     columns = {
         COLUMN_OF.get(name, name): values
         for name, values in logged.items()
@@ -395,7 +393,7 @@ def history_of(
     columns["high"] = np.where(np.isnan(high), math.inf, high)
     return History.from_columns(
         columns,
-        optimizer=OptimizerKind.from_log(optimizers),
+        optimizer=OptimizerMix.from_log(logged),
         parameters=float(parameters[-1]) if len(parameters) else math.nan,
     )
 

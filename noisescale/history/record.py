@@ -26,7 +26,6 @@ from pathlib import Path
 from noisescale.history.growing_file import GrowingFile
 from noisescale.history.history import History
 from noisescale.history.log import AFTER, Log
-from noisescale.history.metric_names import ABOUT_RUN
 from noisescale.history.trackers import RECORD
 from noisescale.printable import printable
 from noisescale.refusal import Refusal
@@ -102,9 +101,9 @@ class Recorder:
         return json.dumps({"of": self._prefix}).removesuffix("}")
 
     def _line(self, history: History, row: Mapping[str, float], after: float, behind: float) -> str:
-        kind = math.nan if history.optimizer is None else float(history.optimizer)
-        about = dict(zip(ABOUT_RUN, (kind, history.parameters), strict=True))
-        numbers = {"confidence": history.confidence, AFTER: after, BEHIND: behind, **about, **row}
+        numbers = {"confidence": history.confidence, AFTER: after, BEHIND: behind}
+        numbers |= {} if history.optimizer is None else history.optimizer.numbers
+        numbers |= {"parameters": history.parameters, **row}
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
         texts = {"of": self._prefix, "unit": history.unit}
         texts |= {"loop": history.loop} if history.loop else {}

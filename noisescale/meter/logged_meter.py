@@ -16,10 +16,16 @@ from noisescale.guard import Guard, WarnOnce
 from noisescale.history.history import History
 from noisescale.history.increments import INCREMENTS
 from noisescale.history.metric_names import ABOUT_RUN, ROOT
-from noisescale.history.optimizers import OptimizerKind, learning_rate_of, parameters_of
+from noisescale.history.optimizers import (
+    OptimizerKind,
+    OptimizerMix,
+    learning_rate_of,
+    parameters_of,
+)
 from noisescale.history.record import Recorder
 from noisescale.meter.meter import Meter
 from noisescale.meter.step_timer import step_timer
+from noisescale.meter.watched_steps import WatchedSteps
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -128,14 +134,20 @@ class LoggedMeter:
         if meter.engine is not None:
             optimizer = innermost(optimizer)
         self._optimizer = optimizer
-        self._kind: OptimizerKind | None = None
+        self._mix: OptimizerMix | None = None
+        self._watched: WatchedSteps | None = None
         self._parameters = math.nan
         if optimizer is not None:
             with self.guard("The optimizer was not recorded with the run"):
-                self._kind = OptimizerKind.of(optimizer) if averaged else OptimizerKind.OTHER
+                other = OptimizerMix(OptimizerKind.OTHER)
+                self._mix = OptimizerMix.of(optimizer) if averaged else other
                 engine = meter.engine
                 elements = parameters_of(optimizer) if engine is None else elements_of(engine)
                 self._parameters = float(elements)
+                # The optimizers of torch that are of no kind here are known, too.
+                known = type(optimizer).step.__module__.startswith("torch.")
+                if averaged and engine is None and self._mix == other and not known:
+                    self._watched = WatchedSteps(optimizer)
         self.history = self._new_history()
         self._warn = WarnOnce()
         self._prefix = prefix
@@ -193,10 +205,20 @@ class LoggedMeter:
         """Note when the meter closed a step, and with which learning rates."""
         measured = self.meter.last_measured_step == self.meter.steps
         self.timer.step(measured=measured)
+        if self._watched is not None:
+            self._watch_step()
         if measured and self._optimizer is not None:
             with self.guard(_NO_LEARNING_RATE):
                 factor = self.meter.lr_factor
                 self._rates_in_step = [factor * g["lr"] for g in self._optimizer.param_groups]
+
+    def _watch_step(self) -> None:
+        watched, self._watched = self._watched, None  # once, if it fails
+        with self.guard("The kind of the optimizer was not found from its steps"):
+            if watched is None or (kind := watched.before_step()) is None:
+                self._watched = watched
+            else:
+                self._mix = self.history.optimizer = OptimizerMix(kind)
 
     def close(self, *, interrupted: bool = False) -> None:
         """Remove everything from the model, see `NoiseScaleMeter.close`."""
@@ -206,7 +228,7 @@ class LoggedMeter:
 
     def let_go(self) -> None:
         """Let go of the optimizer. The learning rate stays that of the last measured step."""
-        self._optimizer = None
+        self._optimizer = self._watched = None
 
     def read(self, log_step: float = math.nan, *, at_end: bool = False) -> Metrics:
         """Return the metrics, and add a row to the history if a step was to be measured.
@@ -277,8 +299,8 @@ class LoggedMeter:
         estimate = _current(meter.noise_scale, in_force)
         now = _Now(estimate, meter, self.timer.mean)
         metrics = {name: value_of(now) for name, value_of in (LOGGED | RECORDED).items()}
-        kind = math.nan if self._kind is None else float(self._kind)
-        metrics |= zip(ABOUT_RUN, (kind, float(self._parameters)), strict=True)
+        metrics |= dict.fromkeys(ABOUT_RUN, math.nan) | {"parameters": self._parameters}
+        metrics |= {} if self._mix is None else self._mix.numbers
         metrics["learning_rate"] = self._learning_rate(in_step=in_step)
         unresolved = set() if estimate.resolved else {*_NEED_UPPER_END}
         if (coverage := meter.coverage) < 1:
@@ -377,7 +399,7 @@ class LoggedMeter:
             extra_columns=[f"group/{g}" for g in self.meter.group_noise_scales],
             unit=estimate.unit,
             confidence=estimate.confidence,
-            optimizer=self._kind,
+            optimizer=self._mix,
             parameters=self._parameters,
         )
         history.loop = self._loop

@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 
 from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.history.history import as_history
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerMix
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Segments
 from noisescale.prediction.branches import BranchedRun
@@ -87,9 +87,7 @@ class Calibration:
         return cls(Bounded(kappa, kappa, kappa), "given")
 
     @classmethod
-    def theory(
-        cls, optimizer: OptimizerKind | None = None, *, decayed: bool = False
-    ) -> Calibration:
+    def theory(cls, optimizer: OptimizerMix | None = None, *, decayed: bool = False) -> Calibration:
         """Return kappa = 1, with bounds from the errors the theory had for this kind of optimizer.
 
         Without an optimizer these errors are not known, and both bounds are 1.

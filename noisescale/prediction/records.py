@@ -100,8 +100,15 @@ def _run(p: PredictionRecord) -> dict[str, Any]:
         hours = mean * p.run.steps.sum() / 3600
     measured_steps, share = measuring(p) or (math.nan, math.nan)
     optimizer = getattr(p.history, "optimizer", None)
+    beside = {}
+    if optimizer is not None and optimizer.beside is not None:
+        beside = {
+            "optimizer_beside": optimizer.beside.name.lower(),
+            "optimizer_share": optimizer.share,
+        }
     return {
-        "optimizer": None if optimizer is None else optimizer.name.lower(),
+        "optimizer": None if optimizer is None else optimizer.kind.name.lower(),
+        **beside,
         "parameters": getattr(p.history, "parameters", math.nan),
         "steps": float(p.run.steps.sum()),
         "examples": float((p.run.steps * p.run.batch_size).sum()),

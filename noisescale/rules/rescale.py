@@ -95,7 +95,8 @@ def rescale(
         batch_size: The new batch size.
         from_batch_size: The old batch size. Default: the run's last one.
         noise_scale: The noise scale. Default: that of the whole run.
-        optimizer: "sgd", "momentum", "adam" or "muon". Default: that of the run.
+        optimizer: "sgd", "momentum", "adam" or "muon". Default: that of the run, or of
+            most of its parameters.
         learning_rate: Its learning rate. Default: the run's largest one.
         momentum: Its momentum.
         betas: Adam's betas.
@@ -192,11 +193,12 @@ class _Read(NamedTuple):
             OptimizerKind.SGD: "sgd",
             OptimizerKind.MOMENTUM: "momentum",
             OptimizerKind.ADAM: "adam",
+            OptimizerKind.SPECTRAL: "muon",
         }
         return cls(
             float(history["batch_size"][-1]),
             found.critical_batch_size_by_noise_scale,
-            None if history.optimizer is None else kinds.get(history.optimizer),
+            None if history.optimizer is None else kinds.get(history.optimizer.kind),
             float(rates.max()) if rates.size else None,
             found.unit,
         )

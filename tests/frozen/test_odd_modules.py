@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from noisescale import Measurement, measure
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 
 ON_CPU: dict[str, Any] = {"accelerator": "cpu", "ways": []}
 
@@ -383,7 +383,7 @@ def test_transformers_trainer_brings_its_precision_and_its_optimizer(tmp_path: A
     found = measure(Half(Classifier(), arguments, train_dataset=digits()), batches=10, **ON_CPU)
 
     assert kinds == {True}
-    assert found.optimizer == OptimizerKind.ADAM  # its default
+    assert found.optimizer == OptimizerMix(OptimizerKind.ADAM)  # its default
 
 
 def test_transformers_trainer_brings_its_sampler_and_its_mode(tmp_path: Any) -> None:

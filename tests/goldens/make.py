@@ -94,7 +94,8 @@ def columns(run: str, *options: str) -> str:
         history = read_run(run, monitor=monitor, allow_truncated="--allow-truncated" in options)
     except (ValueError, OSError) as error:
         return f"{type(error).__name__}: {error}\n"
-    about = {"unit": history.unit, "confidence": history.confidence, "kind": history.optimizer}
+    mix = history.optimizer
+    about = {"unit": history.unit, "confidence": history.confidence, "kind": mix and mix.kind}
     lines = [f"# {about}", ",".join(history)]
     lines += [
         ",".join(map(repr, row))

@@ -15,7 +15,7 @@ from transformers_fits import fit
 from noisescale import NoiseScaleMonitor, predict
 from noisescale.history.following import FollowedRun
 from noisescale.history.history import History
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.history.reading import read_metric, read_run
 from noisescale.hugging_face import NoiseScaleCallback
 from noisescale.refusal import Refusal
@@ -55,9 +55,32 @@ def test_a_checkpoint_has_the_history_of_its_monitor(tmp_path: Path) -> None:
 
     assert len(history) >= 4
     assert same(history, monitor.history)
-    assert (history.unit, history.optimizer) == ("digits", OptimizerKind.SGD)
+    assert (history.unit, history.optimizer) == ("digits", OptimizerMix(OptimizerKind.SGD))
     assert history.source == path
     assert "You train at batch size 8" in predict(path).to_text()
+
+
+def test_what_the_optimizer_is_is_in_a_checkpoint_or_in_its_settings(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, NoiseScaleMonitor())
+    saved = torch.load(path, weights_only=True)
+    history = saved["callbacks"]["NoiseScaleMonitor"]["optimizers"][0]["history"]
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    mix = OptimizerMix(OptimizerKind.SPECTRAL, OptimizerKind.ADAM, 0.625)
+
+    def read(**changed: Any) -> OptimizerMix | None:
+        torch.save(saved | changed, path)
+        return read_run(path).optimizer
+
+    def states(optimizer: torch.optim.Optimizer) -> list[Any]:
+        return [optimizer.state_dict()]
+
+    history["optimizer"] = mix.numbers
+    assert read() == mix
+    del history["optimizer"]  # as an earlier version saved it
+    assert read() == OptimizerMix(OptimizerKind.SGD)
+    muon, other = torch.optim.Muon([weight]), torch.optim.RMSprop([weight])
+    assert read(optimizer_states=states(muon)) == OptimizerMix(OptimizerKind.SPECTRAL)
+    assert read(optimizer_states=states(other)) is None
 
 
 def test_several_monitors_and_optimizers_are_told_apart(tmp_path: Path) -> None:
@@ -151,7 +174,7 @@ def test_a_checkpoint_of_transformers_has_the_history(tmp_path: Path) -> None:
 
     assert len(history) >= 2
     assert same(history, callback.history)
-    assert (history.unit, history.optimizer) == ("digits", None)
+    assert (history.unit, history.optimizer) == ("digits", OptimizerMix(OptimizerKind.ADAM))
 
     state = path / "trainer_state.json"
     content = json.loads(state.read_text())

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from noisescale.history.optimizers import (
     OptimizerKind,
+    OptimizerMix,
     has_decayed,
     learning_rate_of,
     parameters_of,
@@ -15,33 +17,25 @@ from noisescale.history.optimizers import (
 WEIGHT = torch.zeros(3, 2, requires_grad=True)
 
 
-class Fused8bitAdamW(torch.optim.Optimizer):
-    """As others name theirs."""
-
-    def __init__(self) -> None:
-        super().__init__([WEIGHT], {"lr": 0.1, "betas": (0.9, 0.999)})
-
-
 class Stepping(torch.optim.Optimizer):
     """The base of optimizers of others, with the settings that theirs have."""
 
-    def __init__(self, **settings: object) -> None:
-        super().__init__([{"params": [WEIGHT], **settings}], {"lr": 0.1, "betas": (0.9, 0.999)})
+    def __init__(self, *groups: dict[str, Any], **settings: Any) -> None:
+        given = groups or ({"params": [WEIGHT], **settings},)
+        super().__init__([*given], {"lr": 0.1, "betas": (0.9, 0.999)})
 
     def step(self, closure: object = None) -> None:  # type: ignore[override]
         """Do what this class of optimizers does."""
 
 
-class AdamW8bit(Stepping):
-    """Its step is in a base that other optimizers share, as in bitsandbytes."""
+def named(name: str, *groups: dict[str, Any], **settings: Any) -> torch.optim.Optimizer:
+    """An optimizer of a class with this name, whose step is in a base that others share."""
+    made: torch.optim.Optimizer = type(name, (Stepping,), {})(*groups, **settings)
+    return made
 
 
-class MuonWithAuxAdam(Stepping):
-    """Muon for matrices, Adam for the rest."""
-
-
-class MuonAdamW(Stepping):
-    """The same under another name."""
+def group(elements: int, **settings: Any) -> dict[str, Any]:
+    return {"params": [torch.zeros(elements, requires_grad=True)], **settings}
 
 
 class SoapAdam(torch.optim.Adam):
@@ -62,8 +56,14 @@ class Counting(torch.optim.AdamW):
     """A user's, with Adam's step."""
 
 
-class AdamW(Stepping):
-    """A name that says nothing where the groups say Muon."""
+class ScheduleFreeWrapper:
+    """As the package has it: no Optimizer, but with the groups and the state of one."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        self.param_groups, self.state = base.param_groups, base.state
+
+    def step(self) -> None:
+        """Step between two averages."""
 
 
 @pytest.mark.parametrize(
@@ -73,28 +73,123 @@ class AdamW(Stepping):
         (torch.optim.SGD([WEIGHT], lr=0.1, momentum=0.9, nesterov=True), OptimizerKind.MOMENTUM),
         (torch.optim.Adam([WEIGHT]), OptimizerKind.ADAM),
         (torch.optim.NAdam([WEIGHT]), OptimizerKind.ADAM),
-        (Fused8bitAdamW(), OptimizerKind.ADAM),
-        (AdamW8bit(), OptimizerKind.ADAM),
+        (torch.optim.Muon([WEIGHT]), OptimizerKind.SPECTRAL),
         (Counting([WEIGHT]), OptimizerKind.ADAM),
-        (AdamW(kind="adamw", use_muon=False), OptimizerKind.ADAM),
-        (AdamW(kind="muon"), OptimizerKind.OTHER),
-        (AdamW(use_muon=True), OptimizerKind.OTHER),
-        (MuonAdamW(kind="adamw"), OptimizerKind.OTHER),
-        (MuonWithAuxAdam(use_muon=True), OptimizerKind.OTHER),
         (SoapAdam([WEIGHT]), OptimizerKind.OTHER),
-        (Signum([WEIGHT], lr=0.1, momentum=0.9), OptimizerKind.OTHER),
+        (Signum([WEIGHT], lr=0.1, momentum=0.9), OptimizerKind.SIGN),
         (torch.optim.RMSprop([WEIGHT]), OptimizerKind.OTHER),
         (torch.optim.Adagrad([WEIGHT]), OptimizerKind.OTHER),
+        (ScheduleFreeWrapper(torch.optim.Adam([WEIGHT])), OptimizerKind.SCHEDULE_FREE),
+        *((named(x), OptimizerKind.ADAM) for x in ("Fused8bitAdamW", "AdamW8bit", "DistAdamW")),
+        *(
+            (named(x), OptimizerKind.SIGN)
+            for x in ("Lion", "PagedLion8bit", "DecoupledLionW", "FusedLion", "SignSGD", "Tiger")
+        ),
+        *(
+            (named(x), OptimizerKind.SPECTRAL)
+            for x in ("Muon", "SingleDeviceMuon", "DistMuon", "NorMuon", "Shampoo", "SOAP", "Dion2")
+        ),
+        *((named(x), OptimizerKind.SPECTRAL) for x in ("DistributedShampoo", "SCIONLight")),
+        *(
+            (named(x), OptimizerKind.SCHEDULE_FREE)
+            for x in ("AdamWScheduleFree", "SGDScheduleFree", "RAdamScheduleFreeClosure")
+        ),
+        *((named(x), OptimizerKind.OTHER) for x in ("MuonAdamW", "Lionheart", "MySignum")),
+        (named("AdamW", kind="adamw", use_muon=False), OptimizerKind.ADAM),
+        (named("AdamW", kind="head"), OptimizerKind.OTHER),
+        (named("AdamW", kind="muon"), OptimizerKind.SPECTRAL),
+        (named("AdamW", use_muon=True), OptimizerKind.SPECTRAL),
+        (named("Lion", use_muon=False), OptimizerKind.SIGN),
+        (named("MuonAdamW", kind="adamw"), OptimizerKind.ADAM),
+        (named("MuonWithAuxAdam", use_muon=True), OptimizerKind.SPECTRAL),
+        (named("Dion", algorithm="lion"), OptimizerKind.SIGN),
+        (named("Mine", group(0)), OptimizerKind.OTHER),
     ],
 )
-def test_optimizers_are_told_apart(optimizer: torch.optim.Optimizer, kind: OptimizerKind) -> None:
-    assert OptimizerKind.of(optimizer) is kind
-    assert OptimizerKind.from_log([float(kind), math.nan]) is kind
+def test_optimizers_are_told_apart(optimizer: Any, kind: OptimizerKind) -> None:
+    mix = OptimizerMix.of(optimizer)
+
+    assert mix == OptimizerMix(kind)
+    assert OptimizerMix.from_log(mix.numbers) == mix
+    assert mix.title == kind.title
 
 
-def test_numbers_of_a_later_version_are_not_known() -> None:
-    assert OptimizerKind.from_log([17.0]) is None
-    assert OptimizerKind.from_log([]) is None
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("SingleDeviceMuonWithAuxAdam", ({"use_muon": True}, {"use_muon": False})),
+        ("MuonAdamW", ({"kind": "muon"}, {"kind": "adamw"})),
+        ("NorMuon", ({"algorithm": "normuon"}, {"algorithm": "adamw"})),
+    ],
+)
+def test_a_hybrid_has_the_share_of_its_main_kind(name: str, settings: Any) -> None:
+    muon, adam = settings
+    frozen = {"params": [torch.zeros(1000)], **adam}
+    groups = group(38, **adam), group(40, **muon), group(22, **muon), frozen
+
+    mix = OptimizerMix.of(named(name, *groups))
+
+    assert mix == OptimizerMix(OptimizerKind.SPECTRAL, OptimizerKind.ADAM, 0.62)
+    assert OptimizerMix.from_log(mix.numbers) == mix
+    assert mix.title.startswith("Muon and its like on 62 % of the parameters and Adam and")
+
+
+def test_a_hybrid_may_say_in_the_state_what_a_parameter_is_trained_by() -> None:
+    optimizer = named("Muon", group(75), group(25))
+    for k, each in enumerate(optimizer.param_groups):
+        optimizer.state[each["params"][0]]["use_muon"] = k == 0
+
+    mix = OptimizerMix.of(optimizer)
+
+    assert mix == OptimizerMix(OptimizerKind.SPECTRAL, OptimizerKind.ADAM, 0.75)
+
+
+def test_of_three_kinds_the_two_largest_are_said_and_hardly_used_ones_are_not() -> None:
+    kinds = {"muon": 500, "lion": 190, "adamw": 304, "sgd": 6}
+    groups = [group(n, algorithm=name) for name, n in kinds.items()]
+
+    mix = OptimizerMix.of(named("Dion", *groups))
+
+    assert mix == OptimizerMix(OptimizerKind.SPECTRAL, OptimizerKind.ADAM, 0.5)
+    assert mix.title.endswith(" on others")  # not on all others
+    hardly = named("Dion", group(995, algorithm="muon"), group(5, algorithm="adamw"))
+    assert OptimizerMix.of(hardly) == OptimizerMix(OptimizerKind.SPECTRAL)
+
+
+@pytest.mark.parametrize(
+    ("logged", "wanted"),
+    [
+        ({}, None),
+        ({"optimizer_kind": []}, None),
+        ({"optimizer_kind": [17.0, math.nan]}, None),
+        ({"optimizer_kind": [4.0, 4.0, 5.0, math.nan]}, OptimizerMix(OptimizerKind.SIGN)),
+        ({"optimizer_kind": [6.0], "optimizer_beside": [3.0]}, OptimizerMix(OptimizerKind(6))),
+        (
+            {"optimizer_kind": 6.0, "optimizer_beside": 17.0, "optimizer_share": 0.5},
+            OptimizerMix(OptimizerKind.SPECTRAL),
+        ),
+        (
+            {
+                "optimizer_kind": [3.0, 6.0],
+                "optimizer_beside": [math.nan, 3.0],
+                "optimizer_share": [math.nan, 0.6],
+            },
+            OptimizerMix(OptimizerKind.SPECTRAL, OptimizerKind.ADAM, 0.6),
+        ),
+        (
+            {
+                "optimizer_kind": [6.0, 3.0],
+                "optimizer_beside": [3.0, math.nan],
+                "optimizer_share": [0.6, math.nan],
+            },
+            OptimizerMix(OptimizerKind.ADAM),
+        ),
+    ],
+)
+def test_of_a_log_the_last_row_that_is_known_counts(
+    logged: dict[str, Any], wanted: OptimizerMix | None
+) -> None:
+    assert OptimizerMix.from_log(logged) == wanted
 
 
 def test_what_is_trained_is_counted_and_its_learning_rate_read() -> None:

@@ -15,6 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from noisescale import predict
 from noisescale.history.event_log import EventLog
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.history.reading import read_run
 from noisescale.history.run_files import files_of
 from noisescale.refusal import Refusal
@@ -27,6 +28,8 @@ ROW = {
     "simple_high": 20.0,
 }
 
+HYBRID = OptimizerMix(OptimizerKind.SPECTRAL, OptimizerKind.ADAM, 0.625)
+
 
 def write(folder: Path, steps: range, *, suffix: str = "", **changed: Any) -> Path:
     """Log rows as the monitor does, with another metric between them; return the file."""
@@ -38,6 +41,22 @@ def write(folder: Path, steps: range, *, suffix: str = "", **changed: Any) -> Pa
                     writer.add_scalar(f"noise_scale/{name}", value, step - 1)
             writer.add_scalar("loss", 1 / step, step - 1)
     return max(folder.glob("events*"), key=lambda file: file.stat().st_mtime_ns)
+
+
+@pytest.mark.parametrize("mix", [OptimizerMix(OptimizerKind.SIGN), HYBRID])
+def test_what_the_optimizer_is_is_read_from_a_logger_s_files(
+    tmp_path: Path, mix: OptimizerMix
+) -> None:
+    write(tmp_path / "board", range(5, 25, 5), optimizer_kind=4.0)
+    write(tmp_path / "board", range(25, 50, 5), suffix=".2", **mix.numbers)
+    names = ["step", "examples", *ROW, *mix.numbers]
+    lines = [[k, 32 * k, *ROW.values(), *mix.numbers.values()] for k in (5, 10)]
+    header = ",".join(f"noise_scale/{name}" for name in names)
+    rows = [",".join(map(str, line)) for line in lines]
+    (tmp_path / "metrics.csv").write_text("\n".join([header, *rows, ""]))
+
+    assert read_run(tmp_path / "board").optimizer == mix
+    assert read_run(tmp_path / "metrics.csv").optimizer == mix
 
 
 @pytest.mark.parametrize("before", ["", "train/"])

@@ -19,7 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 from noisescale import History, NoiseScaleMonitor, predict
 from noisescale.history.event_log import EventLog
 from noisescale.history.following import FollowedRun
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.history.reading import read_metric, read_run
 from noisescale.history.record import Recorder
 from noisescale.history.run_files import only_run_in
@@ -58,15 +58,24 @@ def assert_same(read: History, own: History) -> None:
         np.testing.assert_array_equal(found, expected, err_msg=name)
 
 
-def test_what_is_read_is_what_was_recorded_with_all_digits(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "mix",
+    [
+        OptimizerMix(OptimizerKind.ADAM),
+        OptimizerMix(OptimizerKind.SPECTRAL, OptimizerKind.ADAM, 1 / 3),
+    ],
+)
+def test_what_is_read_is_what_was_recorded_with_all_digits(
+    tmp_path: Path, mix: OptimizerMix
+) -> None:
     about = {"unit": "sequences", "confidence": 0.9, "parameters": 7.0}
-    run = Written(tmp_path, optimizer=OptimizerKind.ADAM, **about).train(10, 20, 30)
+    run = Written(tmp_path, optimizer=mix, **about).train(10, 20, 30)
 
     read = read_run(tmp_path)
 
     assert_same(read, run.history)
     assert (read.unit, read.confidence, read.parameters) == ("sequences", 0.9, 7.0)
-    assert read.optimizer is OptimizerKind.ADAM
+    assert read.optimizer == mix
 
 
 def test_a_run_is_under_way_until_it_ends_or_its_next_row_is_late(tmp_path: Path) -> None:
@@ -96,7 +105,7 @@ def test_a_fit_is_read_back_from_the_folder_of_each_logger(tmp_path: Path) -> No
         log_every_n_steps=3,
     )
     columns = {name: np.array(values) for name, values in result["history"].items()}
-    own = History.from_columns(columns, optimizer=OptimizerKind.SGD, parameters=195.0)
+    own = History.from_columns(columns, optimizer=OptimizerMix(OptimizerKind.SGD), parameters=195.0)
     event_file = next((tmp_path / "board").glob("events*"))
 
     runs = [read_run(path) for path in (tmp_path / "board", tmp_path / "csv", event_file)]

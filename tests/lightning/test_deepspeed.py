@@ -101,7 +101,11 @@ def test_the_run_is_recorded() -> None:
 
     def results(fitting: Any, _: Any) -> Any:
         history = fitting.callbacks[0].history
-        return history.optimizer.name, history.parameters, history["learning_rate"].tolist()[-1]
+        return (
+            history.optimizer.kind.name,
+            history.parameters,
+            history["learning_rate"].tolist()[-1],
+        )
 
     trained = sum(p.numel() for p in network().parameters())
     for stage in (2, 3):

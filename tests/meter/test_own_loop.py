@@ -20,7 +20,7 @@ from torch.utils.tensorboard import SummaryWriter
 from noisescale import History, NoiseScaleMeter, compare, predict
 from noisescale.extras import MissingExtraError
 from noisescale.history.following import FollowedRun
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.history.reading import read_metric, read_run
 from noisescale.lab.compare.reading import read_trials
 from noisescale.meter import noise_scale_meter
@@ -81,7 +81,7 @@ def test_what_a_loop_logs_is_read_as_the_history_of_its_meter(tmp_path: Path) ->
     assert read.loop == "own"
     assert_same(read, meter.history)
     assert not read.under_way
-    assert (read.unit, read.optimizer) == ("sequences", OptimizerKind.ADAM)
+    assert (read.unit, read.optimizer) == ("sequences", OptimizerMix(OptimizerKind.ADAM))
     assert np.isfinite(read["seconds_per_step"]).all()
     assert read["learning_rate"].tolist() == [0.01] * 5
     assert predict(tmp_path).to_json() == predict(meter).to_json()

@@ -9,7 +9,7 @@ from reported_runs import history
 
 from noisescale import History
 from noisescale.bounded import Bounded
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.predict import Prediction, predict
 from noisescale.prediction.statements import verdict_on
@@ -238,9 +238,25 @@ def test_doubts_and_assumptions_are_those_of_the_record() -> None:
 
 
 def test_answers_fit_a_screen() -> None:
-    adam = History.from_columns(dict(history()), optimizer=OptimizerKind.ADAM)
+    adam = History.from_columns(dict(history()), optimizer=OptimizerMix(OptimizerKind.ADAM))
 
     assert predict(adam).to_text(100).count("\n") <= 24
+
+
+def test_a_hybrid_is_named_with_both_its_kinds() -> None:
+    mix = OptimizerMix(OptimizerKind.MOMENTUM, OptimizerKind.ADAM, 0.625)
+    p = predict(History.from_columns(dict(history()), optimizer=mix))
+
+    said = " ".join(p.to_text(details=True).split())
+
+    assert "SGD with momentum on 62 % of the parameters and Adam and its variants on others" in said
+    assert "MNIST at momentum 0.9; and in 57 runs" in said
+    run = p.to_dict()["run"]
+    assert (run["optimizer"], run["optimizer_beside"], run["optimizer_share"]) == (
+        "momentum",
+        "adam",
+        0.625,
+    )
 
 
 @pytest.mark.parametrize("unit", ["[bold]tokens[/]", "\x1b[31m"])

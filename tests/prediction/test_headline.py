@@ -11,7 +11,7 @@ from reported_runs import history
 
 from noisescale import History, predict
 from noisescale.bounded import Bounded
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.prediction.headline import headline_of
 from noisescale.prediction.position import Position
 from noisescale.prediction.predict import Prediction
@@ -124,7 +124,7 @@ def test_a_rough_range_is_called_one() -> None:
 
 def test_adam_at_a_falling_rate_is_a_rough_range_and_the_next_step_a_second_run() -> None:
     columns = {**history(), "learning_rate": np.linspace(1.0, 0.0, 40)}
-    p = predict(History.from_columns(columns, optimizer=OptimizerKind.ADAM))
+    p = predict(History.from_columns(columns, optimizer=OptimizerMix(OptimizerKind.ADAM)))
 
     document = p.document()
 

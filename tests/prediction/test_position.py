@@ -10,7 +10,7 @@ from reported_runs import history
 
 from noisescale import History, predict
 from noisescale.bounded import UNKNOWN, Bounded
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.prediction.position import Place, Position, noise_scale_now, position_of
 
 OPEN = Bounded(math.nan, 102.0, math.inf)
@@ -77,7 +77,9 @@ def test_up_to_the_cheap_batch_size_the_examples_are_at_most_a_fifth_more() -> N
 
 
 def test_the_end_of_a_run_stands_in_where_the_whole_is_not_resolved() -> None:
-    p = predict(History.from_columns(history(unresolved=40), optimizer=OptimizerKind.SGD))
+    p = predict(
+        History.from_columns(history(unresolved=40), optimizer=OptimizerMix(OptimizerKind.SGD))
+    )
     high = np.append(np.full(39, math.inf), 130.0)
 
     found = position_of(replace(p, history={**p.history, "high": high}))
@@ -91,9 +93,9 @@ def test_the_end_of_a_run_stands_in_where_the_whole_is_not_resolved() -> None:
 def test_bounds_thirty_times_apart_are_a_rough_range() -> None:
     rate = np.linspace(1.0, 0.01, 40)
     falling = History.from_columns(
-        {**history(), "learning_rate": rate}, optimizer=OptimizerKind.ADAM
+        {**history(), "learning_rate": rate}, optimizer=OptimizerMix(OptimizerKind.ADAM)
     )
-    constant = History.from_columns(history(), optimizer=OptimizerKind.SGD)
+    constant = History.from_columns(history(), optimizer=OptimizerMix(OptimizerKind.SGD))
 
     assert position_of(predict(falling)).rough
     assert not position_of(predict(constant)).rough

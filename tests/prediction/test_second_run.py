@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from noisescale import History, predict
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.prediction.second_run import SecondRun, advice_on, telling_batch_size
 from noisescale.refusal import Refusal
 
@@ -218,7 +218,7 @@ def test_the_interval_is_about_as_wide_as_was_foretold() -> None:
 
 
 def test_the_band_of_the_optimizer_widens_the_bounds_and_not_those_of_the_measurement() -> None:
-    plain, adam = predict(run(32)), predict(run(32, optimizer=OptimizerKind.ADAM))
+    plain, adam = predict(run(32)), predict(run(32, optimizer=OptimizerMix(OptimizerKind.ADAM)))
 
     assert adam.critical_batch_size_by_noise_scale == plain.critical_batch_size
     assert adam.critical_batch_size.value == plain.critical_batch_size.value
@@ -227,9 +227,9 @@ def test_the_band_of_the_optimizer_widens_the_bounds_and_not_those_of_the_measur
     said = " ".join(adam.to_text().split())
     assert "with Adam and its variants the critical batch size was 0.5 to 5 x the" in said
     assert "optimizer was not recorded" in " ".join(plain.assumptions)
-    assert predict(run(32, optimizer=OptimizerKind.ADAM), calibration=1).critical_batch_size == (
-        plain.critical_batch_size
-    )
+    assert predict(
+        run(32, optimizer=OptimizerMix(OptimizerKind.ADAM)), calibration=1
+    ).critical_batch_size == (plain.critical_batch_size)
 
 
 def test_a_second_run_in_another_unit_is_refused_unless_their_name_is_given() -> None:

@@ -9,6 +9,7 @@ from program import refused
 
 from noisescale import Rescale, rescale
 from noisescale.bounded import Bounded
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.rules.learning_rate_rules import RULES, Change, Settings
 
 ADAM = Settings(
@@ -109,15 +110,32 @@ def test_bounds_of_the_noise_scale_are_those_of_the_rate(recorded: dict[str, Any
     assert "as given" in asked(256).to_text()
 
 
+@pytest.mark.parametrize(
+    ("mix", "kind"),
+    [
+        (OptimizerMix(OptimizerKind.SPECTRAL, OptimizerKind.ADAM, 0.6), "muon"),
+        (OptimizerMix(OptimizerKind.ADAM, OptimizerKind.SPECTRAL, 0.6), "adam"),
+        (OptimizerMix(OptimizerKind.SIGN), None),
+        (OptimizerMix(OptimizerKind.SCHEDULE_FREE), None),
+        (None, None),
+    ],
+)
+def test_the_rules_are_those_of_the_main_kind(
+    recorded: Any, mix: OptimizerMix | None, kind: str | None
+) -> None:
+    recorded.optimizer = mix
+
+    assert rescale(recorded, 256).kind == kind
+
+
 @pytest.fixture
 def recorded() -> Any:
     """A run by SGD at a batch of 16 and a learning rate of 0.1, whose noise scale is known."""
     from noisescale import History
     from noisescale.estimation.moments import GradientMoments
     from noisescale.history.increments import Increments
-    from noisescale.history.optimizers import OptimizerKind
 
-    history, increments = History(optimizer=OptimizerKind.SGD), Increments()
+    history, increments = History(optimizer=OptimizerMix(OptimizerKind.SGD)), Increments()
     for step in range(1, 401):
         noise = 30.0 + 5 * math.sin(step)
         increments.add(GradientMoments(1.0 + 0.2 * math.cos(2 * step), noise), 16)

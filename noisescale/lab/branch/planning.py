@@ -12,7 +12,7 @@ import numpy as np
 
 from noisescale.bounded import Bounded
 from noisescale.history.history import History
-from noisescale.history.optimizers import OptimizerKind, has_decayed
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix, has_decayed
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
 from noisescale.lightning.checkpoints import Checkpoint, steps_in
@@ -95,9 +95,8 @@ class Branching:
 
     def steps_at(self, batch_size: float) -> Bounded:
         """Return the expected steps of a branch, with bounds from the errors of the theory."""
-        band = theory_band(
-            self.history.optimizer or OptimizerKind.OTHER, decayed=has_decayed(self.history)
-        ).factor
+        optimizer = self.history.optimizer or OptimizerMix(OptimizerKind.OTHER)
+        band = theory_band(optimizer, decayed=has_decayed(self.history)).factor
         found = self.by_noise_scale
         if not math.isfinite(found.value):
             ends = float(self.steps), self.steps * self.batch_size / batch_size
@@ -245,7 +244,7 @@ def plan_branches(
         )
     size = float((span.steps * span.batch_size).sum() / span.steps.sum())
     learning_rates = _learning_rates(history, first, last_one)
-    kind = history.optimizer
+    kinds = {OptimizerKind.OTHER} if history.optimizer is None else {*history.optimizer.kinds}
     most = max_device_batch_size or round(largest_device_batch(history, Segments.of(history)))
     wanted = [_batch_size(given, size) for given in batch_sizes]
     plans = tuple(dict.fromkeys(_plan(x, devices, most) for x in wanted))
@@ -257,7 +256,7 @@ def plan_branches(
             "Give 4x,16x.",
         )
     by_noise_scale = RunLaw.of(span, Bounded(1.0, 1.0, 1.0)).critical_batch_size
-    if rule == "auto" and kind in (OptimizerKind.SGD, OptimizerKind.MOMENTUM):
+    if rule == "auto" and kinds <= {OptimizerKind.SGD, OptimizerKind.MOMENTUM}:
         rule = "adascale" if math.isfinite(by_noise_scale.value) else "linear"
     elif rule == "auto":
         rule = "sqrt"

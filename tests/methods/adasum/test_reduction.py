@@ -108,7 +108,7 @@ def test_the_noise_scale_is_the_same_as_under_averaging(first: str, accumulation
     def noise_scale(*callbacks: Any) -> Any:
         def results(fitting: Any, module: Any) -> Any:
             (monitor,) = [c for c in fitting.callbacks if isinstance(c, NoiseScaleMonitor)]
-            return monitor.noise_scale, monitor.history.optimizer
+            return monitor.noise_scale, monitor.history.optimizer.kind
 
         return fit(
             *callbacks,

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kind of an optimizer of an unknown class, from the steps of small trainings."""
+
+import copy
+import io
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fits import classifier, loader, trainer
+from torch import Tensor, nn
+
+from noisescale import NoiseScaleMeter, NoiseScaleMonitor
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix
+from noisescale.history.reading import read_run
+from noisescale.meter import watched_steps
+from noisescale.meter.watched_steps import WATCHED
+
+OTHER = OptimizerMix(OptimizerKind.OTHER)
+
+
+class Unknown(torch.optim.Optimizer):
+    """A user's, whose name says nothing: a subclass says how a parameter moves."""
+
+    def __init__(self, params: Any, lr: float = 0.01, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    def move(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.sub_(self.move(p.grad, self.state[p]), alpha=group["lr"])
+        return loss
+
+
+def average(state: dict[str, Any], name: str, value: Tensor, beta: float) -> Tensor:
+    """A running mean in the state."""
+    found: Tensor = state.setdefault(name, torch.zeros_like(value))
+    return found.lerp_(value, 1 - beta)
+
+
+class BySign(Unknown):
+    def move(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
+        return average(state, "exp_avg", gradient, 0.9).sign()
+
+
+class ByPolarFactor(Unknown):
+    def move(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
+        mean = average(state, "momentum_buffer", gradient, 0.9)
+        if mean.ndim < 2:
+            return mean
+        u, _, v = torch.linalg.svd(mean, full_matrices=False)
+        return u @ v
+
+
+class BySecondMoment(Unknown):
+    def move(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
+        mean = average(state, "exp_avg", gradient, 0.9)
+        return mean / (average(state, "exp_avg_sq", gradient**2, 0.95).sqrt() + 1e-8)
+
+
+class ByGradient(Unknown):
+    def move(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
+        state["last"] = state.get("now", gradient)
+        state["now"] = gradient.clone().flip(0)
+        return gradient.clamp(-1e9, 1e9)
+
+
+class ByVelocity(Unknown):
+    def move(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
+        return average(state, "v", gradient, 0.8)
+
+
+class ByNesterov(Unknown):
+    def move(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
+        return gradient + 2 * average(state, "buffer", gradient, 0.8)
+
+
+class ByCubeRoot(Unknown):
+    def move(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
+        return gradient.abs().pow(1 / 3) * gradient.sign()
+
+
+class InPlace(ByPolarFactor):
+    """As KellerJordan's Muon, it overwrites the gradient."""
+
+    def move(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
+        return gradient.copy_(super().move(gradient, state))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(),
+                         nn.Linear(16, 5))  # fmt: skip
+
+
+def train(
+    optimizer: type[Unknown],
+    steps: int = 20,
+    *,
+    log_to: Path | None = None,
+    between: Callable[[int, Any], None] = lambda *_: None,
+    **settings: Any,
+) -> NoiseScaleMeter:
+    """Train on random classes. A row of the history is added every second step."""
+    model = network()
+    made = optimizer(model.parameters(), **settings)
+    options: dict[str, Any] = {"every_n_steps": 1, "log_every_n_steps": 2, "log_to": log_to}
+    meter = NoiseScaleMeter(model, optimizer=made, **options)
+    for step in range(steps):
+        x = torch.randn(32, 20)
+        loss = nn.functional.cross_entropy(model(x), x[:, :5].argmax(dim=1))
+        made.zero_grad()
+        meter.backward(loss, local_batch_size=32)
+        meter.step()
+        made.step()
+        between(step, made)
+    meter.close()
+    return meter
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("optimizer", "kind"),
+    [
+        (BySign, OptimizerKind.SIGN),
+        (ByPolarFactor, OptimizerKind.SPECTRAL),
+        (InPlace, OptimizerKind.SPECTRAL),
+        (BySecondMoment, OptimizerKind.ADAM),
+        (ByGradient, OptimizerKind.SGD),
+        (ByVelocity, OptimizerKind.MOMENTUM),
+        (ByNesterov, OptimizerKind.MOMENTUM),
+        (ByCubeRoot, OptimizerKind.OTHER),
+    ],
+)
+def test_the_kind_shows_in_a_step(
+    optimizer: type[Unknown], kind: OptimizerKind, weight_decay: float
+) -> None:
+    assert OptimizerMix.of(optimizer([nn.Parameter(torch.zeros(1))])) == OTHER
+
+    meter = train(optimizer, weight_decay=weight_decay)
+
+    assert meter.history.optimizer == OptimizerMix(kind)
+
+
+def test_a_lightning_fit_whose_closure_computes_the_gradient_in_the_step_shows_it() -> None:
+    monitor, module = NoiseScaleMonitor(every_n_steps=1), classifier()
+    module.configure_optimizers = lambda: BySign(module.parameters())
+
+    fitting = trainer(1, strategy="auto", max_epochs=1, log_every_n_steps=2, callbacks=[monitor])
+    fitting.fit(module, loader())
+
+    assert monitor.history.optimizer == OptimizerMix(OptimizerKind.SIGN)
+
+
+def test_rows_before_the_kind_is_known_say_other_and_the_log_is_read_as_the_last(
+    tmp_path: Path,
+) -> None:
+    train(BySign, log_to=tmp_path)
+
+    rows = (tmp_path / "noise_scale.jsonl").read_text().splitlines()
+
+    said = [row.partition('"optimizer_kind": ')[2][:3] for row in rows if "optimizer_kind" in row]
+    assert said[:2] == ["4.0", "4.0"]
+    assert set(said[3:]) == {"5.0"}
+    assert read_run(tmp_path).optimizer == OptimizerMix(OptimizerKind.SIGN)
+
+
+def test_nothing_is_hooked_to_the_optimizer_and_its_training_is_bit_for_bit_the_same() -> None:
+    at_the_end: list[list[Tensor]] = []
+
+    def look(step: int, made: Any) -> None:
+        assert not made._optimizer_step_pre_hooks
+        assert not made._optimizer_step_post_hooks
+        at_the_end[:] = [[p.detach().clone() for p in made.param_groups[0]["params"]]]
+
+    train(ByPolarFactor, between=look)
+
+    plain = network()
+    made = ByPolarFactor(plain.parameters())
+    for _ in range(20):
+        x = torch.randn(32, 20)
+        made.zero_grad()
+        nn.functional.cross_entropy(plain(x), x[:, :5].argmax(dim=1)).backward()
+        made.step()
+    assert all(map(torch.equal, *at_the_end, plain.parameters()))
+
+
+def test_an_optimizer_is_copied_and_saved_while_its_steps_are_watched() -> None:
+    saved: list[Any] = []
+
+    def save(step: int, made: Any) -> None:
+        with io.BytesIO() as file:
+            torch.save(made, file)
+            file.seek(0)
+            saved.append((copy.deepcopy(made), torch.load(file, weights_only=False)))
+
+    meter = train(BySign, steps=8, between=save)
+
+    assert len(saved) == 8
+    assert all(type(made) is BySign for both in saved for made in both)
+    assert meter.history.optimizer == OptimizerMix(OptimizerKind.SIGN)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Muon, torch.optim.SGD],
+)
+def test_known_classes_are_not_watched(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(watched_steps.WatchedSteps, "before_step")
+    model = nn.Linear(8, 8, bias=False)
+
+    meter = NoiseScaleMeter(model, optimizer=optimizer(model.parameters(), lr=0.1))
+
+    assert meter._logged._watched is None
+    meter.close()
+
+
+def test_a_change_that_rounding_hides_is_looked_at_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in the first steps of a long warm-up."""
+    looks: list[OptimizerKind | None] = []
+    found = watched_steps.kind_of_step
+    monkeypatch.setattr(
+        watched_steps, "kind_of_step", lambda *x: looks.append(found(*x)) or looks[-1]
+    )
+
+    def warm_up(step: int, made: Any) -> None:
+        made.param_groups[0]["lr"] = 1e-12 if step < 40 else 0.01
+
+    late = train(BySign, steps=60, between=warm_up, lr=1e-12)
+    assert looks == [None, OptimizerKind.SIGN]
+    assert late.history.optimizer == OptimizerMix(OptimizerKind.SIGN)
+
+    looks.clear()
+    never = train(BySign, steps=60, lr=0.0)
+    assert looks == [None, None]
+    assert never.history.optimizer == OTHER
+
+
+class WithoutRate(ByGradient):
+    """Its groups have no learning rate, and there may be one without parameters."""
+
+    def __init__(self, params: Any) -> None:
+        torch.optim.Optimizer.__init__(self, [{"params": [*params]}, {"params": []}], {})
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]:
+                p.sub_(p.grad, alpha=0.01)
+
+
+RATELESS = pytest.mark.filterwarnings("ignore:The learning rate was not recorded")
+
+
+@RATELESS
+def test_groups_may_be_empty_and_without_a_learning_rate() -> None:
+    meter = train(WithoutRate)
+
+    assert meter.history.optimizer == OptimizerMix(OptimizerKind.SGD)
+
+
+class WithoutState(WithoutRate):
+    """Nobody else may read its state."""
+
+    def no_state(self) -> Any:
+        raise RuntimeError("no state")
+
+    state = property(no_state, lambda *_: None)  # type: ignore[assignment]
+
+
+@RATELESS
+def test_what_fails_beside_the_training_warns_once_and_ends_nothing() -> None:
+    steps: list[int] = []
+
+    with pytest.warns(UserWarning, match="not found from its steps: RuntimeError: no st") as got:
+        meter = train(WithoutState, steps=60, between=lambda step, _: steps.append(step))
+
+    assert sum("from its steps" in str(warning.message) for warning in got) == 1
+    assert len(steps) == 60
+    assert meter.history.optimizer == OTHER
+
+
+def matrices() -> Iterator[tuple[str, Tensor]]:
+    yield "no matrix", torch.zeros(64)
+    yield "too narrow", torch.zeros(3, 64)
+    yield "too large", torch.zeros(512, 512)
+    yield "of integers", torch.zeros(8, 8, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(("what", "value"), [*matrices()])
+def test_what_cannot_be_compared_is_left_alone(what: str, value: Tensor) -> None:
+    p = nn.Parameter(value, requires_grad=False)
+    p.grad = torch.ones_like(value) if value.is_floating_point() else None
+    watched = watched_steps.WatchedSteps(ByGradient([p]))
+
+    found = [watched.before_step() for _ in range(WATCHED[-1] + 1)]
+
+    assert found == [None] * WATCHED[-1] + [OptimizerKind.OTHER]
+
+
+def test_a_sparse_gradient_is_left_alone() -> None:
+    layer = nn.Embedding(8, 8, sparse=True)
+    layer(torch.arange(4)).sum().backward()
+    watched = watched_steps.WatchedSteps(ByGradient(layer.parameters()))
+
+    assert [watched.before_step() for _ in range(WATCHED[-1])] == [None] * WATCHED[-1]
+
+
+def test_random_wide_matrices_are_no_polar_factors() -> None:
+    """Their singular values are nearly equal, whatever moved them."""
+    torch.manual_seed(0)
+    before, gradient = torch.zeros(8, 512), torch.randn(8, 512) * torch.logspace(0, 3, 8)[:, None]
+    odd = gradient.sign() * gradient.abs().pow(0.1)
+
+    assert watched_steps.kind_of_step(before, gradient, odd, {}, {}) is OptimizerKind.OTHER
+
+
+def test_half_precision_that_hides_the_change_says_nothing() -> None:
+    before = torch.full((8, 8), 1.0, dtype=torch.bfloat16)
+    after = before - math.ldexp(1.0, -8)
+
+    assert watched_steps.kind_of_step(before, torch.ones(8, 8), after, {}, {}) is None
