@@ -44,9 +44,6 @@ STARTS = {"far below": 1 / 4, "near": 1.0, "far above": 4.0}
 WITHIN = 1.5
 ENOUGH = 0.75
 
-PER_SIDE = 3
-"""Least number of a workload's batch sizes; a sweep with fewer has no B_crit."""
-
 
 class Case(NamedTuple):
     """One run and what its scales say of the sweep's B_crit."""
@@ -74,7 +71,7 @@ class Case(NamedTuple):
 
 
 def cases() -> Iterator[Case]:
-    """All runs that were measured, of sweeps that show both ends."""
+    """All runs that were measured, of sweeps whose B_crit is between their batch sizes."""
     by_workload: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in saved_rows("prediction/optimizer_sweeps"):
         by_workload[row["workload"]].append(row)
@@ -83,14 +80,14 @@ def cases() -> Iterator[Case]:
             row["batch_size"]: median_of(row["steps"]) for row in rows if row["kind"] == "sweep"
         }
         reached = {size: count for size, count in steps.items() if count < math.inf}
-        if len(reached) <= PER_SIDE:
-            continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 swept = fit_tradeoff(list(reached), list(reached.values()))
             except ValueError:
                 continue
+        if not min(reached) < swept.critical_batch_size < max(reached):
+            continue
         for row in rows:
             if row["kind"] == "measured":
                 band = swept.critical_batch_size_band()

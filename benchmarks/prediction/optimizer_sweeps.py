@@ -12,7 +12,7 @@ With a schedule, the rate falls to zero on a line. The steps are then the fewest
 to end at the goal.
 
     python benchmarks/prediction/optimizer_sweeps.py [--device cuda] [--processes 2]
-        [--only "digits, SGD"] [--minutes M] [--into FILE] [--smoke]
+        [--only "digits, SGD"] [--seeds N] [--minutes M] [--into FILE] [--smoke]
 
 Workloads that are saved are not trained again. `geometries.py` and `bands.py` report what came out.
 """
@@ -28,7 +28,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -374,6 +374,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", action="append", choices=WORKLOADS)
     parser.add_argument("--minutes", type=float, help="end after these, with what is saved")
+    parser.add_argument("--seeds", type=int, help="fewer seeds, where there is no GPU")
     parser.add_argument(
         "--into", type=Path, help="a JSON file for the rows, instead of the results"
     )
@@ -384,6 +385,8 @@ def main() -> None:
     if given.into and given.into.exists():
         rows = json.loads(given.into.read_text())
     chosen = [WORKLOADS[name] for name in given.only or WORKLOADS]
+    if given.seeds:
+        chosen = [replace(each, seeds=min(each.seeds, given.seeds)) for each in chosen]
     if given.smoke:
         chosen = [Workload("digits", "AdamW", 1.5, 0.02, sizes=2, seeds=1, examples=64)]
     context = get_context("spawn")
