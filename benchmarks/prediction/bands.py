@@ -7,9 +7,9 @@ The ratio is that of a sweep's B_crit over the one that the noise scale of a sin
 it and far above it, see `geometries.py`.
 
 The band of a kind holds 95 % of a further model's ratios, if the logarithms are Gaussian: from the
-scatter between models and within each, by Student's t. Each model is left out in turn, with all its
-workloads: the band from the others is asked how many of its ratios it holds, and how far off its
-middle is, beside a middle of 1, which is what the theory says.
+scatter between models and within each, which all kinds share, by Student's t. Each model is left
+out in turn, with all its workloads: the band from the others is asked how many of its ratios it
+holds, and how far off its middle is, beside a middle of 1, which is what the theory says.
 
     python benchmarks/prediction/bands.py [--save]
 """
@@ -36,9 +36,8 @@ from benchmarks.prediction.single_runs import MEASURED, history_of
 from noisescale import fit_tradeoff, predict
 from noisescale.bounded import Bounded
 
+FALLING = "falling rate"
 PLAIN = ("sgd", "momentum", "adam", "sign", "spectral", "schedule-free")
-FEWEST = 3
-"""Models that a band needs."""
 
 
 class Ratio(NamedTuple):
@@ -70,7 +69,7 @@ def of_optimizer_sweeps() -> list[Ratio]:
             swept = case.swept.value
             found.append(
                 Ratio(
-                    "falling rate" if case.decays else case.kind,
+                    FALLING if case.decays else case.kind,
                     case.model,
                     workload,
                     case.batch_size,
@@ -81,14 +80,16 @@ def of_optimizer_sweeps() -> list[Ratio]:
     return found
 
 
-KINDS = {"characters": "adam", "digits": "sgd", "mnist": "sgd", "digits, decay": "falling rate"}
-"""Of the workloads of `single_runs.py` that do not name their optimizer."""
+UNNAMED = {"characters": "adam", "digits": "sgd", "mnist": "sgd"}
+"""Optimizers of the workloads of `single_runs.py` that do not name them."""
 
 
 def of_single_runs() -> list[Ratio]:
     rows = saved_rows("prediction/single_runs")
     found = []
     for name, workload in WORKLOADS.items():
+        if workload.decays:
+            continue
         steps: dict[int, float] = {}
         for row in rows:
             if row["workload"] == name and row["kind"] == "sweep":
@@ -96,7 +97,7 @@ def of_single_runs() -> list[Ratio]:
                 steps[size] = min(steps.get(size, math.inf), statistics.median(_counts(row)))
         reached = {size: count for size, count in steps.items() if count < math.inf}
         swept = fit_tradeoff(list(reached), list(reached.values())).critical_batch_size
-        kind = KINDS.get(name) or ("momentum" if "momentum" in name else "adam")
+        kind = UNNAMED.get(name) or ("momentum" if "momentum" in name else "adam")
         for position in MEASURED:
             size = workload.batch_sizes[position]
             runs = [
@@ -107,7 +108,6 @@ def of_single_runs() -> list[Ratio]:
                 and row.get("log_every", 1) == 1
             ]
             values = [predict(history_of(row)).critical_batch_size.value for row in runs]
-            # The weights are not tried here: of its falling rates the history has no more to say.
             ratio = swept / statistics.median(values)
             model = name.split(", ")[0]
             found.append(Ratio(kind, model, f"{name} (monitor)", size, ratio, ratio))
@@ -118,26 +118,51 @@ def _counts(row: dict[str, Any]) -> list[float]:
     return [math.inf if x is None else x for x in row["steps"]]
 
 
-def band_of(ratios: Iterable[Ratio], which: str = "value") -> Bounded:
+class Scatter(NamedTuple):
+    """Variances of logarithms, which all kinds share: some have three models alone."""
+
+    between: float
+    within: float
+    freedom: int
+
+    @classmethod
+    def of(cls, ratios: Iterable[Ratio], which: str) -> Scatter:
+        of_kind: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for ratio in ratios:
+            of_kind[ratio.kind][ratio.model].append(math.log(getattr(ratio, which)))
+        between = within = 0.0
+        freedom = runs = 0
+        for of_model in of_kind.values():
+            means = [statistics.mean(logs) for logs in of_model.values()]
+            middle = statistics.mean(means)
+            between += sum((m - middle) ** 2 for m in means)
+            freedom += len(means) - 1
+            for logs, mean in zip(of_model.values(), means, strict=True):
+                within += sum((x - mean) ** 2 for x in logs)
+                runs += len(logs) - 1
+        return cls(between / freedom, within / runs, freedom)
+
+
+def band_of(ratios: Iterable[Ratio], scatter: Scatter, which: str) -> Bounded:
     """The middle, and where 95 % of a further model's ratios are."""
     of_model: dict[str, list[float]] = defaultdict(list)
     for ratio in ratios:
         of_model[ratio.model].append(math.log(getattr(ratio, which)))
-    means = [statistics.mean(logs) for logs in of_model.values()]
-    middle, count = statistics.mean(means), len(means)
-    within = [(x - m) ** 2 for logs, m in zip(of_model.values(), means, strict=True) for x in logs]
-    freedom = max(sum(map(len, of_model.values())) - count, 1)
-    scatter = statistics.variance(means) * (1 + 1 / count) + sum(within) / freedom
-    reach = float(stdtrit(count - 1, 0.975)) * math.sqrt(scatter)
+    middle = statistics.mean(map(statistics.mean, of_model.values()))
+    spread = math.sqrt(scatter.between * (1 + 1 / len(of_model)) + scatter.within)
+    reach = float(stdtrit(scatter.freedom, 0.975)) * spread
     return Bounded(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach))
 
 
-def of_kind(kind: str, ratios: list[Ratio], which: str = "value") -> dict[str, Any]:
+def of_kind(kind: str, everything: list[Ratio], which: str) -> dict[str, Any]:
+    ratios = [ratio for ratio in everything if ratio.kind == kind]
     models = sorted({ratio.model for ratio in ratios})
-    band = band_of(ratios, which)
+    band = band_of(ratios, Scatter.of(everything, which), which)
     held, off, off_one = [], [], []
     for model in models:
-        other = band_of([ratio for ratio in ratios if ratio.model != model], which)
+        known = [ratio for ratio in everything if ratio.model != model]
+        alike = [ratio for ratio in known if ratio.kind == kind]
+        other = band_of(alike, Scatter.of(known, which), which)
         for ratio in ratios:
             if ratio.model == model:
                 value = getattr(ratio, which)
@@ -155,7 +180,7 @@ def of_kind(kind: str, ratios: list[Ratio], which: str = "value") -> dict[str, A
         "middle": band.value,
         "low": band.low,
         "high": band.high,
-        "held_left_out": statistics.mean(held),
+        "held_left_out": sum(held),
         "off_by_middle": math.exp(statistics.median(off)),
         "off_by_one": math.exp(statistics.median(off_one)),
     }
@@ -169,29 +194,21 @@ def main() -> None:
         warnings.simplefilter("ignore")
         ratios = [*of_optimizer_sweeps(), *of_single_runs()]
     rows = []
-    for kind in (*PLAIN, "falling rate"):
-        alike = [ratio for ratio in ratios if ratio.kind == kind]
-        for which in ("value", "weighted") if kind == "falling rate" else ("value",):
-            tried = alike
-            if kind == "falling rate":
-                tried = [r for r in alike if not r.workload.endswith("(monitor)")]
-            if len({ratio.model for ratio in tried}) < FEWEST:
-                continue
-            row = of_kind(kind, tried, which)
+    for kind in (*PLAIN, FALLING):
+        for which in ("value", "weighted") if kind == FALLING else ("value",):
+            row = of_kind(kind, ratios, which)
             rows.append(row)
             print(
                 f"{kind:14} {which:9} {row['ratios']:3} runs of {len(row['models'])} models:"
                 f" {row['lowest']:.2f} to {row['highest']:.2f}; band {row['middle']:.2f}"
-                f" ({row['low']:.2f} to {row['high']:.2f}); left out: holds"
-                f" {row['held_left_out']:.0%}, off by {row['off_by_middle']:.2f} from the middle,"
+                f" ({row['low']:.2f} to {row['high']:.2f}); of models left out it holds"
+                f" {row['held_left_out']}, off by {row['off_by_middle']:.2f} from the middle,"
                 f" {row['off_by_one']:.2f} from 1"
             )
-    everything = [r for r in ratios if r.kind in PLAIN]
     for ratio in sorted(ratios):
         weighted = "" if ratio.weighted == ratio.value else f" (weighted {ratio.weighted:.2f})"
         about = f"{ratio.kind:14} {ratio.workload:34} B = {ratio.batch_size:4}"
         print(f"  {about}: {ratio.value:.2f}{weighted}")
-    rows.append(of_kind("any", everything))
     if arguments.save:
         write_results("prediction/bands", [*rows, *(ratio._asdict() for ratio in ratios)])
 
