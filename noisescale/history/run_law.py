@@ -33,7 +33,7 @@ class RunLaw:
 
         S_min = Σ steps·p        E_min = Σ steps·B·(1 - p)
 
-    Both are linear in p, and the blocks of the run have independent estimates of p. Let t = Σ t_k
+    A step counts by its learning rate where that fell, see `Segments.weight`. Both are linear in p, and the blocks of the run have independent estimates of p. Let t = Σ t_k
     be a sum over blocks, and let each t_k lie between l_k and u_k. The bounds of the sum are
 
         t - √(Σ (t_k - l_k)²)   and   t + √(Σ (u_k - t_k)²)
@@ -67,7 +67,8 @@ class RunLaw:
         """Return the law of a run. Its noise scale is multiplied by kappa."""
 
         def of_blocks(progress: Array) -> Parts:
-            return Parts.at_progress(progress, run.batch_size, run.steps).of_blocks(run.block)
+            counted = run.steps * run.weight
+            return Parts.at_progress(progress, run.batch_size, counted).of_blocks(run.block)
 
         def parts(progress: Array, factor: float) -> Parts:
             return of_blocks(_calibrate(progress, factor) + shift)
@@ -95,7 +96,9 @@ class RunLaw:
             of_b,
             of_kappa,
             _extremes(run),
-            Parts.at_progress(middle.clip(0.0, 1.0), run.batch_size, run.steps).gamma,
+            Parts.at_progress(
+                middle.clip(0.0, 1.0), run.batch_size, run.steps * run.weight
+            ).gamma,
         )
 
     @classmethod
@@ -242,7 +245,7 @@ def tradeoff_of(history: History) -> Tradeoff:
     """
     run = Segments.of(history)
     if run.as_logged:
-        return Tradeoff.from_run(run.noise_scale, run.batch_size, run.steps)
+        return Tradeoff.from_run(run.noise_scale, run.batch_size, run.steps * run.weight)
     law = RunLaw.of(run, Bounded(1.0, 1.0, 1.0))
     if law.tradeoff is None:
         raise Refusal(
