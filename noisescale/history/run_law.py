@@ -33,8 +33,9 @@ class RunLaw:
 
         S_min = Σ steps·p        E_min = Σ steps·B·(1 - p)
 
-    A step counts by its learning rate where that fell, see `Segments.weight`. Both are linear in p, and the blocks of the run have independent estimates of p. Let t = Σ t_k
-    be a sum over blocks, and let each t_k lie between l_k and u_k. The bounds of the sum are
+    A step counts by its learning rate where that fell, see `Segments.weight`. Both sums are linear
+    in p, and the blocks of the run have independent estimates of p. Let t = Σ t_k be a sum over
+    blocks, and let each t_k lie between l_k and u_k. The bounds of the sum are
 
         t - √(Σ (t_k - l_k)²)   and   t + √(Σ (u_k - t_k)²)
 
@@ -96,9 +97,7 @@ class RunLaw:
             of_b,
             of_kappa,
             _extremes(run),
-            Parts.at_progress(
-                middle.clip(0.0, 1.0), run.batch_size, run.steps * run.weight
-            ).gamma,
+            Parts.at_progress(middle.clip(0.0, 1.0), run.batch_size, run.steps * run.weight).gamma,
         )
 
     @classmethod

@@ -133,8 +133,12 @@ class Segments:
         value = np.clip(fill_gaps(value, resolved), low, high)
         block = np.zeros(steps.size, dtype=np.intp)
         run = cls.from_bounds(steps, batch_size, value, low, high, block)
-        known = {"resolved": resolved.astype(np.float64), "weight": _weight(history, steps)}
-        return replace(run, **known, as_logged=True)
+        return replace(
+            run,
+            resolved=resolved.astype(np.float64),
+            weight=_weight(history, steps),
+            as_logged=True,
+        )
 
     @classmethod
     def from_bounds(
@@ -175,7 +179,7 @@ def _weight(history: Mapping[str, Array], steps: Array) -> Array:
         return np.ones(steps.size)
     rate = np.asarray(history["learning_rate"], dtype=np.float64)
     rate = fill_gaps(rate, np.isfinite(rate) & (rate >= 0))
-    return rate * steps.sum() / (rate @ steps)
+    return np.asarray(rate * steps.sum() / (rate @ steps))
 
 
 def coverage_of(history: Mapping[str, Array]) -> float:

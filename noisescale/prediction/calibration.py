@@ -30,10 +30,11 @@ LEAST_KAPPA, MOST_KAPPA = 1e-6, 1e6
 _FARTHEST = 40.0
 """The logarithm of the largest factor that is tried: far beyond those that are allowed."""
 
-UNCALIBRATED = (
-    "kappa = 1: the uncalibrated theory, B_crit = B_simple. It was derived for plain SGD with a"
-    " well-tuned learning rate; momentum, Adam and a decaying learning rate change the factor (in"
-    " McCandlish et al. 2018 the factor runs from 1/8 to 20, for language models it can be larger)."
+_UNCALIBRATED = (
+    "kappa = {:g}: not calibrated by this model. In the theory kappa is 1, B_crit = B_simple. The"
+    " theory was derived for plain SGD with a well-tuned learning rate; other optimizers and a"
+    " decaying learning rate change the factor (in McCandlish et al. 2018 the factor runs from 1/8"
+    " to 20, for language models it can be larger)."
 )
 
 
@@ -56,11 +57,11 @@ class Calibration:
     doubts: tuple[str, ...] = ()
     """Whole sentences, for the reader of a prediction."""
     is_theory: bool = False
-    """Whether the value is 1 because nothing better is known."""
+    """Whether the value is that of other models because nothing better is known."""
     branched: BranchedRun | None = None
     """Branches, which have their own law over their own steps."""
-    found_in: str = ""
-    """The runs that the bounds of the theory come from, as a part of a sentence."""
+    expected: str = ""
+    """The factor of the theory, with the runs that its bounds come from, for a sentence."""
 
     def __post_init__(self) -> None:
         k = self.kappa
@@ -88,19 +89,19 @@ class Calibration:
 
     @classmethod
     def theory(cls, optimizer: OptimizerMix | None = None, *, decayed: bool = False) -> Calibration:
-        """Return kappa = 1, with bounds from the errors the theory had for this kind of optimizer.
+        """Return the kappa to expect with this kind of optimizer, with its bounds.
 
-        Without an optimizer these errors are not known, and both bounds are 1.
+        Without an optimizer the errors of the theory are not known: kappa and both bounds are 1.
         """
         if optimizer is None:
-            return cls(Bounded(1.0, 1.0, 1.0), UNCALIBRATED, is_theory=True)
-        band, found_in = theory_band(optimizer, decayed=decayed)
+            return cls(Bounded(1.0, 1.0, 1.0), _UNCALIBRATED.format(1), is_theory=True)
+        band = theory_band(optimizer, decayed=decayed)
         falling = " at a falling learning rate" if decayed else ""
         source = (
-            f"{UNCALIBRATED} With {optimizer.title}{falling} B_crit was {band.low:g} to"
-            f" {band.high:g} times B_simple in {found_in}."
+            f"{_UNCALIBRATED.format(band.factor.value)} With {optimizer.title}{falling} B_crit is"
+            f" expected at {band.told}."
         )
-        return cls(band, source, is_theory=True, found_in=found_in)
+        return cls(band.factor, source, is_theory=True, expected=band.told)
 
     @classmethod
     def from_sweep(

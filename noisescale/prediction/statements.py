@@ -176,8 +176,7 @@ def _how_sure(p: PredictionRecord, position: Position) -> Statement:
     kind = getattr(p.history, "optimizer", None)
     of_kind = "this optimizer" if kind is None else kind.title
     of_kind += " at a falling learning rate" if has_decayed(p.history) else ""
-    was = f"was {band.low:g} to {band.high:g} x the noise scale in {p.calibration.found_in}"
-    what = f"with {of_kind} the critical batch size {was}"
+    what = f"with {of_kind} the critical batch size is expected at {p.calibration.expected}"
     if position.resolved:
         what += f". {advice_on(p.run_batch_size, position.critical.value)}"
     return Statement("How sure", what, band, basis="assumed")

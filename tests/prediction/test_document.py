@@ -250,7 +250,7 @@ def test_a_hybrid_is_named_with_both_its_kinds() -> None:
     said = " ".join(p.to_text(details=True).split())
 
     assert "SGD with momentum on 62 % of the parameters and Adam and its variants on others" in said
-    assert "MNIST at momentum 0.9; and in 57 runs" in said
+    assert "by 21 runs of 3 models and 27 runs of 5 models" in said
     run = p.to_dict()["run"]
     assert (run["optimizer"], run["optimizer_beside"], run["optimizer_share"]) == (
         "momentum",

@@ -420,9 +420,7 @@ def test_the_uncalibrated_theory_is_labelled_and_a_calibration_named() -> None:
         for c in (None, 2, Calibration(Bounded(3.0, 2.0, 4.0), "a sweep"))
     )
 
-    assert theory.startswith(
-        "kappa = 1: the uncalibrated theory, B_crit = B_simple. It was derived"
-    )
+    assert theory.startswith("kappa = 1: not calibrated by this model. In the theory kappa is 1")
     assert given == "B_crit = kappa·B_simple, kappa = 2: given."
     assert fitted == "B_crit = kappa·B_simple, kappa = 3 (2 to 4): a sweep."
     assert predict(history(), calibration=2).critical_batch_size.value == pytest.approx(384)

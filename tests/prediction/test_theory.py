@@ -3,8 +3,9 @@
 
 import pytest
 
+from noisescale.bounded import Bounded
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
-from noisescale.prediction.theory import THEORY_BANDS, theory_band
+from noisescale.prediction.theory import FALLING, THEORY_BANDS, theory_band
 
 
 @pytest.mark.parametrize("kind", OptimizerKind)
@@ -17,12 +18,28 @@ def test_a_hybrid_has_the_hull_of_two_bands_and_both_sources() -> None:
     first, second = (THEORY_BANDS[kind] for kind in kinds)
 
     band = theory_band(OptimizerMix(*kinds, 0.6), decayed=False)
+    turned = theory_band(OptimizerMix(*kinds[::-1], 0.6), decayed=False)
 
-    assert band == theory_band(OptimizerMix(*kinds[::-1], 0.6), decayed=False)._replace(
-        source=band.source
+    ends = first.factor.low, second.factor.high
+    assert band.factor == Bounded(first.factor.value, *ends)  # of the main kind
+    assert turned.factor == Bounded(second.factor.value, *ends)
+    assert band.source == f"{first.source} and {second.source}"
+
+
+@pytest.mark.parametrize("kinds", [(6, 3), (3, 6)])
+def test_with_muon_the_band_is_that_of_its_hybrids(kinds: tuple[int, int]) -> None:
+    mix = OptimizerMix(*map(OptimizerKind, kinds), 0.8)
+
+    assert theory_band(mix, decayed=False) == THEORY_BANDS[OptimizerKind.SPECTRAL]
+
+
+@pytest.mark.parametrize("kind", OptimizerKind)
+def test_where_the_rate_fell_the_factor_is_1_and_the_bounds_hold_both(kind: OptimizerKind) -> None:
+    constant, falling = (theory_band(OptimizerMix(kind), decayed=d).factor for d in (False, True))
+
+    assert falling == Bounded(
+        1.0, min(constant.low, FALLING.factor.low), max(constant.high, FALLING.factor.high)
     )
-    assert (band.factor.low, band.factor.high) == (first.factor.low, second.factor.high)
-    assert band.source == f"{first.source}; and in {second.source}"
 
 
 def test_one_source_of_two_kinds_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,6 +48,4 @@ def test_one_source_of_two_kinds_is_named_once(monkeypatch: pytest.MonkeyPatch) 
     mix = OptimizerMix(OptimizerKind.SIGN, OptimizerKind.OTHER, 0.6)
 
     assert theory_band(mix, decayed=False) == other
-    falling = theory_band(mix, decayed=True)
-    assert falling.source.startswith(f"{other.source}; and in 24 runs")
-    assert (falling.factor.low, falling.factor.high) == (0.05, other.factor.high)
+    assert theory_band(mix, decayed=True).source == f"{other.source} and {FALLING.source}"

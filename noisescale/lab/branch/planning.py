@@ -107,8 +107,9 @@ class Branching:
         def steps(critical: float) -> float:
             return self.steps * (1 + critical / batch_size) / (1 + critical / self.batch_size)
 
-        several = sorted(map(steps, (*ends, found.value)))
-        return Bounded(steps(found.value), several[0], several[-1])
+        expected = band.value * found.value
+        several = sorted(map(steps, (*ends, expected)))
+        return Bounded(steps(expected), several[0], several[-1])
 
     def first_look(self, batch_size: float) -> int:
         """Return the step of a branch after which its loss is first evaluated."""
