@@ -553,3 +553,51 @@ def test_a_run_without_any_resolved_row_has_bounds_alone() -> None:
 def test_a_history_that_is_no_run_is_refused(step: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Segments.of(columns(step, noise_scale=[5.0] * len(step)))
+
+
+FALLING = {
+    "noise_scale": [10.0, 20.0, 40.0, 200.0],
+    "batch_size": [32.0] * 4,
+    "learning_rate": [1.0, 0.7, 0.4, 0.1],
+}
+
+
+def test_a_step_counts_by_its_learning_rate_where_that_fell() -> None:
+    """The law written out: a step at rate r makes r times the progress."""
+    history = columns([10, 30, 60, 100], **FALLING)
+    steps, rate = np.array([10, 20, 30, 40]), np.array(FALLING["learning_rate"])
+    weight = rate * 100 / (rate @ steps)
+
+    run = Segments.of(history)
+    law = RunLaw.of(run, ONE)
+
+    assert run.weight == pytest.approx(weight)
+    share = 1 / (1 + run.noise_scale / 32)
+    least, fewest = weight * steps @ share, 32 * (weight * steps @ (1 - share))
+    assert law.middle == pytest.approx((least, fewest))
+    assert law.steps(32).value == pytest.approx(100)  # at the run's own batch size, its steps
+    unweighted = {name: x for name, x in history.items() if name != "learning_rate"}
+    plain = RunLaw.of(Segments.of(unweighted), ONE)
+    assert law.critical_batch_size.value < 0.8 * plain.critical_batch_size.value
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"learning_rate": [1.0, 0.9, 0.8, 0.7]},  # hardly fell
+        {"batch_size": [32.0, 32.0, 64.0, 64.0]},  # the scheduler's rates go with its sizes
+        {"learning_rate": [math.nan] * 4},
+    ],
+)
+def test_else_all_steps_count_the_same(changed: dict[str, list[float]]) -> None:
+    run = Segments.of(columns([10, 30, 60, 100], **{**FALLING, **changed}))
+
+    assert (run.weight == 1).all()
+
+
+def test_a_rate_that_was_not_logged_is_the_next_one() -> None:
+    rates = {**FALLING, "learning_rate": [1.0, math.nan, 0.4, 0.1]}
+
+    run = Segments.of(columns([10, 30, 60, 100], **rates))
+
+    assert run.weight[1] == run.weight[2]
