@@ -57,6 +57,13 @@ class Problem:
         }
 
 
+def use_plain_attention() -> None:
+    """Let attention be computed by its formula, on CPUs too: `vmap` has no rule for fused ones."""
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def cross_entropy(output: Tensor, batch: Batch) -> Tensor:
     return nn.functional.cross_entropy(output.flatten(0, -2), batch[1].flatten())
 

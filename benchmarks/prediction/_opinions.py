@@ -97,6 +97,7 @@ def of_second_runs(
             second = History.from_columns(
                 {n: np.array([value]) for n, value in _end(TIMES * size, steps).items()},
                 parameters=history.parameters,
+                unit=history.unit,
             )
             p = predict(history, second_run=second)
             far = "" if TIMES * size >= FAR_ENOUGH * swept else ", too near"

@@ -22,7 +22,7 @@ import statistics
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,16 +80,15 @@ def of_optimizer_sweeps() -> list[Ratio]:
     return found
 
 
+NAMED = {"momentum": "momentum", "AdamW": "adam", "decay": FALLING}
 UNNAMED = {"characters": "adam", "digits": "sgd", "mnist": "sgd"}
-"""Optimizers of the workloads of `single_runs.py` that do not name them."""
+"""Optimizers of the workloads of `single_runs.py`, by their names and where these have none."""
 
 
 def of_single_runs() -> list[Ratio]:
     rows = saved_rows("prediction/single_runs")
     found = []
     for name, workload in WORKLOADS.items():
-        if workload.decays:
-            continue
         steps: dict[int, float] = {}
         for row in rows:
             if row["workload"] == name and row["kind"] == "sweep":
@@ -97,21 +96,29 @@ def of_single_runs() -> list[Ratio]:
                 steps[size] = min(steps.get(size, math.inf), statistics.median(_counts(row)))
         reached = {size: count for size, count in steps.items() if count < math.inf}
         swept = fit_tradeoff(list(reached), list(reached.values())).critical_batch_size
-        kind = UNNAMED.get(name) or ("momentum" if "momentum" in name else "adam")
+        model, *others = name.split(", ")
+        kind = UNNAMED[model] if not others else NAMED[others[0]]
         for position in MEASURED:
             size = workload.batch_sizes[position]
-            runs = [
-                row
+            histories = [
+                history_of(row)
                 for row in rows
                 if row["kind"] == "measured"
                 and (row["workload"], row["batch_size"]) == (name, size)
                 and row.get("log_every", 1) == 1
             ]
-            values = [predict(history_of(row)).critical_batch_size.value for row in runs]
-            ratio = swept / statistics.median(values)
-            model = name.split(", ")[0]
-            found.append(Ratio(kind, model, f"{name} (monitor)", size, ratio, ratio))
+            weighted = swept / statistics.median(map(_by_noise_scale, histories))
+            constant = [
+                {name: x for name, x in history.items() if name != "learning_rate"}
+                for history in histories
+            ]
+            value = swept / statistics.median(map(_by_noise_scale, constant))
+            found.append(Ratio(kind, model, f"{name} (monitor)", size, value, weighted))
     return found
+
+
+def _by_noise_scale(history: Mapping[str, Any]) -> float:
+    return predict(history).critical_batch_size_by_noise_scale.value
 
 
 def _counts(row: dict[str, Any]) -> list[float]:
@@ -195,7 +202,7 @@ def main() -> None:
         ratios = [*of_optimizer_sweeps(), *of_single_runs()]
     rows = []
     for kind in (*PLAIN, FALLING):
-        for which in ("value", "weighted") if kind == FALLING else ("value",):
+        for which in ("value", "weighted") if kind == FALLING else ("weighted",):
             row = of_kind(kind, ratios, which)
             rows.append(row)
             print(

@@ -46,6 +46,7 @@ from benchmarks.lib.stacked import (
     Stack,
     Training,
     steps_to_goal,
+    use_plain_attention,
 )
 
 NAME = "prediction/optimizer_sweeps"
@@ -345,9 +346,7 @@ def _short(x: float) -> float | None:
 
 def _work(workload: Workload, device: str, known: list[Row], out: Any) -> None:
     torch.set_num_threads(1)
-    torch.backends.cuda.enable_flash_sdp(False)  # `vmap` has no rule for them
-    torch.backends.cuda.enable_mem_efficient_sdp(False)
-    torch.backends.cuda.enable_cudnn_sdp(False)
+    use_plain_attention()
     try:
         for row in sweep(workload, device, known):
             out.put(row)

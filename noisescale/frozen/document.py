@@ -223,7 +223,7 @@ def _assumptions(found: MeasurementRecord) -> Iterator[str]:
     yield "Batches are independent draws. Examples that come again in a later epoch count anew."
     optimizer = found.optimizer or OptimizerMix(OptimizerKind.OTHER)
     band = theory_band(optimizer, decayed=False)
-    yield (f"With {optimizer.title} the critical batch size is expected at {band.told}.")
+    yield (f"With {optimizer.title} the critical batch size is expected at {band.expectation}.")
     yield (
         "Cheap is what reaches the same with at most 1.2 x the examples of the batch size that was"
         " measured, if the noise scale stayed as it is at these weights."

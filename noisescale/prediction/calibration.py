@@ -99,9 +99,9 @@ class Calibration:
         falling = " at a falling learning rate" if decayed else ""
         source = (
             f"{_UNCALIBRATED.format(band.factor.value)} With {optimizer.title}{falling} B_crit is"
-            f" expected at {band.told}."
+            f" expected at {band.expectation}."
         )
-        return cls(band.factor, source, is_theory=True, expected=band.told)
+        return cls(band.factor, source, is_theory=True, expected=band.expectation)
 
     @classmethod
     def from_sweep(

@@ -18,7 +18,7 @@ class TheoryBand(NamedTuple):
     """The experiments, as a part of a sentence."""
 
     @property
-    def told(self) -> str:
+    def expectation(self) -> str:
         """The factor with its bounds and where it is from, as a part of a sentence."""
         f = self.factor
         return f"{f.value:g} ({f.low:g} to {f.high:g}) x the noise scale, by {self.source}"
@@ -41,8 +41,8 @@ THEORY_BANDS: dict[OptimizerKind, TheoryBand] = {
         Bounded(1.0, 0.27, 4.9), "9 runs of 3 models with schedule-free AdamW"
     ),
 }
-"""From benchmarks/prediction/bands.py, see docs/prediction-benchmark.md. The factor is not 1 where
-another one was nearer in models that had no part in it: under Adam and Muon."""
+"""These are from benchmarks/prediction/bands.py, see docs/prediction-benchmark.md. The factor is
+not 1 where another one was nearer in models that had no part in it: under Adam and Muon."""
 
 FALLING = TheoryBand(Bounded(1.0, 0.25, 3.7), "24 runs of 5 models with a falling rate")
 """Where the learning rate fell along the run, with steps that count by it."""
