@@ -60,7 +60,7 @@ def norms_of(tensors: Sequence[Tensor]) -> list[Norm]:
         if tensor.is_sparse:
             tensor = tensor.coalesce().values()
         if tensor.is_complex():
-            tensor = as_real(tensor)
+            tensor = _as_real(tensor)
         if not tensor.numel():
             continue
         if not tensor.is_cpu:
@@ -88,12 +88,12 @@ def norms_of(tensors: Sequence[Tensor]) -> list[Norm]:
 def norms_of_one(tensor: Tensor) -> list[Norm]:
     """Return `norms_of((tensor,))`, in a single kernel if possible."""
     if tensor.is_complex() and not tensor.is_sparse:
-        tensor = as_real(tensor)
+        tensor = _as_real(tensor)
     quick = tensor.is_cpu and tensor.element_size() >= 4 and not tensor.is_sparse
     return [_dots(tensor.view(-1))] if quick and tensor.is_contiguous() else norms_of((tensor,))
 
 
-def as_real(tensor: Tensor) -> Tensor:
+def _as_real(tensor: Tensor) -> Tensor:
     """View a complex tensor as its real and imaginary parts, shape (..., 2); nothing is copied.
 
     Of a tensor that is stored as its conjugate these are the conjugate's: a square is the same.

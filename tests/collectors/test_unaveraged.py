@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from noisescale import AdasumOptimizer, NoiseScaleMeter
 from noisescale.collectors import unaveraged
 from noisescale.collectors.unaveraged import UnaveragedCollector
-from noisescale.methods.preconditioned import PreconditionedNoiseScale
+from noisescale.methods.inner_product import NoiseAlongGradient
 
 
 def model() -> nn.Sequential:
@@ -186,7 +186,7 @@ def test_the_loss_scale_is_taken_out(unscaled: bool) -> None:
     [
         {"small_batch": "micro_batch"},
         {"small_batch": "half"},
-        {"extra": [PreconditionedNoiseScale]},
+        {"extra": [NoiseAlongGradient]},
     ],
 )
 def test_only_ranks_can_be_compared(options: dict[str, Any]) -> None:

@@ -29,7 +29,6 @@ from noisescale.collectors.rows.step_rows import MeasuredStep, StepRows
 from noisescale.meter.choosing import choose_collector
 from noisescale.meter.options import MeterOptions
 from noisescale.methods.inner_product import NoiseAlongGradient
-from noisescale.methods.preconditioned import PreconditionedNoiseScale
 
 STEPS = 4
 
@@ -172,45 +171,29 @@ def gradient_by_name(model: Split, step: int, micro: int, rows: int) -> dict[str
     return {n: p.grad for n, p in on_cpu.named_parameters()}  # type: ignore[misc]
 
 
-def along_momentum(
-    gradients: dict[str, Tensor], states: dict[str, dict[str, Tensor]], _: float
+def along_mean(
+    gradients: dict[str, Tensor], states: dict[str, dict[str, Tensor]], kept: str
 ) -> float:
-    m = {n: state["momentum_buffer"].double() for n, state in states.items()}
+    m = {n: state[kept].double() for n, state in states.items()}
     length = math.sqrt(sum(float(one.square().sum()) for one in m.values()))
     return (sum(float((gradients[n] * m[n]).sum()) for n in m) / length) ** 2
 
 
-def as_adam_scales(
-    gradients: dict[str, Tensor], states: dict[str, dict[str, Tensor]], steps: float
-) -> float:
-    v = {n: state["exp_avg_sq"].double() / (1 - 0.99**steps) for n, state in states.items()}
-    return sum(float((g / (v[n].sqrt() + 1e-3)).square().sum()) for n, g in gradients.items())
-
-
 OPTIMIZERS: dict[str, Any] = {
-    "momentum": (
-        NoiseAlongGradient,
-        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, foreach=False),
-        along_momentum,
-    ),
-    "preconditioner": (
-        PreconditionedNoiseScale,
-        lambda p: torch.optim.Adam(p, 0.1, (0.9, 0.99), 1e-3, foreach=False),
-        as_adam_scales,
-    ),
+    "momentum_buffer": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, foreach=False),
+    "exp_avg": lambda p: torch.optim.Adam(p, 0.1, (0.9, 0.99), 1e-3, foreach=False),
 }
+"""By the name of their mean of gradients."""
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kept", OPTIMIZERS)
 @pytest.mark.parametrize("place", PLACES)
-def test_an_optimizer_s_state_is_found_on_each_device(place: str, kind: str) -> None:
+def test_an_optimizer_s_state_is_found_on_each_device(place: str, kept: str) -> None:
     """Its state of the steps before; in the first step there is none."""
     model = Split(PLACES[place])
-    measure, make, by_hand = OPTIMIZERS[kind]
-    optimizer = make(model.parameters())
-    collector = choose_collector(
-        model, MeterOptions(small_batch="micro_batch"), extra=[measure(MeterOptions(), optimizer)]
-    )
+    optimizer = OPTIMIZERS[kept](model.parameters())
+    beside = NoiseAlongGradient(MeterOptions(), optimizer)
+    collector = choose_collector(model, MeterOptions(small_batch="micro_batch"), extra=[beside])
     rows = ROWS["micro_batch"]
 
     for step in range(STEPS):
@@ -227,9 +210,9 @@ def test_an_optimizer_s_state_is_found_on_each_device(place: str, kind: str) -> 
             assert math.isnan(got.small_sq_norm)
             assert math.isnan(got.big_sq_norm)
             continue
-        of_parts = sum(by_hand(part, states, step) for part in parts) / len(parts)
+        of_parts = sum(along_mean(part, states, kept) for part in parts) / len(parts)
         assert got.small_sq_norm == pytest.approx(of_parts, rel=1e-5)
-        assert got.big_sq_norm == pytest.approx(by_hand(whole, states, step), rel=1e-5)
+        assert got.big_sq_norm == pytest.approx(along_mean(whole, states, kept), rel=1e-5)
 
 
 def passes(model: Split, way: str, meter: NoiseScaleMeter | None = None) -> Iterator[int]:

@@ -30,7 +30,6 @@ from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows import step_rows
 from noisescale.collectors.rows.step_rows import StepRows
 from noisescale.methods.inner_product import NoiseAlongGradient
-from noisescale.methods.preconditioned import PreconditionedNoiseScale
 
 STEPS = 6  # after two of DDP, hooks have given way to the end of the backward pass
 
@@ -79,9 +78,6 @@ class OneStream(TwoStreams):
     def forward(self, x: Tensor, branch: bool) -> Tensor:
         h = self.norm(self.first(x)).tanh()
         return self.last(self.here(h, branch) + self.there(h, branch))
-
-
-BESIDE = PreconditionedNoiseScale, NoiseAlongGradient
 
 
 class Way(NamedTuple):
@@ -247,12 +243,12 @@ VIEWS = partial(ddp, gradient_as_bucket_view=True)
 WAYS: dict[str, tuple[Way, list[Callable[[], AbstractContextManager[None]]]]] = {
     "halves": (Way(1, alone, {"small_batch": "half"}), OF_NORMS),
     "halves, of Adam": (
-        Way(1, alone, {"small_batch": "half", "extra": BESIDE}),
+        Way(1, alone, {"small_batch": "half", "extra": [NoiseAlongGradient]}),
         OF_NORMS,
     ),
     "micro-batches": (Way(1, alone, {"small_batch": "micro_batch"}, 3), OF_NORMS),
     "micro-batches, of Adam": (
-        Way(1, alone, {"small_batch": "micro_batch", "extra": BESIDE[:1], **GROUPS}, 2),
+        Way(1, alone, {"small_batch": "micro_batch", "extra": [NoiseAlongGradient], **GROUPS}, 2),
         OF_NORMS,
     ),
     "examples": (Way(1, alone, {"small_batch": "example"}), OF_NORMS),

@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 from fake_device.transfers import Transfer, Transfers
 from noisescale import NoiseScaleMeter
 from noisescale.methods.inner_product import NoiseAlongGradient
-from noisescale.methods.preconditioned import PreconditionedNoiseScale
 
 FEATURES, CLASSES, ROWS = 64, 10, 16
 STEPS, EVERY, READ_EVERY = 40, 2, 10
@@ -125,11 +124,11 @@ WAYS: Mapping[str, Way] = {
     "micro-batches": Way(4, options=lambda _: MICRO),
     "micro-batches of unequal sizes": Way(4, options=lambda _: MICRO, rows=lambda i: 8 + i % 7),
     "micro-batches, groups": Way(4, options=lambda _: {**MICRO, "groups": GROUPS}),
-    "micro-batches, Adam": Way(4, adam(), by(PreconditionedNoiseScale)),
-    "micro-batches, Adam with steps on the device": Way(
-        4, adam(capturable=True), by(PreconditionedNoiseScale)
-    ),
     "micro-batches, momentum": Way(4, options=by(NoiseAlongGradient)),
+    "micro-batches, momentum of Adam": Way(4, adam(), by(NoiseAlongGradient)),
+    "micro-batches, momentum of Adam with steps on the device": Way(
+        4, adam(capturable=True), by(NoiseAlongGradient)
+    ),
     "micro-batches, weights": Way(
         4, options=lambda _: MICRO, arguments=lambda rows: {"weight": float(rows)}
     ),

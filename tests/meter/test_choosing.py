@@ -17,7 +17,7 @@ from noisescale.hugging_face import NoiseScaleCallback
 from noisescale.meter import choosing
 from noisescale.meter.choosing import choose_collector
 from noisescale.meter.options import MeterOptions
-from noisescale.methods.preconditioned import PreconditionedNoiseScale
+from noisescale.methods.inner_product import NoiseAlongGradient
 
 
 def meter(**options: Any) -> NoiseScaleMeter:
@@ -46,9 +46,9 @@ def test_layers_of_another_small_batch_are_refused(
         made(small_batch=small_batch, layers="normalization")
 
 
-def test_layers_and_the_preconditioned_gradient_contradict_each_other() -> None:
+def test_layers_and_what_is_measured_beside_contradict_each_other() -> None:
     with pytest.raises(ValueError, match="`extra` must be empty if examples are the small batches"):
-        NoiseScaleMonitor(layers="normalization", extra=[PreconditionedNoiseScale])
+        NoiseScaleMonitor(layers="normalization", extra=[NoiseAlongGradient])
 
 
 def test_a_model_without_trained_parameters_is_not_measured() -> None:
@@ -118,7 +118,7 @@ def test_ranks_that_share_the_tokens_of_a_batch_are_not_measured_under_ddp_eithe
     ("options", "got"),
     [
         ({"small_batch": "example"}, "'example' and none"),
-        ({"extra": [PreconditionedNoiseScale]}, "'auto' and PreconditionedNoiseScale"),
+        ({"extra": [NoiseAlongGradient]}, "'auto' and NoiseAlongGradient"),
     ],
 )
 def test_sharded_gradients_are_compared_by_micro_batches_of_ranks_alone(

@@ -145,8 +145,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             `NoiseScaleMeter`.
         layers: With single examples, "all" layers, or those of "normalization" alone, which cost
             almost nothing and imply `small_batch="example"`.
-        extra: What is measured beside, such as `PreconditionedNoiseScale`. See
-            `ExtraMeasurement`.
+        extra: What is measured beside, such as `NoiseAlongGradient`. See `ExtraMeasurement`.
         cut: Names of the submodules at whose outputs the halves of a batch are separated. Default:
             the modules that the training step calls. See `NoiseScaleMeter`.
         cost: The share of the run's time that measuring may take. See `NoiseScaleMeter`.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Noise scales of parameter groups and of the preconditioned gradient, from the same pass."""
+"""Noise scales of parameter groups and of what is measured beside, from the same pass."""
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,49 @@ import torch
 import torch.distributed as dist
 from fits import classifier, fit
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+from torch.nn import Parameter
 
 from noisescale import NoiseScaleMonitor
-from noisescale.methods.preconditioned import PreconditionedNoiseScale
+from noisescale.collectors.gradient_norms import ExtraEntry
+from noisescale.collectors.squared_norms import Norm, norms_of
+from noisescale.estimation.moments import GradientMoments
+from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.meter.extra import ExtraMeasurement
+from noisescale.meter.options import MeterOptions
+from noisescale.methods.inner_product import NoiseAlongGradient
 
 GROUPS = {"first": r"^net\.0\.", "last": r"^net\.2\."}
+
+
+class Doubled(ExtraEntry):
+    """Gradients times a factor for each element, which is 2. Ranks share them out."""
+
+    def compute(self, gradients: Iterable[tuple[Parameter, Tensor, slice]]) -> list[Norm]:
+        return norms_of([g * torch.full_like(p, 2.0)[rows] for p, g, rows in gradients])
+
+
+class NoiseScaleOfDoubled(ExtraMeasurement):
+    """The noise scale of twice the gradient: of four times the noise and the signal."""
+
+    name = "doubled"
+    title = "Noise scale of doubled gradients"
+    _saved = ("_estimator",)
+
+    def __init__(self, options: MeterOptions, optimizer: torch.optim.Optimizer | None) -> None:
+        super().__init__(options, optimizer)
+        self._estimator = options.new_estimator()
+
+    def entry(self, parameters: Sequence[Parameter]) -> Doubled:
+        return Doubled()
+
+    def update(
+        self, moments: GradientMoments, whole: GradientMoments, weight: float, step: int
+    ) -> None:
+        self._estimator.update(moments, weight, step)
+
+    def estimate(self, noise_scale_at: Callable[[float], NoiseScale], step: int) -> NoiseScale:
+        return self._estimator.estimate(step)
 
 
 def adam() -> Any:
@@ -31,7 +70,7 @@ def seen(fitting: Any, module: Any) -> dict[str, Any]:
     return {
         "whole": monitor.noise_scale,
         "groups": monitor.group_noise_scales,
-        "preconditioned": monitor.extra_noise_scales.get("preconditioned"),
+        "beside": monitor.extra_noise_scales,
         "metrics": {k: v.item() for k, v in fitting.callback_metrics.items()},
         "history": {name: column.tolist() for name, column in monitor.history.items()},
         "state": monitor.state_dict(),
@@ -92,9 +131,11 @@ def test_groups_take_no_collective_of_their_own(monkeypatch: pytest.MonkeyPatch)
     assert sum(with_groups) == sum(without) + 7 * 4  # steps x (two groups, small and big)
 
 
-def test_resuming_continues_groups_and_the_preconditioned_exactly(tmp_path: Path) -> None:
+def test_resuming_continues_groups_and_what_is_measured_beside_exactly(tmp_path: Path) -> None:
+    beside = [NoiseScaleOfDoubled, NoiseAlongGradient]
+
     def monitor() -> NoiseScaleMonitor:
-        return NoiseScaleMonitor(window=20, groups=GROUPS, extra=[PreconditionedNoiseScale])
+        return NoiseScaleMonitor(window=20, groups=GROUPS, extra=beside)
 
     saved = ModelCheckpoint(tmp_path, save_top_k=-1, every_n_epochs=1)
     whole, _ = fit(monitor(), saved, model=adam(), max_epochs=2, results=seen,
@@ -103,7 +144,10 @@ def test_resuming_continues_groups_and_the_preconditioned_exactly(tmp_path: Path
     resumed, _ = fit(monitor(), model=adam(), max_epochs=2, results=seen, ckpt_path=path,
                      log_every_n_steps=3)  # fmt: skip
 
-    np.testing.assert_equal(astuple(resumed["preconditioned"]), astuple(whole["preconditioned"]))
+    for extra in beside:
+        assert whole["beside"][extra.name].steps > 8  # more than those of an epoch
+        ours, theirs = resumed["beside"][extra.name], whole["beside"][extra.name]
+        np.testing.assert_equal(astuple(ours), astuple(theirs))
     for name in GROUPS:
         column = f"group/{name}"
         np.testing.assert_equal(resumed["history"][column], whole["history"][column])
@@ -111,24 +155,25 @@ def test_resuming_continues_groups_and_the_preconditioned_exactly(tmp_path: Path
         np.testing.assert_equal(astuple(ours), astuple(theirs))
 
 
-def test_the_preconditioned_noise_scale_has_names_of_its_own() -> None:
-    result, _ = fit(NoiseScaleMonitor(extra=[PreconditionedNoiseScale]), model=adam(), results=seen)
+def test_what_is_measured_beside_has_names_of_its_own_if_it_has_a_title() -> None:
+    extra = [NoiseScaleOfDoubled, NoiseAlongGradient]
+    result, _ = fit(NoiseScaleMonitor(extra=extra), model=adam(), results=seen)
     without, _ = fit(NoiseScaleMonitor(), model=adam(), results=seen)
 
-    # The first step has no second moments yet, and the second sets the level.
-    # (Steps weigh by their batch size: 4 in the last.)
-    assert result["preconditioned"].steps == pytest.approx(68**2 / (4 * 16**2 + 4**2), rel=1e-3)
-    assert result["preconditioned"].noise_trace > 100 * result["whole"].noise_trace
+    doubled, whole = result["beside"]["doubled"], result["whole"]
+    assert doubled.steps == whole.steps
+    assert doubled.noise_trace == pytest.approx(4 * whole.noise_trace, rel=1e-5)
+    assert doubled.grad_sq_norm == pytest.approx(4 * whole.grad_sq_norm, rel=1e-5)
     assert result["whole"] == without["whole"]
-    own = {key for key in result["metrics"] if "preconditioned" in key}
-    assert own == {f"noise_scale/preconditioned{end}" for end in ("", "_low", "_high")}
-    assert own == result["metrics"].keys() - without["metrics"].keys()
-    assert without["preconditioned"] is None
+    own = result["metrics"].keys() - without["metrics"].keys()
+    assert own == {f"noise_scale/doubled{end}" for end in ("", "_low", "_high")}
+    assert list(result["beside"]) == ["doubled", "along_gradient"]
+    assert without["beside"] == {}
 
 
-def test_sgd_has_nothing_to_precondition_with() -> None:
-    with pytest.raises(Exception, match="must be an optimizer of Adam's family, got SGD, which"):
-        fit(NoiseScaleMonitor(extra=[PreconditionedNoiseScale]))
+def test_sgd_without_momentum_has_no_direction() -> None:
+    with pytest.raises(Exception, match="must be one with momentum in all parameter groups, got"):
+        fit(NoiseScaleMonitor(extra=[NoiseAlongGradient]))
 
 
 @pytest.mark.parametrize("groups", [{"first": r"^net\.9"}, {"first[0]": r"^net"}, lambda _: "a:b"])

@@ -190,7 +190,7 @@ def test_bands_come_first_and_parameter_groups_last() -> None:
         "tokens",
         0.9,
         groups=True,
-        extra={"preconditioned": "Preconditioned noise scale (not B_simple)"},
+        extra={"own": "A noise scale of one's own"},
         monitor="wide",
     )
 
