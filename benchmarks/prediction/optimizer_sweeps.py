@@ -12,7 +12,8 @@ With a schedule, the rate falls to zero on a line. The steps are then the fewest
 to end at the goal.
 
     python benchmarks/prediction/optimizer_sweeps.py [--device cuda] [--processes 2]
-        [--only "digits, SGD"] [--seeds N] [--minutes M] [--into FILE] [--smoke]
+        [--only "digits, SGD"] [--seeds N]
+        [--sweep-only] [--minutes M] [--into FILE] [--smoke]
 
 Workloads that are saved are not trained again. `geometries.py` and `bands.py` report what came out.
 """
@@ -82,7 +83,7 @@ class Workload:
     """That a noise scale is measured on."""
     at_once: int = 512
     measured: int = 2
-    """Seeds whose best runs are measured."""
+    """Seeds whose best runs are measured; 0: none."""
     decays: bool = False
 
     @property
@@ -170,7 +171,7 @@ def sweep(workload: Workload, device: str, known: Sequence[Row]) -> Iterator[Row
             swept = _swept(workload, problem, batch_size, place, device)
             yield swept
         place = round(2 * math.log2(swept["lr"] / workload.first_lr))
-        if "measured" not in there and any(swept["steps"]):
+        if workload.measured and "measured" not in there and any(swept["steps"]):
             steps = [math.inf if x is None else x for x in swept["steps"]]
             yield _measured(workload, problem, batch_size, place, steps, device)
         place += 1
@@ -374,6 +375,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=WORKLOADS)
     parser.add_argument("--minutes", type=float, help="end after these, with what is saved")
     parser.add_argument("--seeds", type=int, help="fewer seeds, where there is no GPU")
+    parser.add_argument("--sweep-only", action="store_true", help="measure along no run")
     parser.add_argument(
         "--into", type=Path, help="a JSON file for the rows, instead of the results"
     )
@@ -384,6 +386,8 @@ def main() -> None:
     if given.into and given.into.exists():
         rows = json.loads(given.into.read_text())
     chosen = [WORKLOADS[name] for name in given.only or WORKLOADS]
+    if given.sweep_only:
+        chosen = [replace(each, measured=0) for each in chosen]
     if given.seeds:
         chosen = [replace(each, seeds=min(each.seeds, given.seeds)) for each in chosen]
     if given.smoke:
