@@ -71,7 +71,7 @@ class Case(NamedTuple):
 
 
 def cases() -> Iterator[Case]:
-    """All runs that were measured, of sweeps whose B_crit is between their batch sizes."""
+    """All measured runs of sweeps whose B_crit has two ends and is between their batch sizes."""
     by_workload: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in saved_rows("prediction/optimizer_sweeps"):
         by_workload[row["workload"]].append(row)
@@ -86,11 +86,11 @@ def cases() -> Iterator[Case]:
                 swept = fit_tradeoff(list(reached), list(reached.values()))
             except ValueError:
                 continue
-        if not min(reached) < swept.critical_batch_size < max(reached):
+        band = swept.critical_batch_size_band()
+        if not min(reached) < band.value < max(reached) or band.high == math.inf:
             continue
         for row in rows:
             if row["kind"] == "measured":
-                band = swept.critical_batch_size_band()
                 yield Case(workload, row["batch_size"], band, predictions(row))
 
 

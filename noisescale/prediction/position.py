@@ -25,7 +25,7 @@ NEAR = 2.0
 CLEARLY = 1.5
 """A value that is off by less than this factor is near, if its bounds are on both sides."""
 
-ROUGH = 30.0
+ROUGH = 100.0
 """Bounds that are this far apart are a rough range, which a second run has to settle."""
 
 

@@ -86,11 +86,11 @@ def test_the_end_of_a_run_stands_in_where_the_whole_is_not_resolved() -> None:
 
     assert not p.resolved
     assert found.at_end
-    # The interval, widened by the theory's error for SGD: 0.19 to 3.4.
-    assert found.critical == Bounded(100.0, pytest.approx(0.19 * 80), pytest.approx(3.4 * 130))
+    # The interval, widened by the theory's error for SGD: 0.2 to 3.3.
+    assert found.critical == Bounded(100.0, pytest.approx(0.2 * 80), pytest.approx(3.3 * 130))
 
 
-def test_bounds_thirty_times_apart_are_a_rough_range() -> None:
+def test_bounds_a_hundred_times_apart_are_a_rough_range() -> None:
     untried, sgd = (
         History.from_columns(history(), optimizer=OptimizerMix(kind))
         for kind in (OptimizerKind.OTHER, OptimizerKind.SGD)
