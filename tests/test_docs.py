@@ -26,7 +26,7 @@ ANSWERS = {
     "Warm up the batch for pretraining": "`BatchSizeScheduler` under Lightning",
     "FSDP, DeepSpeed, tensor parallelism?": "Context parallelism is not yet",
     "Hugging Face, token losses": "weighted by its own labels",
-    "AdamW with a cosine schedule": "One run gives a rough range only",
+    "AdamW with a cosine schedule": "One run gives a wide range",
 }
 """Pages of the guide, and words that their first paragraphs have."""
 

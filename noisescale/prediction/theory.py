@@ -41,8 +41,8 @@ THEORY_BANDS: dict[OptimizerKind, TheoryBand] = {
         Bounded(1.0, 0.28, 4.8), "9 runs of 3 models with schedule-free AdamW"
     ),
 }
-"""These are from benchmarks/prediction/bands.py, see docs/prediction-benchmark.md. The factor is
-not 1 where another one was nearer in models that had no part in it: under Adam and Muon."""
+"""What benchmarks/prediction/bands.py found, see docs/prediction-benchmark.md. The factor is not 1
+where another one was nearer in models that had no part in it: under Adam and Muon."""
 
 FALLING = TheoryBand(Bounded(1.0, 0.2, 3.1), "26 runs of 4 models with a falling rate")
 """Where the learning rate fell along the run, with steps that count by it."""

@@ -123,7 +123,8 @@ def test_a_rough_range_is_called_one() -> None:
 
 
 def test_an_untried_optimizer_has_a_rough_range_and_the_next_step_a_second_run() -> None:
-    p = predict(History.from_columns(history(), optimizer=OptimizerMix(OptimizerKind.OTHER)))
+    columns = history() | {"high": np.full(40, 160.0)}
+    p = predict(History.from_columns(columns, optimizer=OptimizerMix(OptimizerKind.OTHER)))
 
     document = p.document()
 

@@ -92,7 +92,7 @@ def test_the_end_of_a_run_stands_in_where_the_whole_is_not_resolved() -> None:
 
 def test_bounds_a_hundred_times_apart_are_a_rough_range() -> None:
     untried, sgd = (
-        History.from_columns(history(), optimizer=OptimizerMix(kind))
+        History.from_columns(history() | {"high": np.full(40, 160.0)}, optimizer=OptimizerMix(kind))
         for kind in (OptimizerKind.OTHER, OptimizerKind.SGD)
     )
 
