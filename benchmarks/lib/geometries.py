@@ -41,6 +41,8 @@ class Gradients:
         self, problem: Problem, parameters: Parameters, batch: tuple[Tensor, ...], at_once: int
     ) -> None:
         self.problem, self.examples = problem, len(batch[0])
+        # All that there are have no error of drawing.
+        self.drawn = 1 - len(batch[0]) / len(problem.data()[0][0])
         gradient = vmap(grad(problem.loss_at), in_dims=(None, 0, 0))
         sums: Parameters = {}
         squares: Parameters = {}
@@ -70,7 +72,7 @@ class Gradients:
     def squared_norm(self) -> float:
         """|G|², from which the noise of the mean is taken."""
         raw = float(sum(x.double().square().sum() for x in self.mean.values()))
-        return raw - self.trace() / self.examples
+        return raw - self.drawn * self.trace() / self.examples
 
     def sign(self, names: set[str]) -> Pair:
         """Σ σ and |G|₁ of some parameters."""
@@ -97,7 +99,7 @@ class Gradients:
             p = (root.double() + damping) ** -power
             noise += float((p * self.variance[name]).sum())
             signal += float((p * self.mean[name].double().square()).sum())
-        return noise, signal - noise / self.examples
+        return noise, signal - self.drawn * noise / self.examples
 
 
 def _add(sums: Parameters, name: str, x: Tensor) -> None:

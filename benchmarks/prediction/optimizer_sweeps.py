@@ -184,7 +184,8 @@ def _swept(workload: Workload, problem: Problem, batch_size: int, place: int, de
     wanted = list(range(place - EACH_SIDE, place + EACH_SIDE + 1))
     while wanted and len(steps) < MOST_TRIED:
         most = workload.most_steps
-        if (fewest := min(map(_median, steps.values()), default=math.inf)) < math.inf:
+        fewest = min(map(_median, steps.values()), default=math.inf)
+        if fewest < math.inf and not workload.decays:  # there rates are tried at a constant first
             most = min(most, math.ceil(1.1 * fewest))
         steps |= _tried(workload, problem, batch_size, wanted, most, device)
         place = min(steps, key=lambda k: _median(steps[k]))

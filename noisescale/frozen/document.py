@@ -225,6 +225,10 @@ def _assumptions(found: MeasurementRecord) -> Iterator[str]:
     band = theory_band(optimizer, decayed=False)
     yield (f"With {optimizer.title} the critical batch size is expected at {band.expectation}.")
     yield (
+        "Late in a run whose learning rate fell, the noise scale is several times that of the whole"
+        " run. What is said of the critical batch size is then too much."
+    )
+    yield (
         "Cheap is what reaches the same with at most 1.2 x the examples of the batch size that was"
         " measured, if the noise scale stayed as it is at these weights."
     )

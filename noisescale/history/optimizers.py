@@ -34,8 +34,8 @@ class OptimizerKind(IntEnum):
             OptimizerKind.SGD: "SGD",
             OptimizerKind.MOMENTUM: "SGD with momentum",
             OptimizerKind.ADAM: "Adam and its variants",
-            OptimizerKind.OTHER: "an optimizer that is neither SGD nor a variant of Adam, or"
-            " without the mean over ranks,",
+            OptimizerKind.OTHER: "an optimizer of no kind that was tried, or without the mean over"
+            " ranks,",
             OptimizerKind.SIGN: "Lion and its like",
             OptimizerKind.SPECTRAL: "Muon and its like",
             OptimizerKind.SCHEDULE_FREE: "a schedule-free optimizer",
@@ -176,7 +176,7 @@ def _kind_named(name: str) -> OptimizerKind | None:
 def _kind_by(settings: Mapping[str, Any], named: OptimizerKind) -> OptimizerKind:
     """Return the kind by a parameter group's settings, in an optimizer that is named as a kind."""
     for name in (settings[key] for key in _ALGORITHM if isinstance(settings.get(key), str)):
-        named = _kind_named(name) or OptimizerKind.OTHER
+        named = _kind_named(name) or named  # or the label says something else
     for chosen in (settings[key] for key in _USES_MUON if key in settings):
         if chosen:
             named = OptimizerKind.SPECTRAL

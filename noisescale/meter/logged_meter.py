@@ -379,6 +379,10 @@ class LoggedMeter:
         )
         history = self._new_history()
         history.load_state_dict(state["history"])
+        known = OptimizerMix.from_log(state["history"].get("optimizer", {}))
+        if self._watched is not None and known not in (None, self._mix):
+            self._mix, self._watched = known, None  # found in the steps before
+        history.optimizer = self._mix
         self.history = history
 
     def resume(self, state: dict[str, Any]) -> None:

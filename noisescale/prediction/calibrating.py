@@ -106,14 +106,19 @@ def law_of(
     """Return steps and examples at any batch size, and the calibration that they come from."""
     if second is not None:
         return second.law(run), Calibration.from_second_run(run, second)
-    theory = Calibration.theory(getattr(history, "optimizer", None), decayed=has_decayed(history))
     if calibration is None:
-        calibration = theory
+        calibration = _theory(history)
     elif not isinstance(calibration, Calibration):
         calibration = Calibration.from_number(calibration)
     if calibration.branched is None:
         return _checked_law(run, calibration), calibration
-    return calibration.branched.law(as_history(history), theory.kappa), calibration
+    whole, start = as_history(history), calibration.branched.start
+    before = _theory(whole.until(start) if start else whole)
+    return calibration.branched.law(whole, before.kappa), calibration
+
+
+def _theory(history: Mapping[str, Array]) -> Calibration:
+    return Calibration.theory(getattr(history, "optimizer", None), decayed=has_decayed(history))
 
 
 def _checked_law(run: Segments, calibration: Calibration) -> RunLaw:

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from noisescale.bounded import UNKNOWN, Bounded
+from noisescale.history.optimizers import has_decayed
 from noisescale.history.segments import Array
 from noisescale.prediction.prediction import PredictionRecord
 
@@ -94,11 +95,12 @@ def position_of(p: PredictionRecord) -> Position:
     """Return where the batch size of a run stands.
 
     If the critical batch size of the whole run has no value or no upper bound, but the noise scale
-    at the end of the run has both, the position is that of the end.
+    at the end of the run has both, the position is that of the end. It is not where the learning
+    rate fell: the noise scale is largest there.
     """
     critical, at_end = p.critical_batch_size, False
     known = math.isfinite(critical.value) and math.isfinite(critical.high)
-    if not known and p.calibration.is_theory:
+    if not known and p.calibration.is_theory and not has_decayed(p.history):
         last = noise_scale_now(p.history)
         if math.isfinite(last.value) and math.isfinite(last.high):
             critical, at_end = last * p.calibration.kappa, True

@@ -110,8 +110,8 @@ def predict(
             the fastest of the batch sizes that were timed on the run's own devices, or the largest
             one that costs few more examples.
         calibration: kappa of B_crit = kappa·B_simple, from 1e-6 to 1e6, or a `Calibration`.
-            Default: 1, the uncalibrated theory, with bounds from the errors that the theory had
-            for optimizers of the run's kind.
+            Default: what is expected with optimizers of the run's kind, 1.6 under Adam, 3.1 under
+            Muon, and else 1, with bounds that hold 95 % of further models.
         sweep: A sweep of the same model, instead of a calibration: what `fit` returned, or a file
             for it.
         branches: Branches of the run, instead of a calibration: what `branch` returned, or its

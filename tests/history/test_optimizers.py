@@ -96,7 +96,7 @@ class ScheduleFreeWrapper:
         ),
         *((named(x), OptimizerKind.OTHER) for x in ("MuonAdamW", "Lionheart", "MySignum")),
         (named("AdamW", kind="adamw", use_muon=False), OptimizerKind.ADAM),
-        (named("AdamW", kind="head"), OptimizerKind.OTHER),
+        (named("AdamW", kind="head"), OptimizerKind.ADAM),  # a label of a user's own
         (named("AdamW", kind="muon"), OptimizerKind.SPECTRAL),
         (named("AdamW", use_muon=True), OptimizerKind.SPECTRAL),
         (named("Lion", use_muon=False), OptimizerKind.SIGN),

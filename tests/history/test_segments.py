@@ -565,7 +565,8 @@ FALLING = {
 def test_a_step_counts_by_its_learning_rate_where_that_fell() -> None:
     """The law written out: a step at rate r makes r times the progress."""
     history = columns([10, 30, 60, 100], **FALLING)
-    steps, rate = np.array([10, 20, 30, 40]), np.array(FALLING["learning_rate"])
+    steps = np.array([10, 20, 30, 40])
+    rate = np.array([1.0, 0.85, 0.55, 0.25])  # means of the rates at both ends
     weight = rate * 100 / (rate @ steps)
 
     run = Segments.of(history)
@@ -586,6 +587,7 @@ def test_a_step_counts_by_its_learning_rate_where_that_fell() -> None:
     [
         {"learning_rate": [1.0, 0.9, 0.8, 0.7]},  # hardly fell
         {"batch_size": [32.0, 32.0, 64.0, 64.0]},  # the scheduler's rates go with its sizes
+        {"learning_rate": [1.0, 0.8, 0.6]},  # of other rows
         {"learning_rate": [math.nan] * 4},
     ],
 )
@@ -596,8 +598,20 @@ def test_else_all_steps_count_the_same(changed: dict[str, list[float]]) -> None:
 
 
 def test_a_rate_that_was_not_logged_is_the_next_one() -> None:
-    rates = {**FALLING, "learning_rate": [1.0, math.nan, 0.4, 0.1]}
+    filled, missing = (
+        Segments.of(
+            columns([10, 30, 60, 100], **FALLING | {"learning_rate": [1.0, second, 0.4, 0.1]})
+        )
+        for second in (0.4, math.nan)
+    )
 
-    run = Segments.of(columns([10, 30, 60, 100], **rates))
+    assert missing.weight.tolist() == filled.weight.tolist()
 
-    assert run.weight[1] == run.weight[2]
+
+def test_a_smaller_last_batch_of_an_epoch_is_no_other_batch_size() -> None:
+    many = {name: values[:1] * 7 + values for name, values in FALLING.items()}
+    many["batch_size"] = [32.0] * 5 + [29.0, 12.0] + [32.0] * 4
+
+    run = Segments.of(columns([10.0 * k for k in range(1, 12)], **many))
+
+    assert run.weight[-1] < 0.5 < run.weight[0]

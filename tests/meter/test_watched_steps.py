@@ -174,6 +174,16 @@ def test_rows_before_the_kind_is_known_say_other_and_the_log_is_read_as_the_last
     assert read_run(tmp_path).optimizer == OptimizerMix(OptimizerKind.SIGN)
 
 
+def test_a_run_that_goes_on_keeps_the_kind_that_its_steps_showed() -> None:
+    saved = train(BySign).state_dict()
+    model = network()
+    again = NoiseScaleMeter(model, optimizer=BySign(model.parameters()), every_n_steps=1)
+
+    again.load_state_dict(saved)
+
+    assert again.history.optimizer == OptimizerMix(OptimizerKind.SIGN)
+
+
 def test_nothing_is_hooked_to_the_optimizer_and_its_training_is_bit_for_bit_the_same() -> None:
     at_the_end: list[list[Tensor]] = []
 

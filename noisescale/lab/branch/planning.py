@@ -96,7 +96,8 @@ class Branching:
     def steps_at(self, batch_size: float) -> Bounded:
         """Return the expected steps of a branch, with bounds from the errors of the theory."""
         optimizer = self.history.optimizer or OptimizerMix(OptimizerKind.OTHER)
-        band = theory_band(optimizer, decayed=has_decayed(self.history)).factor
+        part = self.history.between(self.checkpoint.step, self.end)
+        band = theory_band(optimizer, decayed=has_decayed(part)).factor
         found = self.by_noise_scale
         if not math.isfinite(found.value):
             ends = float(self.steps), self.steps * self.batch_size / batch_size

@@ -16,7 +16,7 @@ const FIELDS = [
   {name: "devices", label: "Numbers of devices", hint: "such as 1, 2, 4. Empty: the run's, doubled"},
   {name: "price", label: "Price of a device-hour", hint: "in any currency"},
   {name: "worth", label: "Worth of an hour of yours", hint: "in the same currency. With the price it moves the recommendation"},
-  {name: "kappa", label: "Calibration kappa", hint: "B_crit = kappa x B_simple. Empty: 1, the theory"},
+  {name: "kappa", label: "Calibration kappa", hint: "B_crit = kappa x B_simple. Empty: that of the optimizer's kind"},
 ];
 
 export class Page {
