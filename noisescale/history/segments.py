@@ -177,7 +177,7 @@ def _weight(history: Mapping[str, Array], steps: Array) -> Array:
     """Return the learning rates over their mean, if the rate fell at one batch size.
 
     Steps at a small rate make little progress, and the noise scale is largest there: counted in
-    full, they made B_crit wrong by a factor of 1.9 in the median of 26 runs, and of 1.4 with these
+    full, they made B_crit wrong by a factor of 2 in the median of 26 runs, and of 1.4 with these
     weights, see benchmarks/prediction/bands.py. A smaller last batch of an epoch is no other size.
     """
     if not has_decayed(history):
