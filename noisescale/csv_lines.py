@@ -8,6 +8,7 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from noisescale.refusal import FileRefusal, Refusal
 
@@ -30,10 +31,10 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def write_csv(path: Path, lines: Iterable[Sequence[Any]]) -> None:
-    """Write a CSV file. It is never left half-written."""
+    """Write a CSV file. It is never left half-written, and several processes may write it."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
-    written = path.with_name(path.name + ".part")
+    written = path.with_name(f"{path.name}.{uuid4().hex[:8]}.part")
     written.write_text(text.getvalue())
     written.replace(path)
 

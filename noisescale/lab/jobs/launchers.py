@@ -51,7 +51,9 @@ def launch(
         count: Number of workers.
         folder: For what they print.
         devices: Devices of each training, and so of each worker.
-        accelerator: Of each training. On "cpu" no worker has a GPU of its own.
+        accelerator: Of each training. On "cpu" no worker has a GPU of its own. Slurm is asked for
+            `devices` GPUs a worker on "gpu" and "cuda": on "auto" nobody knows here whether its
+            nodes have any.
         options: Of the launcher. Slurm: the parameters of submitit's AutoExecutor, such as
             `timeout_min` or `slurm_partition`; `cluster="local"` runs without Slurm. Ray: the
             arguments of `ray.init`, such as `address`, and `task_num_cpus`, `task_num_gpus`.
@@ -64,7 +66,8 @@ def launch(
     given = dict(options or {})
     shares = accelerator != "cpu"
     if launcher == "slurm":
-        return _Slurm(command, count, folder, devices, given)
+        gpus = devices if accelerator in ("gpu", "cuda") else 0
+        return _Slurm(command, count, folder, gpus, given)
     if launcher == "ray":
         return _Ray(command, count, devices if shares else 0, given)
     if launcher != "local":
@@ -127,19 +130,27 @@ class _Local:
 
 class _Slurm:
     def __init__(
-        self,
-        command: Sequence[str],
-        count: int,
-        folder: Path,
-        devices: int,
-        options: dict[str, Any],
+        self, command: Sequence[str], count: int, folder: Path, gpus: int, options: dict[str, Any]
     ) -> None:
         need("submitit", "`--launcher slurm`")
         import submitit
 
+        cluster = options.pop("cluster", "slurm")  # else submitit takes this machine in silence
+        defaults = {"timeout_min": 24 * 60, "name": "noisescale"}
+        if gpus:
+            defaults["gpus_per_node"] = gpus
         try:
-            executor = submitit.AutoExecutor(folder=folder, cluster=options.pop("cluster", None))
-            executor.update_parameters(**{"timeout_min": 24 * 60, "name": "noisescale"} | options)
+            executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+        except (RuntimeError, ValueError) as error:
+            raise Refusal(
+                "launcher",
+                "be started where Slurm's commands are, for slurm",
+                error,
+                "Start it on a node of the cluster. --launcher-option cluster=local tries it on"
+                " this machine.",
+            ) from error
+        try:
+            executor.update_parameters(**defaults | options)
         except (NameError, TypeError, RuntimeError, ValueError) as error:
             raise Refusal(
                 "launcher_option",

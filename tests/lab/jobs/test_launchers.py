@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import os
 import signal
 import sys
 import time
@@ -98,6 +99,60 @@ def test_bad_launchers_and_options_are_refused(tmp_path: Path) -> None:
         ValueError, match=r"`launcher_option` must be an argument of ray\.init, got"
     ):
         started("ray", tmp_path, WORK, no_such_thing=1)
+
+
+def test_without_slurm_nothing_is_trained_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no srun
+
+    with pytest.raises(ValueError, match=r'for slurm, got Could not detect "srun"'):
+        started("slurm", tmp_path, WORK, slurm_partition="gpu")
+    assert not list(tmp_path.glob("worker-*"))
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "options", "asked"),
+    [
+        ("gpu", {}, {"--gpus-per-node=3"}),
+        (
+            "gpu",
+            {"gpus_per_node": 1, "slurm_partition": "a"},
+            {"--gpus-per-node=1", "--partition=a"},
+        ),
+        ("auto", {}, set()),
+        ("cpu", {}, set()),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # of submitit
+def test_slurm_is_asked_for_the_devices_of_a_training(
+    accelerator: str,
+    options: dict[str, Any],
+    asked: set[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slurm's commands are scripts here. What is submitted is a file with its settings."""
+    for name in ("srun", "sbatch", "sacct", "scancel"):
+        script = tmp_path / name
+        script.write_text(f'#!/bin/sh\ncp "$1" {tmp_path}/submitted; echo Submitted batch job 1\n')
+        script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    launch(
+        "slurm",
+        [sys.executable, "-c", ""],
+        1,
+        tmp_path / "logs",
+        devices=3,
+        accelerator=accelerator,
+        options=options,
+    )
+
+    lines = (tmp_path / "submitted").read_text().splitlines()
+    found = {line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")}
+    assert asked <= found
+    assert any("gpus" in line for line in found) == any("gpus" in line for line in asked)
 
 
 def test_without_cuda_no_gpu_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
