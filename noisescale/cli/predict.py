@@ -51,8 +51,7 @@ def predict_run(
     calibration: Annotated[
         float | None,
         typer.Option(
-            help="Critical batch size divided by noise scale, if known. Default: that of the"
-            " optimizer's kind, 1.6 for Adam, 3.1 for Muon, else 1.",
+            help="Critical batch size divided by noise scale. Default: by optimizer.",
             rich_help_panel=BETTER,
         ),
     ] = None,

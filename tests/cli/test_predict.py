@@ -37,7 +37,7 @@ def test_tables_of_a_run_are_printed_by_the_installed_script(logged: Path) -> No
     assert re.search(r"Critical batch size +192 examples \(95 % interval 154 to 250\)", output)
     assert "On the run's own 2 devices" in output
     assert "waiting" in output
-    assert "the uncalibrated theory" in output
+    assert "kappa = 1: not calibrated by this model" in " ".join(output.split())
 
 
 def test_json_is_what_the_package_predicts(logged: Path) -> None:

@@ -126,7 +126,7 @@ def test_controls_change_the_answer(plugin: NoiseScalePlugin) -> None:
     assert critical(run="transformers").startswith("50.0 examples")
     assert critical(run="unresolved").startswith("at least 154 examples, not resolved")
     assert critical(run="with adam").startswith(
-        "192 examples (with the theory's error 93.5 to 1,060)"
+        "307 examples (with the theory's error 76.2 to 1,319)"
     )
     devices = json.loads(get(plugin, "/prediction", run="one", devices="1, 3").data)["tables"][1]
     assert [line["cells"][0][0] for line in devices["lines"]] == ["1", "3"]
