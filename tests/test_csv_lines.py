@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from noisescale.csv_lines import csv_lines
+from noisescale.csv_lines import csv_lines, write_csv
 
 
 def test_lines_have_the_numbers_an_editor_shows_whatever_the_file_begins_with(
@@ -72,6 +72,24 @@ def test_a_path_cannot_reach_the_terminal_as_it_is(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match=r"\\x1b\[31m.csv` must name each column once"):
         list(csv_lines(path))
+
+
+def test_two_writers_of_one_file_do_not_stop_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one writes just before the first one puts its file in place."""
+    path, replace = tmp_path / "trials.csv", Path.replace
+
+    def late(written: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace)
+        write_csv(path, [["a"], [2]])
+        return replace(written, target)
+
+    monkeypatch.setattr(Path, "replace", late)
+    write_csv(path, [["a"], [1]])
+
+    assert path.read_text() == "a\n1\n"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(

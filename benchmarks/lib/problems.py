@@ -32,7 +32,7 @@ def autoencoder() -> nn.Module:
     return nn.Sequential(*down, nn.Linear(24, 128), nn.GELU(), nn.Linear(128, 784))
 
 
-class WholeNames(nn.Module):
+class Logits(nn.Module):
     """A model of transformers' that takes its input by position and returns logits."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -60,10 +60,10 @@ def llama() -> nn.Module:
         bos_token_id=None,
         eos_token_id=None,
     )
-    return WholeNames(LlamaForCausalLM(config))
+    return Logits(LlamaForCausalLM(config))
 
 
-class Images(WholeNames):
+class LogitsOfImages(Logits):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.unflatten(-1, (1, 28, 28)))
 
@@ -85,7 +85,7 @@ def vision_transformer() -> nn.Module:
         attention_probs_dropout_prob=0.0,
         attn_implementation="eager",
     )
-    return Images(ViTForImageClassification(config))
+    return LogitsOfImages(ViTForImageClassification(config))
 
 
 _DIGITS = Problem("digits", "examples", digits, lambda: perceptron(64, 64), cross_entropy, ("2",))

@@ -290,8 +290,8 @@ class Stack:
         self._gradient = vmap(grad(problem.loss_at))
         self._loss = vmap(problem.loss_at, in_dims=(0, None, None))
 
-    def step(self) -> None:
-        """Take one step in all trainings."""
+    def gradients(self) -> Parameters:
+        """Draw a batch for each seed; the gradients of all trainings on theirs."""
         n = len(self.train[0])
         drawn = torch.stack(
             [torch.randint(n, (self.batch_size,), generator=self._draws[s]) for s in self.seeds]
@@ -303,9 +303,12 @@ class Stack:
             )
             for some in self._parts(self.batch_size)
         ]
-        gradients = {name: torch.cat([piece[name] for piece in pieces]) for name in p}
+        return {name: torch.cat([piece[name] for piece in pieces]) for name in p}
+
+    def step(self, gradients: Parameters | None = None) -> None:
+        """Take one step in all trainings, by gradients of a new batch or by these."""
         left = (1 - self.stepper.steps / self._horizons).clamp(min=0)
-        self.stepper.step(gradients, self._lr * left)
+        self.stepper.step(gradients or self.gradients(), self._lr * left)
 
     @torch.no_grad()
     def losses(self) -> list[float]:
@@ -363,8 +366,13 @@ def steps_to_goal(stack: Stack, goal: float, most_steps: int, hopeless: float = 
 
 
 def _medians(stack: Stack, steps: Sequence[float]) -> dict[float, float]:
-    """For each learning rate the median over seeds, the upper one of two."""
+    """For each learning rate the median over seeds."""
     of: dict[float, list[float]] = {}
     for each, count in zip(stack.trainings, steps, strict=True):
         of.setdefault(each.lr, []).append(count)
-    return {lr: sorted(counts)[len(counts) // 2] for lr, counts in of.items()}
+    return {lr: upper_median(counts) for lr, counts in of.items()}
+
+
+def upper_median(counts: Sequence[float]) -> float:
+    """The median, and the larger one of two."""
+    return sorted(counts)[len(counts) // 2]

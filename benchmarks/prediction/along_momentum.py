@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks.lib.geometries import Gradients
 from benchmarks.lib.problems import PROBLEMS
 from benchmarks.lib.results import saved_rows, write_results
-from benchmarks.lib.stacked import Stack, Training, scale_of, use_plain_attention
+from benchmarks.lib.stacked import Parameters, Stack, Training, scale_of, use_plain_attention
 from benchmarks.prediction.optimizer_sweeps import WORKLOADS
 
 RUNS = (("digits, Muon", 32), ("characters, Muon", 32), ("characters, Muon", 128))
@@ -55,9 +55,8 @@ def along(workload_name: str, batch_size: int) -> Iterator[dict[str, Any]]:
     inner = problem.inner(stack.stepper.parameters)
     signs: list[float] = []
     spectra: list[float] = []
-    take = stack.stepper.step
 
-    def step(gradients: dict[str, torch.Tensor], lr: torch.Tensor) -> None:
+    def note(gradients: Parameters) -> None:
         signs.append(sum(float((means[n][0].sign() * g[0]).sum()) for n, g in gradients.items()))
         spectra.append(
             sum(
@@ -66,9 +65,7 @@ def along(workload_name: str, batch_size: int) -> Iterator[dict[str, Any]]:
                 if n in inner
             )
         )
-        take(gradients, lr)
 
-    stack.stepper.step = step  # type: ignore[method-assign]
     steps = round(row["steps"][0])
     points = {round(steps * (k + 0.5) / POINTS): k for k in range(POINTS)}
     draw = torch.Generator().manual_seed(5)
@@ -80,7 +77,8 @@ def along(workload_name: str, batch_size: int) -> Iterator[dict[str, Any]]:
             here = {name: p[0] for name, p in stack.stepper.parameters.items()}
             found = Gradients(problem, here, batch, 256)
             norms[at] = found.sign(set(here))[1], found.spectral(inner)[1]
-        stack.step()
+        note(gradients := stack.gradients())
+        stack.step(gradients)
     for at, (of_signs, of_spectra) in norms.items():
         some = slice(max(1, at - AROUND), at + AROUND + 1)
         yield {

@@ -24,7 +24,7 @@ import statistics
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks.lib.geometries import NAMES
 from benchmarks.lib.results import saved_rows, write_results
-from benchmarks.lib.stacked import kind_of
+from benchmarks.lib.stacked import kind_of, upper_median
 from noisescale import fit_tradeoff
 from noisescale.bounded import Bounded
 
@@ -77,7 +77,9 @@ def cases() -> Iterator[Case]:
         by_workload[row["workload"]].append(row)
     for workload, rows in by_workload.items():
         steps = {
-            row["batch_size"]: median_of(row["steps"]) for row in rows if row["kind"] == "sweep"
+            row["batch_size"]: upper_median([math.inf if x is None else x for x in row["steps"]])
+            for row in rows
+            if row["kind"] == "sweep"
         }
         reached = {size: count for size, count in steps.items() if count < math.inf}
         with warnings.catch_warnings():
@@ -92,11 +94,6 @@ def cases() -> Iterator[Case]:
         for row in rows:
             if row["kind"] == "measured":
                 yield Case(workload, row["batch_size"], band, predictions(row))
-
-
-def median_of(steps: Iterable[float | None]) -> float:
-    counts = sorted(math.inf if x is None else x for x in steps)
-    return counts[len(counts) // 2]
 
 
 def predictions(row: dict[str, Any], *, weighted: bool = False) -> dict[str, float]:

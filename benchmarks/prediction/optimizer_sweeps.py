@@ -47,6 +47,7 @@ from benchmarks.lib.stacked import (
     Stack,
     Training,
     steps_to_goal,
+    upper_median,
     use_plain_attention,
 )
 
@@ -184,14 +185,14 @@ def _swept(workload: Workload, problem: Problem, batch_size: int, place: int, de
     wanted = list(range(place - EACH_SIDE, place + EACH_SIDE + 1))
     while wanted and len(steps) < MOST_TRIED:
         most = workload.most_steps
-        fewest = min(map(_median, steps.values()), default=math.inf)
+        fewest = min(map(upper_median, steps.values()), default=math.inf)
         if fewest < math.inf and not workload.decays:  # there rates are tried at a constant first
             most = min(most, math.ceil(1.1 * fewest))
         steps |= _tried(workload, problem, batch_size, wanted, most, device)
-        place = min(steps, key=lambda k: _median(steps[k]))
+        place = min(steps, key=lambda k: upper_median(steps[k]))
         low, high = min(steps), max(steps)
         wanted = []
-        if _median(steps[place]) == math.inf:  # nothing reached the goal: look farther
+        if upper_median(steps[place]) == math.inf:  # nothing reached the goal: look farther
             wanted = [low - 2, low - 1, high + 1, high + 2]
         elif place == low:
             wanted = [low - 2, low - 1]
@@ -203,7 +204,7 @@ def _swept(workload: Workload, problem: Problem, batch_size: int, place: int, de
         "batch_size": batch_size,
         "lr": _lr(workload, place),
         "steps": [_told(x) for x in steps[place]],
-        "tried": {f"{_lr(workload, k):.4g}": _told(_median(steps[k])) for k in sorted(steps)},
+        "tried": {f"{_lr(workload, k):.4g}": _told(upper_median(steps[k])) for k in sorted(steps)},
         "inside": min(steps) < place < max(steps),
         "seconds": round(time.perf_counter() - began, 1),
     }
@@ -230,7 +231,7 @@ def _tried(
     by_place = {k: constant[i * len(seeds) : (i + 1) * len(seeds)] for i, k in enumerate(places)}
     if not workload.decays:
         return by_place
-    fewest = min(map(_median, by_place.values()))
+    fewest = min(map(upper_median, by_place.values()))
     if fewest == math.inf:
         return by_place
     horizons = sorted({max(5, round(share * fewest)) for share in HORIZONS})
@@ -330,10 +331,6 @@ def _roots(stack: Stack) -> Parameters:
     return {name: stepper.root(name)[0] for name in stepper.parameters}
 
 
-def _median(counts: Sequence[float]) -> float:
-    return sorted(counts)[len(counts) // 2]
-
-
 def _lr(workload: Workload, place: int) -> float:
     return workload.first_lr * 2 ** (place / 2)
 
@@ -352,7 +349,7 @@ def _work(workload: Workload, device: str, known: list[Row], out: Any) -> None:
     try:
         for row in sweep(workload, device, known):
             out.put(row)
-    except Exception:
+    except Exception:  # the other workloads go on
         print(f"{workload.name} failed:\n{traceback.format_exc()}", flush=True)
     out.put(None)
 

@@ -226,7 +226,7 @@ def _assumptions(found: MeasurementRecord) -> Iterator[str]:
     yield (f"With {optimizer.title} the critical batch size is expected at {band.expectation}.")
     yield (
         "Late in a run whose learning rate fell, the noise scale is several times that of the whole"
-        " run. What is said of the critical batch size is then too much."
+        " run. The critical batch size that is said here is then too large."
     )
     yield (
         "Cheap is what reaches the same with at most 1.2 x the examples of the batch size that was"

@@ -68,8 +68,7 @@ class RunLaw:
         """Return the law of a run. Its noise scale is multiplied by kappa."""
 
         def of_blocks(progress: Array) -> Parts:
-            counted = run.steps * run.weight
-            return Parts.at_progress(progress, run.batch_size, counted).of_blocks(run.block)
+            return Parts.at_progress(progress, run.batch_size, run.counted).of_blocks(run.block)
 
         def parts(progress: Array, factor: float) -> Parts:
             return of_blocks(_calibrate(progress, factor) + shift)
@@ -97,7 +96,7 @@ class RunLaw:
             of_b,
             of_kappa,
             _extremes(run),
-            Parts.at_progress(middle.clip(0.0, 1.0), run.batch_size, run.steps * run.weight).gamma,
+            Parts.at_progress(middle.clip(0.0, 1.0), run.batch_size, run.counted).gamma,
         )
 
     @classmethod
@@ -244,7 +243,7 @@ def tradeoff_of(history: History) -> Tradeoff:
     """
     run = Segments.of(history)
     if run.as_logged:
-        return Tradeoff.from_run(run.noise_scale, run.batch_size, run.steps * run.weight)
+        return Tradeoff.from_run(run.noise_scale, run.batch_size, run.counted)
     law = RunLaw.of(run, Bounded(1.0, 1.0, 1.0))
     if law.tradeoff is None:
         raise Refusal(

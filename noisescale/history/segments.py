@@ -74,6 +74,11 @@ class Segments:
     as_logged: bool = False
     """Whether the estimates are the logged averages, which lag. Better ones were not available."""
 
+    @property
+    def counted(self) -> Array:
+        """The steps as they count in sums over the run: their sum is that of `steps`."""
+        return self.steps * self.weight
+
     @classmethod
     def of(cls, history: Mapping[str, Array]) -> Segments:
         """Divide a history into segments. Each has the noise scale of its own part of the run.
@@ -110,8 +115,7 @@ class Segments:
         logged = np.nan_to_num(history.get("low", np.zeros_like(steps)), nan=0.0)
         most = batch_size / (batch_size + logged)
         weight = _weight(history, steps)
-        counted = steps * weight
-        progress, *ends, error = _progress(blocks, counted, batch_size, confidence, most)
+        progress, *ends, error = _progress(blocks, steps * weight, batch_size, confidence, most)
         return cls(
             steps=steps,
             batch_size=batch_size,

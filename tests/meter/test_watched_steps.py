@@ -285,6 +285,7 @@ class WithoutState(WithoutRate):
     def no_state(self) -> Any:
         raise RuntimeError("no state")
 
+    # A property in the place of torch's attribute.
     state = property(no_state, lambda *_: None)  # type: ignore[assignment]
 
 

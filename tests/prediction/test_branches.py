@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from noisescale import History, predict
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.lab.branch.measured_branches import BranchesRecord
 from noisescale.prediction.branches import Branch, BranchedRun
 from noisescale.prediction.calibration import Calibration
@@ -165,6 +166,27 @@ def test_the_noise_scale_is_compared_over_the_same_steps() -> None:
 
     assert calibration.kappa.value == pytest.approx(4, rel=0.01)
     assert calibration.kappa.low < 4 < calibration.kappa.high
+
+
+@pytest.mark.parametrize(
+    ("falls_from", "kappa"),
+    [(END, 1.6), (START, 1.6), (0.0, 1.0)],  # never; after the checkpoint; all along
+)
+def test_the_part_before_the_checkpoint_goes_by_its_own_learning_rate(
+    falls_from: float, kappa: float
+) -> None:
+    of_run = history()
+    step = of_run["step"]
+    rate = np.interp(step, [0, falls_from, max(falls_from, START) + 1, END + 2], [1, 1, 0.4, 0.1])
+    columns = {**of_run, "learning_rate": np.where(step <= falls_from, 1.0, rate)}
+    run = History.from_columns(columns, optimizer=OptimizerMix(OptimizerKind.ADAM))
+
+    p = predict(run, calibration=Calibration.from_branched_run(run, branched(branch(512))))
+
+    parts = [(START, kappa * 50.0), (END - START, CRITICAL)]
+    least = [steps / (1 + b / BATCH_SIZE) for steps, b in parts]
+    total = sum(s * b for s, (_, b) in zip(least, parts, strict=True))
+    assert p.critical_batch_size.value == pytest.approx(total / sum(least), rel=1e-3)
 
 
 def test_a_calibrated_run_predicts_by_it() -> None:

@@ -90,6 +90,18 @@ def test_the_end_of_a_run_stands_in_where_the_whole_is_not_resolved() -> None:
     assert found.critical == Bounded(100.0, pytest.approx(0.2 * 80), pytest.approx(3.3 * 130))
 
 
+def test_the_end_of_a_run_whose_rate_fell_does_not_stand_in() -> None:
+    """The noise scale is largest there."""
+    columns = history(unresolved=40) | {"learning_rate": np.linspace(1.0, 0.0, 40)}
+    p = predict(History.from_columns(columns, optimizer=OptimizerMix(OptimizerKind.SGD)))
+    high = np.append(np.full(39, math.inf), 130.0)
+
+    found = position_of(replace(p, history={**p.history, "high": high}))
+
+    assert not found.at_end
+    assert found.critical == p.critical_batch_size or math.isnan(found.critical.value)
+
+
 def test_bounds_a_hundred_times_apart_are_a_rough_range() -> None:
     untried, sgd = (
         History.from_columns(history() | {"high": np.full(40, 160.0)}, optimizer=OptimizerMix(kind))

@@ -2,6 +2,7 @@
 import copy
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from torch.utils.data import (
 )
 
 from noisescale import History, NoiseScaleMonitor
+from noisescale.bounded import Bounded
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.lab.branch.planning import plan_branches
 from noisescale.lab.branch.train_branches import train_branches
 from noisescale.lightning.checkpoints import Checkpoint
@@ -95,6 +98,25 @@ def test_the_middle_of_the_run_to_its_end_is_branched(run: tuple[History, Path])
     plans = [(plan.device_batch_size, plan.accumulation) for plan in branching.plans]
     assert plans == [(8, 4), (8, 12)]  # no device was seen to take more
     assert branching.rule == "sqrt"
+
+
+def test_expected_steps_go_by_the_learning_rate_of_the_part_that_is_branched(
+    run: tuple[History, Path],
+) -> None:
+    """Under Adam B_crit is expected at 1.6 x the noise scale, and at 1 x where the rate fell."""
+    history, folder = run
+    step, found = history["step"], []
+    for rate in (np.where(step < 20, 1.0, 0.3), np.linspace(1.0, 0.0, len(step))):
+        columns = {**{name: history[name] for name in history}, "learning_rate": rate}
+        changed = History.from_columns(columns, optimizer=OptimizerMix(OptimizerKind.ADAM))
+        planned = plan_branches(changed, folder, batch_sizes=["4x"])
+        found.append(replace(planned, by_noise_scale=Bounded(50.0, 40.0, 60.0)))
+
+    early, late = found  # it fell before the checkpoint at step 40, and along the whole run
+    for branching, factor in ((early, 1.6), (late, 1.0)):
+        critical = factor * 50.0
+        expected = branching.steps * (1 + critical / 128) / (1 + critical / BATCH_SIZE)
+        assert branching.steps_at(128).value == pytest.approx(expected)
 
 
 def test_branches_go_on_from_the_checkpoint_to_the_loss_of_the_run(
