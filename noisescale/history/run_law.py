@@ -68,7 +68,9 @@ class RunLaw:
         """Return the law of a run. Its noise scale is multiplied by kappa."""
 
         def of_blocks(progress: Array) -> Parts:
-            return Parts.at_progress(progress, run.batch_size, run.counted).of_blocks(run.block)
+            return Parts.at_progress(progress, run.batch_size, run.counted_steps).of_blocks(
+                run.block
+            )
 
         def parts(progress: Array, factor: float) -> Parts:
             return of_blocks(_calibrate(progress, factor) + shift)
@@ -96,7 +98,7 @@ class RunLaw:
             of_b,
             of_kappa,
             _extremes(run),
-            Parts.at_progress(middle.clip(0.0, 1.0), run.batch_size, run.counted).gamma,
+            Parts.at_progress(middle.clip(0.0, 1.0), run.batch_size, run.counted_steps).gamma,
         )
 
     @classmethod
@@ -243,7 +245,7 @@ def tradeoff_of(history: History) -> Tradeoff:
     """
     run = Segments.of(history)
     if run.as_logged:
-        return Tradeoff.from_run(run.noise_scale, run.batch_size, run.counted)
+        return Tradeoff.from_run(run.noise_scale, run.batch_size, run.counted_steps)
     law = RunLaw.of(run, Bounded(1.0, 1.0, 1.0))
     if law.tradeoff is None:
         raise Refusal(

@@ -75,7 +75,7 @@ class Segments:
     """Whether the estimates are the logged averages, which lag. Better ones were not available."""
 
     @property
-    def counted(self) -> Array:
+    def counted_steps(self) -> Array:
         """The steps as they count in sums over the run: their sum is that of `steps`."""
         return self.steps * self.weight
 
