@@ -32,7 +32,11 @@ HYBRID = OptimizerMix(OptimizerKind.SPECTRAL, OptimizerKind.ADAM, 0.625)
 
 
 def write(folder: Path, steps: range, *, suffix: str = "", **changed: Any) -> Path:
-    """Log rows as the monitor does, with another metric between them; return the file."""
+    """Log rows as the monitor does, with another metric between them; return the file.
+
+    Files of one second are ordered by a number of their writer, and as texts: 10 comes before 9.
+    So each has a time of its own.
+    """
     with SummaryWriter(str(folder), filename_suffix=suffix) as writer:
         for step in steps:
             row = {"step": step, "examples": 32.0 * step, **ROW, **changed}
@@ -40,7 +44,9 @@ def write(folder: Path, steps: range, *, suffix: str = "", **changed: Any) -> Pa
                 if value is not None:
                     writer.add_scalar(f"noise_scale/{name}", value, step - 1)
             writer.add_scalar("loss", 1 / step, step - 1)
-    return max(folder.glob("events*"), key=lambda file: file.stat().st_mtime_ns)
+    files = list(folder.glob("events*"))
+    newest = max(files, key=lambda file: file.stat().st_mtime_ns)
+    return newest.rename(folder / f"events.out.tfevents.{1_700_000_000 + len(files)}.host{suffix}")
 
 
 @pytest.mark.parametrize("mix", [OptimizerMix(OptimizerKind.SIGN), HYBRID])
