@@ -13,7 +13,7 @@ from typing import Any
 from noisescale.lab.jobs.jobs import FAILED, Entry, Job, State, device_hours
 from noisescale.lab.jobs.workers import Place
 from noisescale.report.document import Cell, Line, Table
-from noisescale.report.numbers import count, plural
+from noisescale.report.numbers import count, hours, plural
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,8 @@ class JobProgress:
 
     place: Place
     kind: str
-    done: int
-    """The number of trainings that are done or were given up."""
-    failures: Mapping[str, str]
-    """The reason of each training that was given up, by the key of its task."""
+    ended: tuple[Entry, ...]
+    """The trainings that are done or were given up."""
     running: tuple[Entry, ...]
     """The trainings under way, one for each busy worker."""
     device_hours: float
@@ -33,18 +31,43 @@ class JobProgress:
     finished: bool
     """Whether nothing is left to train."""
 
+    @property
+    def failures(self) -> dict[str, str]:
+        """The reason of each training that was given up, by the key of its task."""
+        return {each.key: each.result[FAILED] for each in self.ended if FAILED in each.result}
+
     def as_dict(self) -> dict[str, Any]:
         """Return the progress as JSON can hold it."""
         return {
             "name": self.place.name,
             "kind": self.kind,
-            "done": self.done,
-            "failures": dict(self.failures),
+            "done": len(self.ended),
+            "failures": self.failures,
             "workers": [
                 {"trains": each.key, "attempt": each.attempt, **each.worker}
                 for each in self.running
             ],
+            "devices": [
+                {
+                    "device": device,
+                    "workers": len({each.worker.get("process") for each in ended}),
+                    "trainings": len(ended),
+                    "failures": sum(FAILED in each.result for each in ended),
+                    "device_hours": device_hours(ended),
+                }
+                for device, ended in self.by_device.items()
+            ],
         }
+
+    @property
+    def by_device(self) -> dict[str, list[Entry]]:
+        """The trainings that have ended, by the host and the device on which they ran."""
+        found: dict[str, list[Entry]] = {}
+        for each in self.ended:
+            if host := each.worker.get("host"):
+                device = each.worker.get("device")
+                found.setdefault(f"{host}, {device}" if device else host, []).append(each)
+        return dict(sorted(found.items()))
 
     @property
     def join(self) -> str:
@@ -56,14 +79,12 @@ def progress_of_job(
     job: Job, entries: Mapping[str, Entry], place: Place, *, finished: bool
 ) -> JobProgress:
     """Return how far a job is. `finished` says whether nothing is left to train."""
-    ended = {key: each for key, each in entries.items() if each.result}
     return JobProgress(
         place=place,
         kind=job.kind,
-        done=len(ended),
-        failures={k: each.result[FAILED] for k, each in ended.items() if FAILED in each.result},
+        ended=tuple(each for each in entries.values() if each.result),
         running=tuple(each for each in entries.values() if each.state is State.RUNNING),
-        device_hours=device_hours(entries),
+        device_hours=device_hours(entries.values()),
         finished=finished,
     )
 
@@ -84,6 +105,39 @@ def workers_table(progress: JobProgress) -> Table:
     ]
     title = f"{plural(len(lines), 'worker')} at work"
     return Table(title, ["worker", "trains", "for", "attempt"], lines)
+
+
+def progress_tables(progress: JobProgress) -> list[Table]:
+    """Return what each device has done and, before the end, what each worker trains."""
+    tables = [devices_table(progress)] if progress.by_device else []
+    return tables if progress.finished else [*tables, workers_table(progress)]
+
+
+def devices_table(progress: JobProgress) -> Table:
+    """Return a table of what each device has done."""
+    lines = [
+        Line(
+            [
+                Cell(each["device"]),
+                Cell(count(each["workers"])),
+                Cell(count(each["trainings"])),
+                Cell(count(each["failures"])),
+                Cell(hours(each["device_hours"])),
+            ]
+        )
+        for each in progress.as_dict()["devices"]
+    ]
+    headings = ["device", "workers", "trainings", "failed", "device-hours"]
+    return Table("What each device did", headings, lines)
+
+
+def end_of(entry: Entry) -> str:
+    """Return how a training has ended, after which time, and on which worker."""
+    spent = entry.result.get("device_seconds")
+    after = "" if spent is None else f", {duration(spent / entry.result['devices'])}"
+    how = entry.result.get("ended", "done")
+    how = f"failed: {entry.result[FAILED]}" if FAILED in entry.result else how
+    return f"{entry.key}: {how}{after}, on {_worker_of(entry)}"
 
 
 def duration(seconds: float) -> str:

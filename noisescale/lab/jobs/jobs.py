@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -79,9 +79,9 @@ class Entry:
     """What came of it; empty before it is known. If the task was given up, `FAILED` says why."""
 
 
-def device_hours(entries: Mapping[str, Entry]) -> float:
+def device_hours(entries: Iterable[Entry]) -> float:
     """Return what trainings have taken, with the starts of processes and with evaluations."""
-    return sum(float(e.result.get("device_seconds", 0.0)) for e in entries.values()) / 3600
+    return sum(float(e.result.get("device_seconds", 0.0)) for e in entries) / 3600
 
 
 class Job(Protocol):

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from noisescale.checks import refuse
 from noisescale.extras import need
@@ -74,28 +76,40 @@ def launch(
         refuse("launcher", f"be one of {', '.join(LAUNCHERS)}", repr(launcher), "Give local.")
     if given:
         refuse("launcher_option", "be left out for local", ", ".join(given), "Leave it out.")
-    return _Local(command, count, folder, devices, _gpus() if shares else [])
+    local = _gpus() if shares else []
+    if local and count * devices > len(local):
+        refuse(
+            "workers",
+            f"have {devices} of the {len(local)} GPUs each",
+            f"{count} workers",
+            f"Give {max(1, len(local) // devices)}.",
+        )
+    own: list[dict[str, str]] = [
+        {"CUDA_VISIBLE_DEVICES": ",".join(local[k * devices : (k + 1) * devices])} if local else {}
+        for k in range(count)
+    ]
+    return LocalWorkers(command, folder, own)
 
 
-class _Local:
+class LocalWorkers:
+    """Workers on this machine.
+
+    Args:
+        command: The command of a worker.
+        folder: For what the workers print.
+        environments: Of each worker, the variables beside those of this process.
+    """
+
     def __init__(
-        self, command: Sequence[str], count: int, folder: Path, devices: int, gpus: list[str]
+        self, command: Sequence[str], folder: Path, environments: Sequence[Mapping[str, str]]
     ) -> None:
-        if gpus and count * devices > len(gpus):
-            refuse(
-                "workers",
-                f"have {devices} of the {len(gpus)} GPUs each",
-                f"{count} workers",
-                f"Give {max(1, len(gpus) // devices)}.",
-            )
-        self._printed = [folder / f"worker-{k}.txt" for k in range(count)]
+        folder.mkdir(parents=True, exist_ok=True)
+        self._printed = []
         self._processes = []
-        for k, path in enumerate(self._printed):
-            environment = os.environ | {WATCHED: "1"}
-            if gpus:
-                share = gpus[k * devices : (k + 1) * devices]
-                environment["CUDA_VISIBLE_DEVICES"] = ",".join(share)
-            with path.open("wb") as output:
+        for own in environments:
+            environment = {**os.environ, WATCHED: "1", **own}
+            with _new_file(folder) as output:
+                self._printed.append(Path(output.name))
                 self._processes.append(
                     subprocess.Popen(
                         command,
@@ -107,9 +121,11 @@ class _Local:
                 )
 
     def running(self) -> int:
+        """Return how many have not ended."""
         return sum(process.poll() is None for process in self._processes)
 
     def stop(self) -> None:
+        """End all of them."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
@@ -122,10 +138,19 @@ class _Local:
                 process.stdin.close()
 
     def last_output(self) -> str:
+        """Return what the last one that failed has printed; "" if none has failed."""
         for process, path in zip(self._processes, self._printed, strict=True):
             if process.poll():
                 return path.read_text(errors="replace")
         return ""
+
+
+def _new_file(folder: Path) -> BinaryIO:
+    """Open a file that no other worker writes, of this command or of another one."""
+    for number in itertools.count():
+        with suppress(FileExistsError):
+            return (folder / f"worker-{number}.txt").open("xb")
+    raise AssertionError  # the numbers have no end
 
 
 class _Slurm:

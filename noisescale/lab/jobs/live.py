@@ -6,15 +6,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Protocol
 
+from noisescale.lab.jobs.job_progress import JobProgress, end_of
 from noisescale.lab.jobs.worker_options import interruptible
 from noisescale.made.targets import shorten_errors
 from noisescale.refusal import rename_arguments
-from noisescale.report.answer import Answer
+from noisescale.report.document import Document
+from noisescale.report.numbers import plural
+
+
+class JobAnswer(Protocol):
+    """The answer of a job of trainings, finished or under way."""
+
+    @property
+    def progress(self) -> JobProgress:
+        """How far the job is."""
+
+    def document(self) -> Document:
+        """Return what the answer says."""
 
 
 @contextmanager
-def in_sight(flags: Mapping[str, str], storage: str) -> Iterator[Callable[[Answer], None]]:
+def in_sight(flags: Mapping[str, str], storage: str) -> Iterator[Callable[[JobAnswer], None]]:
     """Have a job trained by a command: its errors are one line, and its progress is shown.
 
     Args:
@@ -26,11 +40,11 @@ def in_sight(flags: Mapping[str, str], storage: str) -> Iterator[Callable[[Answe
 
 
 @contextmanager
-def live() -> Iterator[Callable[[Answer], None]]:
+def live() -> Iterator[Callable[[JobAnswer], None]]:
     """Yield a function that shows an answer on the error stream while it is under way.
 
     At first it prints how further workers join, and what makes the job doubtful. Then a terminal
-    has the latest headline and tables. A file has a line after each training.
+    has the latest headline and tables. A file has a line for each training that has ended.
     """
     from rich.console import Console
 
@@ -38,23 +52,28 @@ def live() -> Iterator[Callable[[Answer], None]]:
     from noisescale.report.text import text_of
 
     console = Console(stderr=True, highlight=False)
-    shown: str | None = None
+    told: set[str] | None = None
     with console.status("Starting...") as status:
 
-        def show(answer: Answer) -> None:
-            nonlocal shown
-            document = answer.document()
-            if document.status == "done":
-                return
-            first = shown is None
-            if first:
-                for text in (*document.next, *document.doubts):
-                    console.print(printable(text), markup=False, soft_wrap=True)
-            done = document.headline.partition(",")[0]
+        def show(answer: JobAnswer) -> None:
+            nonlocal told
+            document, ended = answer.document(), answer.progress.ended
+            lines: list[str] = []
+            if told is None:
+                told = {each.key for each in ended}
+                lines += [*document.next, *document.doubts] if document.status != "done" else []
             if console.is_terminal:
                 status.update(text_of(replace(document, answers=(), doubts=(), next=())))
-            elif not first and done != shown:
-                console.print(printable(document.headline), markup=False, soft_wrap=True)
-            shown = done
+            else:
+                new = [each for each in ended if each.key not in told]
+                so_far = f"{plural(len(ended), 'training')} done"
+                if document.status != "done":
+                    so_far = document.headline.partition(",")[0]
+                lines += [
+                    f"{end_of(each)}{f' ({so_far})' if each is new[-1] else ''}" for each in new
+                ]
+                told |= {each.key for each in new}
+            for line in lines:
+                console.print(printable(line), markup=False, soft_wrap=True)
 
         yield show

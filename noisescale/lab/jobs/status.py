@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from noisescale.lab.jobs.job_progress import JobProgress, progress_of_job, workers_table
+from noisescale.lab.jobs.job_progress import JobProgress, progress_of_job, progress_tables
 from noisescale.lab.jobs.known_jobs import job_from
 from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.jobs.workers import Place
@@ -23,14 +23,14 @@ class JobStatus(JobProgress, Answer):
 
     def document(self) -> Document:
         """Return how far the job is, and who trains what."""
-        done = f"{plural(self.done, 'training')} done"
+        done = f"{plural(len(self.ended), 'training')} done"
         running = "" if self.finished else f", {plural(len(self.running), 'training')} under way"
         headline = f"{done}{running}, {hours(self.device_hours)} device-hours spent"
         return Document(
             title=headline,
             headline=headline,
             answers=(),
-            tables=() if self.finished else [workers_table(self)],
+            tables=progress_tables(self),
             doubts=[f"Failed: {key}: {why}" for key, why in self.failures.items()],
             status="done" if self.finished else "under way",
             next=() if self.finished else [self.join],

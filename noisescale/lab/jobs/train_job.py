@@ -98,7 +98,7 @@ def train_by_workers(
     storage = storage if "://" in storage else str(Path(storage).absolute())
     command = [sys.executable, "-m", "noisescale", "work", "--storage", storage]
     command += ["--name", ledger.name, "--output", str(output.absolute())]
-    command += ["--lease", f"{ledger.lease:g}"]
+    command += workers.work_options
     started: Workers | None = None
     known: set[str] | None = None
     finished = False

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training as a command of its own: one process, or one for each device."""
+"""A running training: a process, or one for each device."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -11,8 +12,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from noisescale.lab.jobs.jobs import Record
 from noisescale.printable import printable
@@ -20,39 +23,58 @@ from noisescale.printable import printable
 SPEC, RESULT, LIMIT, PRINTED = "task.json", "result.json", "limit", "output.txt"
 """The files of a training's folder."""
 
+IMPORTS = "imports.json"
+"""The file that tells what a training has imported."""
+
 WATCHED = "NOISESCALE_ENDS_WITH_STDIN"
 """The environment variable that makes a process end when its standard input does."""
+
+IMPORTS_WANTED = "NOISESCALE_IMPORTS_WANTED"
+"""The environment variable that has a training tell its imports, see `trial_imports`."""
+
+REPORT = "NOISESCALE_IMPORTS"
+"""The environment variable that has the fork server import what a training has told."""
 
 PATIENCE = 10.0
 """Seconds that a process has to end by itself."""
 
 
-class TrialProcess:
-    """A running training.
+class Running(Protocol):
+    """A process that trains."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for some seconds, and return whether the process has ended."""
+
+    @property
+    def code(self) -> int:
+        """The code with which the process has ended, or minus the signal that ended it."""
+
+    def kill(self) -> None:
+        """End the process at once."""
+
+
+class ColdProcess:
+    """A process of its own from the beginning, or one for each device.
 
     The process ends when this one ends, also if this one is killed: its standard input is a pipe,
     and it watches for the end of the pipe.
 
     Args:
-        folder: Of the training. Its files are replaced.
-        spec: What is trained.
+        folder: Of the training.
         devices: Number of processes; several are started by torchrun.
+        environment: Variables beside those of this process.
     """
 
-    def __init__(self, folder: Path, spec: Record, devices: int) -> None:
-        self.folder, self._devices = folder, devices
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in (RESULT, LIMIT):
-            (folder / name).unlink(missing_ok=True)
-        (folder / SPEC).write_text(json.dumps(dict(spec), indent=1))
-        self._started = time.monotonic()
+    def __init__(
+        self, folder: Path, devices: int, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         with (folder / PRINTED).open("wb") as printed:
             self._process = subprocess.Popen(
                 command_of(folder, devices),
                 stdin=subprocess.PIPE,
                 stdout=printed,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {WATCHED: "1"},
+                env={**os.environ, WATCHED: "1", **environment},
             )
 
     def wait(self, seconds: float) -> bool:
@@ -63,8 +85,61 @@ class TrialProcess:
             return False
         return True
 
+    @property
+    def code(self) -> int:
+        """The code with which the process has ended, or minus the signal that ended it."""
+        return int(self._process.returncode)
+
+    def kill(self) -> None:
+        """End the process, and those that it has started."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        if not self.wait(PATIENCE):
+            self._process.kill()
+            self._process.wait()
+
+
+class TrialProcess:
+    """A running training.
+
+    Args:
+        folder: Of the training. Its files are replaced.
+        spec: What is trained.
+        devices: Devices that it takes.
+        start: Starts a process that trains the task in a folder.
+        limit: The step after which the training cannot win.
+        sharing: Number of trainings that share the devices, itself among them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: Record,
+        devices: int,
+        start: Callable[[Path], Running],
+        *,
+        limit: float = math.inf,
+        sharing: int = 1,
+    ) -> None:
+        self.folder, self._devices, self._sharing = folder, devices, sharing
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (RESULT, LIMIT):
+            (folder / name).unlink(missing_ok=True)
+        (folder / SPEC).write_text(json.dumps(dict(spec), indent=1))
+        self._limit = math.inf
+        self.set_limit(limit)
+        self._started = time.monotonic()
+        self._process = start(folder)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for some seconds, and return whether the process has ended."""
+        return self._process.wait(seconds)
+
     def set_limit(self, steps: float) -> None:
-        """Have the training stop at a number of steps."""
+        """Have the training stop at a number of steps. A limit is never raised."""
+        if steps >= self._limit:
+            return
+        self._limit = steps
         written = self.folder / f"{LIMIT}.part"
         written.write_text(str(steps))
         written.replace(self.folder / LIMIT)
@@ -75,20 +150,16 @@ class TrialProcess:
         if not path.exists():  # it is written last: a crash at the exit of a process does no harm
             return None
         found: dict[str, Any] = json.loads(path.read_text())
-        spent = self._devices * (time.monotonic() - self._started)
+        spent = self._devices * (time.monotonic() - self._started) / self._sharing
         return {**found, "devices": self._devices, "device_seconds": round(spent, 3)}
 
     def reason(self) -> str:
         """Return why the training failed: its own last line, or the signal that ended it."""
-        return reason_in(self.folder, self._process.returncode)
+        return reason_in(self.folder, self._process.code)
 
     def stop(self) -> None:
-        """End the process."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        if not self.wait(PATIENCE):
-            self._process.kill()
-            self._process.wait()
+        """End the process, if it has not ended by itself."""
+        self._process.kill()
 
 
 def command_of(folder: Path, devices: int) -> list[str]:

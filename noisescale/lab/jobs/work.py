@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +13,26 @@ import typer
 
 from noisescale.cli.showing import show
 from noisescale.cli.values import flags_of
-from noisescale.lab.jobs.worker_options import JobName, Lease, Storage, interruptible
-from noisescale.lab.jobs.workers import check_workers, name_by_launcher
+from noisescale.lab.jobs.worker_options import (
+    Cold,
+    JobName,
+    Lease,
+    PerDevice,
+    Storage,
+    interruptible,
+)
+from noisescale.lab.jobs.workers import (
+    check_workers,
+    device_of_worker,
+    name_by_launcher,
+    work_options,
+)
 from noisescale.made.targets import refuse_if_not_here
 from noisescale.printable import printable
 from noisescale.refusal import rename_arguments
+
+SHARING = "NOISESCALE_PER_DEVICE"
+"""The environment variable that tells a worker how many workers share its devices."""
 
 EXAMPLE = "noisescale work --storage /shared/sweep.journal"
 STATUS_EXAMPLE = "noisescale status --storage /shared/sweep.journal"
@@ -27,6 +45,8 @@ def work_on(
         "sweep"
     ),
     lease: Lease = 60.0,
+    cold: Cold = False,
+    per_device: PerDevice = 1,
 ) -> None:
     """Train for a sweep, a search or branches until all is done. Start it on any machine.
 
@@ -43,19 +63,44 @@ def work_on(
         rename_arguments(flags_of(work_on) | {"storage": "--storage", "target": "TARGET"}),
         interruptible(storage),
     ):
-        check_workers(1, lease)
+        check_workers(1, lease, per_device)
         ledger = Ledger.open(storage, name, lease)
         job = job_from(ledger.job)
         for target in ("target", "data"):
             refuse_if_not_here(ledger.job["training"][target] or "")
+        if per_device > 1:
+            command = ["--storage", storage, "--name", ledger.name, "--output", str(output)]
+            command += work_options(lease, 1, cold=cold)
+            _work_side_by_side(command, per_device, output / "workers")
+            return
         Worker(
             ledger,
             job,
             output,
             name=name_by_launcher(),
+            cold=cold,
+            device=device_of_worker(ledger.job["training"]["accelerator"]),
+            sharing=int(os.environ.get(SHARING, "1")),
             on_event=lambda line: print(printable(line), flush=True),
         ).work()
         print("Nothing is left to train.", flush=True)
+
+
+def _work_side_by_side(options: list[str], count: int, folder: Path) -> None:
+    """Start workers that share the devices of this one, and wait until all have ended."""
+    from noisescale.lab.jobs.launchers import LocalWorkers
+
+    command = [sys.executable, "-m", "noisescale", "work", *options]
+    started = LocalWorkers(command, folder, [{SHARING: str(count)}] * count)
+    try:
+        while started.running():
+            time.sleep(0.2)
+    finally:
+        started.stop()
+    if failed := started.last_output():
+        print(printable(failed), file=sys.stderr)
+        raise SystemExit(2)
+    print("Nothing is left to train.", flush=True)
 
 
 def show_status(

@@ -14,6 +14,7 @@ from noisescale.lab.jobs.jobs import FAILED, Entry, Job, Record, State
 from noisescale.lab.jobs.ledger import Ledger, LostError, results_of
 from noisescale.lab.jobs.storage import retry
 from noisescale.lab.jobs.trial_process import TrialProcess
+from noisescale.lab.jobs.warm import Starts
 from noisescale.refusal import Refusal
 
 IDLE = 2.0
@@ -49,6 +50,9 @@ class Worker:
         job: The job.
         output: Folder of the trainings.
         name: Name of the worker, for people.
+        cold: Whether each training imports its packages anew, see `Starts`.
+        device: Name of what it trains on, for people; "" if it is not known.
+        sharing: Number of workers that share the devices of this one, itself among them.
         on_event: Called with a line about what happens.
     """
 
@@ -59,11 +63,21 @@ class Worker:
         output: Path,
         *,
         name: str = "",
+        cold: bool = False,
+        device: str = "",
+        sharing: int = 1,
         on_event: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._ledger, self._job, self._output = ledger, job, output
         self._on_event = on_event
-        self._me = {"host": socket.gethostname(), "process": os.getpid(), "name": name}
+        self._sharing = sharing
+        self._starts = Starts(job.devices, cold=cold, on_event=on_event)
+        self._me = {
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "name": name,
+            "device": device,
+        }
         self._failed: list[tuple[Entry, str]] = []
         self._has_trained = False
 
@@ -85,6 +99,7 @@ class Worker:
                 known, wanted = states, self._job.next_tasks(entries)
             if not wanted:
                 return
+            self._starts.prepare()  # it takes seconds, in which no lease would be renewed
             for key in retry(self._ledger.put_back_lost):
                 self._on_event(f"{key}: put back, as its worker was lost")
             retry(lambda: self._ledger.want(wanted))  # noqa: B023 - called at once
@@ -94,16 +109,23 @@ class Worker:
             if entry is None:
                 time.sleep(IDLE)
                 continue
-            self._train(entry)
+            self._train(entry, self._job.limit_of(entry.spec, entries))
             self._refuse_if_only_this_one_fails()
 
-    def _train(self, entry: Entry) -> None:
+    def _train(self, entry: Entry, limit: float) -> None:
         again = f"-{entry.attempt}" if entry.attempt > 1 else ""
         self._on_event(f"{entry.key}: begun")
         folder = (self._output / "trials" / f"{entry.key}{again}").absolute()
         process = None
         try:
-            process = TrialProcess(folder, entry.spec, self._job.devices)
+            process = TrialProcess(
+                folder,
+                entry.spec,
+                self._job.devices,
+                self._starts.start,
+                limit=limit,
+                sharing=self._sharing,
+            )
             self._attend(entry, process)
             result = process.result()
             if result is None:
@@ -147,22 +169,15 @@ class Worker:
 
     def _attend(self, entry: Entry, process: TrialProcess) -> None:
         """Wait for the end of a training, renew its lease, and keep its limit up to date."""
-        limit, every = float("inf"), self._ledger.lease / RENEWALS
+        every = self._ledger.lease / RENEWALS
         renewed = time.monotonic()
-        looked = renewed
         wait = LOOK
         while not process.wait(wait):
             wait = min(1.1 * wait, 2.0, every)
-            now = time.monotonic()
-            if now - renewed > every:
+            if time.monotonic() - renewed > every:
                 retry(lambda: self._ledger.renew(entry))
-                renewed = now
-            if now - looked > min(every, 2.0):
-                looked = now
-                found = self._job.limit_of(entry.spec, retry(self._ledger.entries))
-                if found < limit:
-                    limit = found
-                    process.set_limit(limit)
+                renewed = time.monotonic()
+            process.set_limit(self._job.limit_of(entry.spec, retry(self._ledger.entries)))
 
 
 def _refuse_if_all_failed(results: Mapping[str, Record]) -> None:

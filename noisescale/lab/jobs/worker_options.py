@@ -75,6 +75,23 @@ Lease = Annotated[
         rich_help_panel=WORKERS,
     ),
 ]
+Cold = Annotated[
+    bool,
+    typer.Option(
+        "--cold",
+        help="Have each training import its packages anew. Otherwise it is a fork of a process that"
+        " has imported them, where that changes nothing.",
+        rich_help_panel=WORKERS,
+    ),
+]
+PerDevice = Annotated[
+    int,
+    typer.Option(
+        help="Trainings side by side on each device, for small models. Their times are those of a"
+        " device that they share.",
+        rich_help_panel=WORKERS,
+    ),
+]
 JobName = Annotated[
     str | None,
     typer.Option(

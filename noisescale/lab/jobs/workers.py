@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from noisescale.checks import require_count
 from noisescale.lab.jobs.storage import without_password
 from noisescale.refusal import Refusal
 
@@ -25,10 +26,19 @@ class WorkersToStart:
     lease: float
     accelerator: str
     """The accelerator of the trainings."""
+    cold: bool = False
+    """Whether each training imports its packages anew."""
+    per_device: int = 1
+    """Trainings side by side on each device."""
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        check_workers(self.workers, self.lease)
+        check_workers(self.workers, self.lease, self.per_device)
+
+    @property
+    def work_options(self) -> list[str]:
+        """The options of `noisescale work` that say how these workers train."""
+        return work_options(self.lease, self.per_device, cold=self.cold)
 
 
 @dataclass(frozen=True)
@@ -49,8 +59,15 @@ class Place:
         return ["noisescale", "work", "--storage", storage, "--name", self.name]
 
 
-def check_workers(workers: int, lease: float) -> None:
-    """Raise a ValueError if the number of workers, or their lease, is impossible."""
+def work_options(lease: float, per_device: int, *, cold: bool) -> list[str]:
+    """Return options of `noisescale work`."""
+    options = ["--lease", f"{lease:g}", "--per-device", str(per_device)]
+    return [*options, "--cold"] if cold else options
+
+
+def check_workers(workers: int, lease: float, per_device: int = 1) -> None:
+    """Raise a ValueError if a number of workers, or their lease, is impossible."""
+    require_count("per_device", per_device, "Give 1.")
     if workers < 0:
         raise Refusal("workers", "not be negative", workers, "Give 1.")
     if not 1 <= lease < math.inf:
@@ -72,6 +89,14 @@ def make_folder(output: Path) -> None:
             f"{output}: {error.strerror}",
             "Name another folder.",
         ) from error
+
+
+def device_of_worker(accelerator: str) -> str:
+    """Return the name of the devices that a launcher gave to this worker; "" if it gave none."""
+    if accelerator == "cpu":
+        return "CPU"
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return f"GPU {gpus}" if gpus else ""
 
 
 def name_by_launcher() -> str:

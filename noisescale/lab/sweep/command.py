@@ -25,9 +25,11 @@ from noisescale.extras import need
 from noisescale.lab.jobs.live import in_sight
 from noisescale.lab.jobs.worker_options import (
     WORKERS,
+    Cold,
     Launcher,
     LauncherOptions,
     Lease,
+    PerDevice,
     WorkerCount,
     launcher_options,
 )
@@ -123,6 +125,8 @@ def sweep_batch_sizes(
     launcher: Launcher = "local",
     launcher_option: LauncherOptions = None,
     lease: Lease = 60.0,
+    cold: Cold = False,
+    per_device: PerDevice = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Measure the steps to a result at several batch sizes, each with its best learning rate.
@@ -159,6 +163,8 @@ def sweep_batch_sizes(
             launcher=launcher,
             launcher_options=launcher_options(launcher_option),
             lease=lease,
+            cold=cold,
+            per_device=per_device,
             progress=progress,
         )
     show(found, as_json=as_json)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from noisescale.lab.compare.compare_trials import compare_trials
 from noisescale.lab.compare.document import statements_of_sweep
-from noisescale.lab.jobs.job_progress import duration, workers_table
+from noisescale.lab.jobs.job_progress import duration, progress_tables
 from noisescale.lab.jobs.jobs import FAILED
 from noisescale.lab.sweep.doubts import doubts_after, doubts_before
 from noisescale.lab.sweep.files import SWEEP, TRIALS
@@ -35,7 +35,7 @@ def document_of(found: SweepRecord) -> Document:
             title=f"Sweep to {found.job.goal}: under way",
             headline=progress,
             answers=(),
-            tables=[sizes_table(found), workers_table(found.progress)],
+            tables=[sizes_table(found), *progress_tables(found.progress)],
             doubts=doubts_before(found.job),
             status="under way",
             next=[found.progress.join],
@@ -59,7 +59,7 @@ def document_of(found: SweepRecord) -> Document:
         title=headline,
         headline=headline,
         answers=[*statements, Statement("Trainings", progress_sentence(found))],
-        tables=[sizes_table(found)],
+        tables=[sizes_table(found), *progress_tables(found.progress)],
         figures=figures,
         doubts=[*doubts_before(found.job), *doubts_after(found)],
         how_to_read=_HOW_TO_READ,
@@ -79,10 +79,10 @@ def progress_sentence(found: SweepRecord) -> str:
     progress, left = found.progress, found.seconds_left
     spent = f"{hours(progress.device_hours)} device-hours spent"
     if found.finished:
-        return f"{plural(progress.done, 'training')} done, {spent}"
+        return f"{plural(len(progress.ended), 'training')} done, {spent}"
     time = "" if math.isnan(left) else f", about {duration(left)} left"
     return (
-        f"{progress.done} of about {plural(found.expected_trainings, 'training')} done,"
+        f"{len(progress.ended)} of about {plural(found.expected_trainings, 'training')} done,"
         f" {plural(len(progress.running), 'training')} under way, {spent}{time}"
     )
 

@@ -57,6 +57,8 @@ def sweep(
     launcher: str = "local",
     launcher_options: Mapping[str, Any] | None = None,
     lease: float = 60.0,
+    cold: bool = False,
+    per_device: int = 1,
     progress: Callable[[Sweep], None] | None = None,
 ) -> Sweep:
     """Measure the steps to a result at several batch sizes, each with its best learning rate.
@@ -99,6 +101,10 @@ def sweep(
         launcher: Where the workers run: "local", "slurm" (by submitit) or "ray".
         launcher_options: Options of the launcher, such as {"slurm_partition": "gpu"}.
         lease: Seconds of silence after which a worker counts as lost.
+        cold: Whether each training imports its packages anew. Otherwise it is a fork of a process
+            that has imported them, where that changes nothing.
+        per_device: Trainings side by side on each device, for small models. Their times are those
+            of a device that they share.
         progress: Called every two seconds with the sweep as it stands. In a notebook, for example,
             a function that calls `clear_output(wait=True)` and `display` of IPython.
 
@@ -125,7 +131,9 @@ def sweep(
     need("optuna", "`noisescale.sweep`")
     folder = Path(output)
     place = Place(name, str(storage or folder / JOURNAL), folder)
-    started = WorkersToStart(workers, launcher, launcher_options or {}, lease, accelerator)
+    started = WorkersToStart(
+        workers, launcher, launcher_options or {}, lease, accelerator, cold, per_device
+    )
     training = Training(
         text_of(target, "target"),
         None if data is None else text_of(data, "data"),

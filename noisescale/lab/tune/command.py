@@ -26,9 +26,11 @@ from noisescale.extras import need
 from noisescale.lab.jobs.live import in_sight
 from noisescale.lab.jobs.worker_options import (
     WORKERS,
+    Cold,
     Launcher,
     LauncherOptions,
     Lease,
+    PerDevice,
     WorkerCount,
     launcher_options,
 )
@@ -137,6 +139,8 @@ def tune_parameters(
     launcher: Launcher = "local",
     launcher_option: LauncherOptions = None,
     lease: Lease = 60.0,
+    cold: Cold = False,
+    per_device: PerDevice = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     html: Annotated[
         Path | None, typer.Option(help="Write a report with figures to this file.")
@@ -185,6 +189,8 @@ def tune_parameters(
             launcher=launcher,
             launcher_options=launcher_options(launcher_option),
             lease=lease,
+            cold=cold,
+            per_device=per_device,
             progress=progress,
         )
     show(found, as_json=as_json, html=html)

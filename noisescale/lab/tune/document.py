@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from noisescale.lab.jobs.job_progress import workers_table
+from noisescale.lab.jobs.job_progress import progress_tables
 from noisescale.lab.tune.cost_front import CostFront, Setting
 from noisescale.lab.tune.files import FRONT, TRIALS
 from noisescale.lab.tune.tables import cost_unit, front_table, settings_of, tables_of
@@ -40,7 +40,7 @@ def document_of(found: TuneRecord) -> Document:
             title=f"Search for the best {front.metric}: under way",
             headline=progress_sentence(found),
             answers=list(statements_of(front)),
-            tables=[*shown, workers_table(found.progress)],
+            tables=[*shown, *progress_tables(found.progress)],
             figures=figures,
             doubts=found.doubts,
             how_to_read=_HOW_TO_READ,
@@ -53,7 +53,7 @@ def document_of(found: TuneRecord) -> Document:
         title=f"{headline}: cost and result",
         headline=headline,
         answers=[*statements_of(front), Statement("Trainings", progress_sentence(found))],
-        tables=tables_of(front),
+        tables=[*tables_of(front), *progress_tables(found.progress)],
         figures=figures,
         doubts=found.doubts,
         how_to_read=_HOW_TO_READ,

@@ -63,6 +63,8 @@ def tune(
     launcher: str = "local",
     launcher_options: Mapping[str, Any] | None = None,
     lease: float = 60.0,
+    cold: bool = False,
+    per_device: int = 1,
     progress: Callable[[Tune], None] | None = None,
 ) -> Tune:
     """Search parameters for the best result at each cost, by CARBS.
@@ -110,6 +112,10 @@ def tune(
         launcher: Where the workers run: "local", "slurm" (by submitit) or "ray".
         launcher_options: Options of the launcher, such as {"slurm_partition": "gpu"}.
         lease: Seconds of silence after which a worker counts as lost.
+        cold: Whether each training imports its packages anew. Otherwise it is a fork of a process
+            that has imported them, where that changes nothing.
+        per_device: Trainings side by side on each device, for small models. Their times are those
+            of a device that they share.
         progress: Called every two seconds with the search as it stands, as for `sweep`.
 
     Returns:
@@ -136,7 +142,9 @@ def tune(
         need(package, "`noisescale.tune`", extra="tune")
     folder = Path(output)
     place = Place(name, str(storage or folder / JOURNAL), folder)
-    started = WorkersToStart(workers, launcher, launcher_options or {}, lease, accelerator)
+    started = WorkersToStart(
+        workers, launcher, launcher_options or {}, lease, accelerator, cold, per_device
+    )
     training = Training(
         text_of(target, "target"),
         None if data is None else text_of(data, "data"),

@@ -223,7 +223,7 @@ class TuneJob:
     def _is_spent(self, entries: Mapping[str, Entry]) -> bool:
         if self.trials is not None and len(entries) >= self.trials:
             return True
-        return self.budget is not None and device_hours(entries) >= self.budget
+        return self.budget is not None and device_hours(entries.values()) >= self.budget
 
     def limit_of(self, spec: Record, entries: Mapping[str, Entry]) -> float:
         """Trainings end by themselves."""

@@ -22,7 +22,7 @@ from noisescale.history.metrics import Goal
 from noisescale.lab.jobs import launchers, trial_process
 from noisescale.lab.jobs.jobs import FAILED, Entry, Task, Training
 from noisescale.lab.jobs.ledger import Ledger
-from noisescale.lab.jobs.trial_process import TrialProcess, command_of
+from noisescale.lab.jobs.trial_process import ColdProcess, TrialProcess, command_of
 from noisescale.lab.jobs.workers import Place
 from noisescale.lab.sweep.doubts import doubts_before
 from noisescale.lab.sweep.files import write_files
@@ -200,7 +200,9 @@ def train_on_two_ranks(here: Path, spec: dict[str, Any]) -> None:
     with mock.patch.object(subprocess, "Popen", Forked):
         for command in (command_of(here / "task", 2), [*command_of(here, 2)[:-3], "dies.py"]):
             with mock.patch.object(trial_process, "command_of", lambda *_, words=command: words):
-                process = TrialProcess(here / "task", spec, 2)
+                process = TrialProcess(
+                    here / "task", spec, 2, lambda folder: ColdProcess(folder, 2)
+                )
             process.wait(50)
             process.stop()
             found.append((process.result(), process.reason()))

@@ -122,17 +122,17 @@ def test_progress_says_what_was_spent_and_what_is_left(tmp_path: Path) -> None:
     taken(ledger, whole)
 
     assert claimed is not None
-    assert (begun.progress.done, begun.expected_trainings) == (0, 3 * (6 + 2 + 2))
+    assert (len(begun.progress.ended), begun.expected_trainings) == (0, 3 * (6 + 2 + 2))
     assert math.isnan(begun.seconds_left)
-    assert going.progress.done == len(half)
+    assert len(going.progress.ended) == len(half)
     assert going.progress.device_hours == pytest.approx(0.01 * len(half))
     assert going.seconds_left == pytest.approx(
-        36.0 * (going.expected_trainings - going.progress.done)
+        36.0 * (going.expected_trainings - len(going.progress.ended))
     )
     assert [entry.key for entry in going.progress.running] == [claimed.key]
     assert [entry.state for entry in going.progress.running] == [State.RUNNING]
     end = found_in({k: e for k, e in ledger.entries().items() if e.result})
-    assert end.progress.done <= end.expected_trainings
+    assert len(end.progress.ended) <= end.expected_trainings
 
 
 def test_a_finished_sweep_has_what_was_best(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_finished_sweep_has_what_was_best(tmp_path: Path) -> None:
     found = found_in(ledger.entries())
 
     assert found.finished
-    assert found.progress.done == found.expected_trainings == len(whole)
+    assert len(found.progress.ended) == found.expected_trainings == len(whole)
     for size in found.sizes:
         assert size.steps == pytest.approx(100 * (1 + 64 / size.batch_size), rel=0.2)
         assert size.learning_rate == pytest.approx(0.1 * math.sqrt(size.batch_size / 16), rel=1)

@@ -36,7 +36,7 @@ def search(maximize: bool = False, powers: float = 0.5) -> CostFront:
 
 
 def found_in(front: CostFront, *doubts: str, finished: bool = True) -> Tune:
-    progress = JobProgress(Place("tune", "a.journal"), "tune", 9, {}, (), 0.5, finished)
+    progress = JobProgress(Place("tune", "a.journal"), "tune", (), (), 0.5, finished)
     return Tune(front, progress, None, 9, doubts)
 
 
