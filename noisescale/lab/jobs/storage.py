@@ -184,8 +184,8 @@ def _database(url: str) -> BaseStorage:
             "storage",
             "be a database within reach",
             f"{without_password(url)}: {type(error).__name__}: {str(error)[:200]}",
-            "Check the URL, and whether its driver is installed (for PostgreSQL psycopg,"
-            " for MySQL mysqlclient).",
+            "Check the URL, and whether its driver is installed (postgresql+psycopg://"
+            " needs psycopg, mysql+pymysql:// PyMySQL).",
         ) from error
 
 

@@ -22,7 +22,8 @@ Storage = Annotated[
     typer.Option(
         metavar="PLACE",
         help="Where the state is kept: a journal file, also on a shared disk; the URL of a database"
-        " (postgresql://..., mysql://..., sqlite:///...); or grpc://host:port of Optuna's proxy.",
+        " (postgresql+psycopg://..., mysql+pymysql://..., sqlite:///...); or grpc://host:port of"
+        " Optuna's proxy.",
         rich_help_panel=WORKERS,
     ),
 ]

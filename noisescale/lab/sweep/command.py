@@ -112,8 +112,9 @@ def sweep_batch_sizes(
         typer.Option(
             metavar="PLACE",
             help="Where the state is kept: a journal file, also on a shared disk; the URL of a"
-            " database (postgresql://..., mysql://..., sqlite:///...); or grpc://host:port of"
-            " Optuna's proxy. Default: sweep.journal in the folder of the results.",
+            " database (postgresql+psycopg://..., mysql+pymysql://..., sqlite:///...); or"
+            " grpc://host:port of Optuna's proxy. Default: sweep.journal in the folder of the"
+            " results.",
             rich_help_panel=WORKERS,
         ),
     ] = None,

@@ -15,7 +15,8 @@ from noisescale.lab.compare.outcomes import Outcome, outcome_of
 from noisescale.lab.jobs.jobs import FAILED, Entry
 from noisescale.lab.parameters import LEARNING_RATE
 
-REACHED, DIVERGED, PRUNED, OUT_OF_STEPS = "reached", "diverged", "pruned", "out of steps"
+REACHED, DIVERGED, OUT_OF_STEPS = "reached", "diverged", "out of steps"
+PRUNED = "stopped early"
 """How trainings end."""
 
 

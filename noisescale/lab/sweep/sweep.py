@@ -63,7 +63,7 @@ def sweep(
 ) -> Sweep:
     """Measure the steps to a result at several batch sizes, each with its best learning rate.
 
-    Each training is a process of its own, which a worker starts. The same call with the same
+    Each training is another process, which a worker starts. The same call with the same
     storage goes on where it was stopped, also after an interrupt.
 
     Args:

@@ -69,7 +69,7 @@ def tune(
 ) -> Tune:
     """Search parameters for the best result at each cost, by CARBS.
 
-    Each training is a process of its own, which a worker starts. The first one has the module's own
+    Each training is another process, which a worker starts. The first one has the module's own
     settings. The same call goes on where it was stopped, also with a larger budget.
 
     Args:

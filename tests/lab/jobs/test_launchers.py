@@ -163,3 +163,16 @@ def test_without_cuda_no_gpu_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launchers._gpus() == []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 0")
     assert launchers._gpus() == ["2", "0"]
+
+
+def test_two_commands_in_one_folder_have_files_of_their_own(tmp_path: Path) -> None:
+    first = started("local", tmp_path, FAIL, count=1)
+    second = started("local", tmp_path, "raise SystemExit('nor such a one')", count=2)
+    for workers in (first, second):
+        ended(workers)
+        workers.stop()
+
+    assert "no such job" in first.last_output()
+    assert "nor such a one" in second.last_output()
+    printed = {path.name for path in (tmp_path / "logs").iterdir()}
+    assert printed == {"worker-0.txt", "worker-1.txt", "worker-2.txt"}

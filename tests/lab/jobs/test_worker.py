@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
@@ -17,6 +18,7 @@ from noisescale.lab.jobs import trial_process, worker
 from noisescale.lab.jobs.jobs import FAILED, Entry, State, Task
 from noisescale.lab.jobs.ledger import ATTEMPTS, Ledger
 from noisescale.lab.jobs.train_job import train_by_workers
+from noisescale.lab.jobs.trial_process import Running
 from noisescale.lab.jobs.worker import TELLING, AllFailedError, OnlyHereError, Worker
 from noisescale.lab.jobs.workers import WorkersToStart
 
@@ -51,6 +53,38 @@ def test_a_worker_trains_round_after_round(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "out/trials/sum=5/result.json").exists()
     assert all(result["devices"] == 1 for result in ledger.results().values())
     assert all(0 <= result["device_seconds"] < 60 for result in ledger.results().values())
+
+
+def test_trainings_that_share_a_device_share_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([10.0, 14.0])
+    monkeypatch.setattr(trial_process.time, "monotonic", lambda: next(clock))
+
+    def start(folder: Path) -> Running:
+        (folder / "result.json").write_text("{}")
+        running: Running = mock.Mock()
+        return running
+
+    process = trial_process.TrialProcess(tmp_path, {}, 3, start, sharing=2)
+
+    assert process.result() == {"devices": 3, "device_seconds": 6.0}
+
+
+def test_a_limit_is_there_from_the_beginning_and_never_rises(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def start(folder: Path) -> Running:
+        seen.append((folder / "limit").read_text())
+        running: Running = mock.Mock()
+        return running
+
+    process = trial_process.TrialProcess(tmp_path, {}, 1, start, limit=70.0)
+    for limit in (90.0, 60.0, 65.0):
+        process.set_limit(limit)
+        seen.append((tmp_path / "limit").read_text())
+
+    assert seen == ["70.0", "70.0", "60.0", "60.0"]
 
 
 def test_one_training_that_fails_is_tried_twice_and_then_left_out(

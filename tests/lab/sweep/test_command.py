@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -90,9 +91,9 @@ def sweep(*arguments: object, target: str = "train.py:make") -> tuple[int, str, 
 
 
 def trials_of(sweep: int | None) -> list[psutil.Process]:
-    """The processes that the workers of a sweep have started."""
+    """The processes that the workers have started of the one process that the sweep started."""
     try:
-        workers = psutil.Process(sweep).children()
+        workers = [each for one in psutil.Process(sweep).children() for each in one.children()]
         return [trial for worker in workers for trial in worker.children()]
     except psutil.Error:  # one has ended
         return []
@@ -116,6 +117,7 @@ def trained_here(job: SweepJob, folder: Path) -> dict[str, Entry]:
 
 @pytest.mark.timeout(400)
 def test_a_sweep_of_which_a_worker_is_killed_has_the_table_of_one_that_is_not(here: Path) -> None:
+    """Two workers share a device."""
     (here / "here").mkdir()
     job = settings(here)
     alone = trained_here(job, here / "here")
@@ -123,7 +125,7 @@ def test_a_sweep_of_which_a_worker_is_killed_has_the_table_of_one_that_is_not(he
     *known, _, _, _ = alone.values()  # the last three are trained by the workers
     ledger = Ledger.begin("sweep/sweep.journal", "sweep", job)
     ledger.take((Task(entry.key, entry.spec), entry.result) for entry in known)
-    words = ["-m", "noisescale", "sweep", "train.py:make", *SWEEP, *CPU, "--workers", 2]
+    words = ["-m", "noisescale", "sweep", "train.py:make", *SWEEP, *CPU, "--per-device", 2]
     with started(*words, "--lease", 5, cwd=here, output=here / "output.txt") as process:
         while not (trials := trials_of(process.pid)):
             assert process.is_alive(), (here / "output.txt").read_text()
@@ -141,6 +143,10 @@ def test_a_sweep_of_which_a_worker_is_killed_has_the_table_of_one_that_is_not(he
     assert table.startswith("batch_size,steps,learning_rate,seed\n8,")
     assert len(list((here / "sweep/trials").glob("*-2"))) == 1
     assert {worker["process"] for worker in shown["workers"]} >= {victim.pid}
+    (shared,) = {each["device"] for each in shown["workers"]}
+    assert shared == "CPU"
+    assert re.search(r"^batch_size=\S+: (reached|stopped early), \d+ s, on \S+", output, re.M)
+    assert "What each device did" in output
     assert "trainings done" in output
     assert "Critical batch size" in output
     assert "Further workers join with: noisescale work --storage sweep/sweep.journal" in output

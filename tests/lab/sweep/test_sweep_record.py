@@ -51,7 +51,7 @@ def finished(order: int = 0) -> dict[str, Entry]:
             "steps": [1, limit if lost else steps],
             "values": [0.9, 0.5 if lost else 0.1],
             "seconds": [0.1, 0.01 * steps],
-            "ended": "pruned" if lost else "reached",
+            "ended": "stopped early" if lost else "reached",
             "devices": 1,
             "device_seconds": 36.0,
         }

@@ -141,7 +141,7 @@ def test_a_training_that_cannot_win_stops_at_its_limit(tmp_path: Path) -> None:
 
     found = trained(tmp_path, task())
 
-    assert (found["ended"], found["steps"][-1]) == ("pruned", 7)
+    assert (found["ended"], found["steps"][-1]) == ("stopped early", 7)
 
 
 def test_a_training_without_a_finite_loss_has_diverged(tmp_path: Path) -> None:

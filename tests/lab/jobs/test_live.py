@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from noisescale.lab.jobs.job_progress import JobProgress
+from noisescale.lab.jobs.jobs import FAILED, Entry, State
+from noisescale.lab.jobs.live import live
+from noisescale.lab.jobs.workers import Place
+from noisescale.report.document import Document
+
+
+def entry(key: str, **result: Any) -> Entry:
+    worker = {"host": "here", "process": 7}
+    return Entry(key, State.DONE, 0, 1, {}, worker, math.nan, result)
+
+
+@dataclass
+class Found:
+    progress: JobProgress
+    status: Any = "under way"
+
+    def document(self) -> Document:
+        done = len(self.progress.ended)
+        headline = "An answer" if self.status == "done" else f"{done} of 4 done, and more"
+        return Document("", headline, (), status=self.status, doubts=["A doubt."], next=["Join."])
+
+
+def found(*ended: Entry, status: str = "under way") -> Found:
+    return Found(JobProgress(Place("a", "b"), "sweep", ended, (), 0.0, False), status)
+
+
+def test_a_pipe_has_a_line_for_each_training_once(capsys: pytest.CaptureFixture[str]) -> None:
+    before = entry("before", ended="reached")
+    one = entry("one", ended="diverged", devices=2, device_seconds=8.0)
+    two, three = entry("two", **{FAILED: "no luck"}), entry("three", ended="reached")
+
+    with live() as show:
+        show(found(before))
+        show(found(before))
+        show(found(before, one, two))
+        show(found(before, one, two, three, status="done"))
+
+    printed = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
+    assert printed == [
+        "Join.",
+        "A doubt.",
+        "one: diverged, 4 s, on here:7",
+        "two: failed: no luck, on here:7 (3 of 4 done)",
+        "three: reached, on here:7 (4 trainings done)",
+    ]
