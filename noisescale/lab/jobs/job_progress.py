@@ -60,6 +60,11 @@ class JobProgress:
         }
 
     @property
+    def devices_at_work(self) -> float:
+        """The devices under way, in those of one training: two that share one count half each."""
+        return sum(1 / _sharing_of(each) for each in self.running)
+
+    @property
     def by_device(self) -> dict[str, list[Entry]]:
         """The trainings that have ended, by the host and the device on which they ran."""
         found: dict[str, list[Entry]] = {}
@@ -134,7 +139,11 @@ def devices_table(progress: JobProgress) -> Table:
 def end_of(entry: Entry) -> str:
     """Return how a training has ended, after which time, and on which worker."""
     spent = entry.result.get("device_seconds")
-    after = "" if spent is None else f", {duration(spent / entry.result['devices'])}"
+    after = (
+        ""
+        if spent is None
+        else f", {duration(_sharing_of(entry) * spent / entry.result['devices'])}"
+    )
     how = entry.result.get("ended", "done")
     how = f"failed: {entry.result[FAILED]}" if FAILED in entry.result else how
     return f"{entry.key}: {how}{after}, on {_worker_of(entry)}"
@@ -150,6 +159,10 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _sharing_of(entry: Entry) -> int:
+    return int(entry.worker.get("sharing", 1))
 
 
 def _worker_of(entry: Entry) -> str:

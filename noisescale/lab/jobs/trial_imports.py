@@ -36,8 +36,9 @@ def write_imports(folder: Path, training: Record, set_by_script: Mapping[str, st
         training: Its settings, which name the user's module.
         set_by_script: Environment variables that the user's module has set; None: has removed.
     """
-    own = {Path((training[each] or "").rpartition(":")[0]).stem for each in ("target", "data")}
-    own = {"__main__", "__mp_main__", "noisescale.lab.jobs.trial", *own}
+    places = [Path((training[each] or "").rpartition(":")[0]) for each in ("target", "data")]
+    own = {each.stem if each.suffix == ".py" else each.name.partition(".")[0] for each in places}
+    own |= {"__main__", "__mp_main__", "noisescale.lab.jobs.trial"}
     names = [
         name
         for name, module in sys.modules.items()

@@ -77,6 +77,7 @@ class Worker:
             "process": os.getpid(),
             "name": name,
             "device": device,
+            "sharing": sharing,
         }
         self._failed: list[tuple[Entry, str]] = []
         self._has_trained = False

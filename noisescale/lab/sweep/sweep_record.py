@@ -123,7 +123,7 @@ class SweepRecord:
             (size.expected_trainings - len(size.results)) * (size.mean_device_seconds or mean)
             for size in self.sizes
         )
-        return left / self.job.devices / max(1, len(self.progress.running))
+        return left / self.job.devices / (self.progress.devices_at_work or 1)
 
     @cached_property
     def law(self) -> Swept | None:

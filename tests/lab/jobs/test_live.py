@@ -13,7 +13,7 @@ from noisescale.report.document import Document
 
 
 def entry(key: str, **result: Any) -> Entry:
-    worker = {"host": "here", "process": 7}
+    worker = {"host": "here", "process": 7, "sharing": 2}
     return Entry(key, State.DONE, 0, 1, {}, worker, math.nan, result)
 
 
@@ -34,7 +34,7 @@ def found(*ended: Entry, status: str = "under way") -> Found:
 
 def test_a_pipe_has_a_line_for_each_training_once(capsys: pytest.CaptureFixture[str]) -> None:
     before = entry("before", ended="reached")
-    one = entry("one", ended="diverged", devices=2, device_seconds=8.0)
+    one = entry("one", ended="diverged", devices=2, device_seconds=4.0)
     two, three = entry("two", **{FAILED: "no luck"}), entry("three", ended="reached")
 
     with live() as show:
