@@ -244,7 +244,8 @@ def main() -> None:
     arguments = parser.parse_args()
     chosen = arguments.only or list(SWEEPS)
     adopt()
-    kept = {row["sweep"]: row for row in saved_rows("prediction/sweeps")} if arguments.only else {}
+    keeps = arguments.only and not arguments.smoke
+    kept = {row["sweep"]: row for row in saved_rows("prediction/sweeps")} if keeps else {}
     with tempfile.TemporaryDirectory() as made:
         at = Path(made)
         (at / "train.py").write_text(TRAIN)
