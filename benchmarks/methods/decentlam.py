@@ -41,6 +41,7 @@ from noisescale.methods.decentlam.topology import topology_of
 Row = dict[str, Any]
 PARTS = ("cost", "bias")
 ROUNDS = {4 * 2**20: 15, 64 * 2**20: 3}
+OF = ("messages", "exchange", "step")
 TOPOLOGIES = ("ring", "one-peer", "exponential")
 MOMENTA = (0.5, 0.8, 0.9)
 LR, STEPS, WIDTH = 0.002, 20_000, 30
@@ -162,7 +163,7 @@ def main() -> int:
         rows[:] = [row for row in rows if row["kind"] != "cost"]
         for elements in (2**16,) if given.smoke else ROUNDS:
             for topology in TOPOLOGIES[:1] if given.smoke else TOPOLOGIES:
-                for of in (*["messages"][: topology == "ring"], "exchange", "step"):
+                for of in OF if topology == "ring" else OF[1:]:
                     ranks, rounds = (2, 1) if given.smoke else (4, ROUNDS[elements])
                     rows.append(cost(ranks, elements, topology, of, rounds))
                     print(rows[-1], flush=True)

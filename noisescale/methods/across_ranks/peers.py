@@ -70,10 +70,10 @@ class Peers:
         started: deque[tuple[Message, list[dist.Work]]] = deque()
         for message in messages:
             if len(started) == under_way:
-                yield _arrived(started)
+                yield _wait_for_first(started)
             started.append((message, self._start(message)))
         while started:
-            yield _arrived(started)
+            yield _wait_for_first(started)
 
     def _start(self, message: Message) -> list[dist.Work]:
         ops = [op for tensor, peer in message.received for op in self._receives(tensor, peer)]
@@ -98,7 +98,7 @@ class Peers:
                 work.wait()
 
 
-def _arrived(started: deque[tuple[Message, list[dist.Work]]]) -> Message:
+def _wait_for_first(started: deque[tuple[Message, list[dist.Work]]]) -> Message:
     message, works = started.popleft()
     for work in works:
         work.wait()
