@@ -6,24 +6,35 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch.distributed as dist
 
-Timed = list[tuple[float, int]]
-"""Seconds and bytes of each round."""
+
+class Round(NamedTuple):
+    """What one call costs on a rank."""
+
+    seconds: float
+    """Until all ranks are done."""
+    cpu_seconds: float
+    """Of all threads of this rank, which other work on the machine changes less."""
+    bytes: int
+    """That the loopback interface sends."""
+
+
+Timed = list[Round]
 
 PLAIN, AGAIN = "plain", "plain again"
 
 
-def timed(work: Callable[[], object]) -> tuple[float, int]:
-    """Return the seconds that all ranks take, and the bytes that the loopback interface sends."""
+def timed(work: Callable[[], object]) -> Round:
+    """Call the work on all ranks."""
     dist.barrier()
-    before, began = carried(), time.perf_counter()
+    before, began, cpu = carried(), time.perf_counter(), time.process_time()
     work()
     dist.barrier()
-    return time.perf_counter() - began, carried() - before
+    return Round(time.perf_counter() - began, time.process_time() - cpu, carried() - before)
 
 
 def in_turn(
@@ -57,11 +68,13 @@ def compared(results: list[dict[str, Timed]], plain: str, other: str) -> dict[st
         other: What the other way is called.
     """
     slowest: dict[str, list[float]] = {}
+    cpu_of: dict[str, list[float]] = {}
     bytes_of: dict[str, list[int]] = {}
     for what in results[0]:
         of_rounds = list(zip(*(found[what] for found in results), strict=True))[1:]
-        slowest[what] = [max(seconds for seconds, _ in ranks) for ranks in of_rounds]
-        bytes_of[what] = [ranks[0][1] for ranks in of_rounds]
+        slowest[what] = [max(each.seconds for each in ranks) for ranks in of_rounds]
+        cpu_of[what] = [sum(each.cpu_seconds for each in ranks) for ranks in of_rounds]
+        bytes_of[what] = [ranks[0].bytes for ranks in of_rounds]
 
     def ratio(of: dict[str, list[Any]], what: str) -> float:
         pairs = zip(of[what], of[PLAIN], strict=True)
@@ -75,9 +88,12 @@ def compared(results: list[dict[str, Timed]], plain: str, other: str) -> dict[st
         f"seconds_{other}": round(statistics.median(slowest["other"]), 4),
         "ratio": ratio(slowest, "other"),
         "ratio_of_second_copy": ratio(slowest, AGAIN),
+        "cpu_ratio": ratio(cpu_of, "other"),
+        "cpu_ratio_of_second_copy": ratio(cpu_of, AGAIN),
         "bytes_ratio": ratio(bytes_of, "other"),
         f"bytes_a_rank_{plain}": a_rank(PLAIN),
         f"bytes_a_rank_{other}": a_rank("other"),
+        "load": round(psutil.getloadavg()[0], 1),
     }
 
 

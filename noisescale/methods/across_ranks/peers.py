@@ -3,12 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
 
 from noisescale.checks import refuse
+
+
+class Message(NamedTuple):
+    """Tensors for ranks of a group, and room for those of ranks of the group."""
+
+    sent: Sequence[tuple[Tensor, int]]
+    received: Sequence[tuple[Tensor, int]]
 
 
 class Peers:
@@ -49,18 +58,26 @@ class Peers:
         """Receive a tensor from a rank of the group, in place."""
         self._do(self._receives(tensor, peer))
 
-    def start(
-        self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]
-    ) -> list[dist.Work]:
-        """Send tensors to ranks of the group and receive others from ranks, without waiting.
+    def stream(self, messages: Iterable[Message], under_way: int) -> Iterator[Message]:
+        """Send and receive messages in turn, and yield each when all of it has arrived.
 
         Between two ranks tensors arrive in the order in which they are sent.
 
-        Returns:
-            What to wait for, before a tensor that is sent is changed or one that is received read.
+        Args:
+            messages: The tensors of a message are in use until it is yielded.
+            under_way: How many messages are on their way at once.
         """
-        ops = [op for tensor, peer in received for op in self._receives(tensor, peer)]
-        ops += [op for tensor, peer in sent for op in self._sends(tensor, peer)]
+        started: deque[tuple[Message, list[dist.Work]]] = deque()
+        for message in messages:
+            if len(started) == under_way:
+                yield _wait_for_first(started)
+            started.append((message, self._start(message)))
+        while started:
+            yield _wait_for_first(started)
+
+    def _start(self, message: Message) -> list[dist.Work]:
+        ops = [op for tensor, peer in message.received for op in self._receives(tensor, peer)]
+        ops += [op for tensor, peer in message.sent for op in self._sends(tensor, peer)]
         return dist.batch_isend_irecv(ops) if ops else []
 
     def _sends(self, tensor: Tensor, peer: int) -> list[dist.P2POp]:
@@ -79,6 +96,13 @@ class Peers:
         if ops:
             for work in dist.batch_isend_irecv(ops):
                 work.wait()
+
+
+def _wait_for_first(started: deque[tuple[Message, list[dist.Work]]]) -> Message:
+    message, works = started.popleft()
+    for work in works:
+        work.wait()
+    return message
 
 
 def _me() -> int:

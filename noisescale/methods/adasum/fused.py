@@ -3,17 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 WIDTH = 512
 """Elements of a row. The last row of a tensor is filled up with zeros, which change no product."""
-
-_ROWS_ON_CPU = 64
-_ROWS_ON_DEVICE = 2**15
-"""Rows that are widened to float64 at once: what fits in a cache of a CPU, or 16M elements."""
 
 
 class Fused:
@@ -35,7 +31,9 @@ class Fused:
         else:
             self.rows = first.new_zeros(sum(lengths) + empty, WIDTH)
         of_row = torch.repeat_interleave(torch.tensor(lengths))
-        self.tensor_of_row = torch.cat([of_row, of_row.new_zeros(empty)]).to(first.device)
+        self.tensor_of_row = torch.cat([of_row, of_row.new_full((empty,), len(tensors) - 1)]).to(
+            first.device
+        )
         runs = self.rows.split([*lengths, empty])
         self.views = [
             run.view(-1)[: each.numel()].view_as(each)
@@ -91,53 +89,3 @@ def copy_(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     pairs = [(x, y) for x, y in zip(into, tensors, strict=True) if x.data_ptr() != y.data_ptr()]
     if pairs:
         torch._foreach_copy_([x for x, _ in pairs], [y for _, y in pairs])
-
-
-def products(a: Tensor, b: Tensor, tensor_of_row: Tensor, tensors: int) -> Tensor:
-    """Return a·b, |a|² and |b|² of each tensor in the rows, shape (tensors, 3), in float64."""
-    of_rows = a.new_empty(len(a), 3, dtype=torch.float64)
-    wide = _wide(3, a)
-    for some in _blocks(a):
-        into = of_rows[some]
-        x, y, xy = wide[:, : len(into)]
-        torch.mul(x.copy_(a[some]), y.copy_(b[some]), out=xy)
-        torch.sum(xy, 1, out=into[:, 0])
-        torch.sum(x.mul_(x), 1, out=into[:, 1])
-        torch.sum(y.mul_(y), 1, out=into[:, 2])
-    return a.new_zeros(tensors, 3, dtype=torch.float64).index_add_(0, tensor_of_row, of_rows)
-
-
-def combine_(
-    own: Tensor, other: Tensor, of_own: Tensor, of_other: Tensor, tensor_of_row: Tensor
-) -> None:
-    """Write of_own·own + of_other·other into `own`, rounded once.
-
-    Args:
-        own: Rows.
-        other: As many rows.
-        of_own: The coefficient of each tensor.
-        of_other: The same for `other`.
-        tensor_of_row: The tensor of each row.
-    """
-    of_own, of_other = (each[tensor_of_row].unsqueeze(1) for each in (of_own, of_other))
-    wide = _wide(2, own)
-    for some in _blocks(own):
-        into = own[some]
-        x, y = wide[:, : len(into)]
-        x.copy_(into).mul_(of_own[some])
-        into.copy_(x.add_(y.copy_(other[some]).mul_(of_other[some])))
-
-
-def _blocks(rows: Tensor) -> Iterator[slice]:
-    step = _rows_at_once(rows)
-    return (slice(i, i + step) for i in range(0, len(rows), step))
-
-
-def _rows_at_once(rows: Tensor) -> int:
-    return _ROWS_ON_CPU if rows.is_cpu else _ROWS_ON_DEVICE
-
-
-def _wide(count: int, rows: Tensor) -> Tensor:
-    """Return room for blocks of rows in float64, in which two products of float32 lose nothing."""
-    at_once = min(len(rows), _rows_at_once(rows))
-    return rows.new_empty(count, at_once, WIDTH, dtype=torch.float64)

@@ -65,6 +65,29 @@ def test_all_ranks_have_the_bits_of_the_rule(ranks: int) -> None:
             np.testing.assert_allclose(got.double(), wanted, rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_halves_in_many_messages_arrive_whole(
+    ranks: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("noisescale.methods.adasum.all_reduce._MESSAGE_ON_CPU", rows)
+    lengths = range(11 * fused.WIDTH, 14 * fused.WIDTH, fused.WIDTH)  # halves of unequal length
+    leaves = [random(ranks, [(length,)], torch.float64) for length in lengths]
+
+    def one_rank() -> list[list[Tensor]]:
+        mine = [each[dist.get_rank()] for each in leaves]
+        for tensors in mine:
+            adasum_all_reduce_(tensors)
+        return mine
+
+    results = on_ranks(ranks, one_rank)
+
+    for each, *found in zip(leaves, *results, strict=True):
+        wanted = truth(each)[0]
+        for (got,) in found:
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-13)
+
+
 def of_horovod(case: str, ranks: int) -> Iterator[tuple[Any, Any]]:
     """Horovod's published cases, drawn as there: a vector a rank, and what their Adasum is."""
     rng = np.random.RandomState(2)

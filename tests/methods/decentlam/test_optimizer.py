@@ -319,7 +319,8 @@ def test_a_subgroup_averages_among_its_own_ranks() -> None:
 
 
 def test_messages_longer_than_a_part_arrive_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisescale.methods.decentlam.mixing._AT_ONCE_ON_CPU", 4)
+    monkeypatch.setattr("noisescale.methods.decentlam.mixing._MESSAGE_ON_CPU", 4)
+    monkeypatch.setattr("noisescale.methods.decentlam.mixing._BLOCK_ON_CPU", 3)
 
     got = np.stack(on_ranks(5, lambda: on_regressions("exponential", LRS, 0.8)))
 
