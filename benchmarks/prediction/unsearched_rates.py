@@ -10,7 +10,8 @@ are constants of `noisescale.tradeoff.regimes`.
 Then it counts wrong answers. In each trial a sweep has five batch sizes of a workload, with one
 learning rate each by a rule. An answer is wrong if the bounds of the critical batch size leave out
 the critical batch size of the whole sweep with all its learning rates. The same is counted for
-bounds that take each rate for a searched one, and for rates that were drawn.
+bounds that take each rate for a searched one, for sweeps with a search at the batch size whose rate
+the rule began from, and for rates that were drawn.
 
 Arithmetic only. Steps between two learning rates that were tried are interpolated. Below the lowest
 rate they go as 1/rate, and above the highest one the goal is missed.
@@ -27,7 +28,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -132,34 +133,53 @@ def lines(named: str) -> dict[str, Any]:
     }
 
 
-def drawn_trial(
-    rng: np.random.Generator, table: Table, rule: str
-) -> dict[float, tuple[float, float]]:
-    """The learning rate of each batch size of a trial, and the steps there."""
+class Point(NamedTuple):
+    """Runs at one batch size and one learning rate."""
+
+    batch_size: float
+    learning_rate: float
+    steps: float
+    runs: int
+
+    def trials(self, rng: np.random.Generator) -> Iterator[Trial]:
+        for run in range(self.runs):
+            at = min(self.steps * math.exp(rng.normal(0, STEPS_SCATTER)), 1e9)
+            last = 0.1 if self.steps < math.inf else 0.9
+            yield Trial(
+                f"{self.batch_size}/{self.learning_rate}/{run}",
+                Measurements([BELOW * at, at], [0.9, last]),
+                batch_size=self.batch_size,
+                learning_rate=self.learning_rate,
+            )
+
+
+def sweep_by_rule(
+    rng: np.random.Generator, table: Table, rule: str, runs: int, *, search: bool
+) -> list[Point]:
+    """Some batch sizes with one learning rate each. A search gives the first of them all rates."""
     sizes = sorted(rng.choice([*table], SIZES, replace=False).tolist())
     bests = {size: best(of_rate)[0] for size, of_rate in table.items()}
+    base = sizes[rng.integers(SIZES)]
     if rule == DRAWN:
         ends = np.log([min(bests.values()), max(bests.values())])
         rates = np.exp(rng.uniform(*ends, SIZES)).tolist()
     else:
-        base = sizes[rng.integers(SIZES)]
         rates = [bests[base] * (size / base) ** RULES[rule] for size in sizes]
-    return {b: (rate, steps_at(table[b], rate)) for b, rate in zip(sizes, rates, strict=True)}
+    single = [
+        Point(size, rate, steps_at(table[size], rate), runs)
+        for size, rate in zip(sizes, rates, strict=True)
+    ]
+    others = [
+        Point(base, rate, steps, 1)
+        for rate, steps in table[base].items()
+        if search and rate != bests[base]
+    ]
+    return [*single, *others]
 
 
-def trials_of(
-    rng: np.random.Generator, drawn: dict[float, tuple[float, float]], runs: int
-) -> list[Trial]:
-    found = []
-    for size, (rate, steps) in drawn.items():
-        for run in range(runs):
-            at = min(steps * math.exp(rng.normal(0, STEPS_SCATTER)), 1e9)
-            measured = Measurements([BELOW * at, at], [0.9, 0.1 if steps < math.inf else 0.9])
-            found.append(Trial(f"{size}/{run}", measured, batch_size=size, learning_rate=rate))
-    return found
-
-
-def answers(rules: Sequence[str], runs: int, trials: int) -> dict[str, Any]:
+def answers(
+    rules: Sequence[str], runs: int, trials: int, *, search: bool = False
+) -> dict[str, Any]:
     every = tables()
     truths = {
         name: find_regimes([*table], [best(of_rate)[1] for of_rate in table.values()])
@@ -169,9 +189,10 @@ def answers(rules: Sequence[str], runs: int, trials: int) -> dict[str, Any]:
     for number in range(trials):
         rng = np.random.default_rng([number, runs])
         name = [*every][rng.integers(len(every))]
-        drawn = drawn_trial(rng, every[name], rules[number % len(rules)])
-        outcomes = [outcome_of(each, GOAL) for each in trials_of(rng, drawn, runs)]
-        found = sweep_of("", "", outcomes)
+        rule = rules[number % len(rules)]
+        points = sweep_by_rule(rng, every[name], rule, runs, search=search)
+        trained = [trial for point in points for trial in point.trials(rng)]
+        found = sweep_of("", "", [outcome_of(each, GOAL) for each in trained])
         if found is None or found.regimes is None:
             continue
         fitted = found.regimes
@@ -182,6 +203,7 @@ def answers(rules: Sequence[str], runs: int, trials: int) -> dict[str, Any]:
         "kind": "answers",
         "rules": ", ".join(rules),
         "batch_sizes": SIZES,
+        "searched": int(search),
         "runs": runs,
         "trials": trials,
         "answers": len(given),
@@ -203,8 +225,8 @@ def main() -> None:
     arguments = parser.parse_args()
 
     rows = [lines(named) for named in ("", "single_runs", "optimizer_sweeps")]
-    for rules in ([*RULES], [DRAWN]):
-        rows += [answers(rules, runs, arguments.trials) for runs in RUNS]
+    for rules, search in (([*RULES], False), ([*RULES], True), ([DRAWN], False)):
+        rows += [answers(rules, runs, arguments.trials, search=search) for runs in RUNS]
     for row in rows:
         print("  ".join(f"{key} {value}" for key, value in row.items()))
     if arguments.save:

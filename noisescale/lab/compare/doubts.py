@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -54,14 +53,14 @@ def doubts_of(
     left_out: Sequence[Trial],
 ) -> Iterator[str]:
     """Yield what may be wrong, the worst first."""
-    yield from _left_out(left_out)
+    yield from _runs_left_out(left_out)
     yield from _unequal_searches(standings)
     yield from _repetitions_without_seeds(standings)
     yield from _words_of_runs(standings)
     yield from _missing_runs(standings)
     yield from _doubtful_clocks(outcomes, clock)
     yield from _unlike_batch_sizes(standings, clock)
-    yield from _unlike_examples(outcomes, standings, budget.get("steps", math.inf))
+    yield from _unlike_examples(outcomes, standings, budget)
     yield from _unlike_epochs(outcomes)
     yield from _late_starts(outcomes)
     reached = [outcome.reached for outcome in outcomes if outcome.reached is not None]
@@ -181,7 +180,7 @@ def _missing_runs(standings: Sequence[Standing]) -> Iterator[str]:
         yield f"Not run: {', '.join(missing)}. In profiles and scores that counts as missed."
 
 
-def _left_out(trials: Sequence[Trial]) -> Iterator[str]:
+def _runs_left_out(trials: Sequence[Trial]) -> Iterator[str]:
     """Name the runs that do not count, each with its reason."""
     if not trials:
         return
@@ -231,41 +230,41 @@ def _unlike_batch_sizes(standings: Sequence[Standing], clock: str) -> Iterator[s
 
 
 def _unlike_examples(
-    outcomes: Sequence[Outcome], standings: Sequence[Standing], budget: float
+    outcomes: Sequence[Outcome], standings: Sequence[Standing], budget: Mapping[str, float]
 ) -> Iterator[str]:
     """Say where runs of as many steps had different numbers of examples, by any clock.
 
-    Their steps are a budget that was given. Or they are the length of a run that missed the goal
-    with fewer examples than a run of a larger batch, which was trained for as many steps, needed.
+    Their steps are a budget that was given. Without any budget they are the length of a run that
+    missed the goal with fewer examples than a run of a larger batch needed.
     """
+    limited = "steps" in budget
     for workload in _workloads(standings):
-        limited = budget < math.inf
-        found = (
-            [each for each in outcomes if each.trial.workload == workload]
-            if limited
-            else [each.best for each in standings if each.workload == workload]
-        )
+        every = outcomes if limited else [each.best for each in standings]
         sized = sorted(
-            (each for each in found if each.trial.batch_size > 0 and each.trained),
+            (
+                o
+                for o in every
+                if o.trial.workload == workload and o.trial.batch_size > 0 and o.trained
+            ),
             key=lambda each: each.trial.batch_size,
         )
-        if not sized:
+        small = [o for o in sized if limited or (o.reached is None and not budget)]
+        large = [o for o in sized if limited or o.reached is not None]
+        if not (small and large):
             continue
-        few, many = sized[0], sized[-1]
-        if many.trial.batch_size < UNLIKE * few.trial.batch_size:
+        few, many = small[0], large[-1]
+        length = float(few.trial.measurements.steps[few.trained - 1])
+        enough = length * few.trial.batch_size >= many.at("steps") * many.trial.batch_size
+        if many.trial.batch_size < UNLIKE * few.trial.batch_size or (enough and not limited):
             continue
-        short, long = (float(e.trial.measurements.steps[e.trained - 1]) for e in (few, many))
-        needed = many.at("steps") * many.trial.batch_size
-        missed = few.reached is None and short * few.trial.batch_size < needed < math.inf
-        if limited or (missed and short < UNLIKE * long):
-            steps = budget if limited else short
-            yield (
-                f"{plural(steps, 'step')} are different numbers of examples{_place(workload)}:"
-                f" {_examples(many, steps)}, {_examples(few, steps)}. A smaller batch may miss the"
-                " goal, or seem slower, for that alone. Train all with one budget of examples,"
-                " epochs or device-time, and compare by it, for example with --by examples"
-                " and --budget examples=100000."
-            )
+        steps = budget.get("steps", length)
+        yield (
+            f"{plural(steps, 'step')} are different numbers of examples{_place(workload)}:"
+            f" {_examples(many, steps)}, {_examples(few, steps)}. A smaller batch may miss the"
+            " goal, or seem slower, for that alone. Train all with one budget of examples,"
+            " epochs or device-time, and compare by it, for example with --by examples"
+            " and --budget examples=100000."
+        )
 
 
 def _examples(outcome: Outcome, steps: float) -> str:

@@ -627,7 +627,7 @@ def test_words_in_which_runs_differ_are_columns_and_name_the_best() -> None:
             learning_rate=rate,
             submission="a",
             optimizer="adam",
-            hyperparameters={"schedule": schedule, "precision": "16-mixed", "run_name": f"{at}"},
+            hyperparameters={"schedule": schedule, "precision": "16-mixed"},
             name=f"{size}/{rate}/{schedule}",
         )
         for size, at in ((8.0, 400), (16.0, 200))
@@ -642,7 +642,7 @@ def test_words_in_which_runs_differ_are_columns_and_name_the_best() -> None:
     assert column(sizes, "best schedule") == ["cosine", "cosine"]
     assert column(runs, "schedule").count("linear") == 6
     for table in (standings, sizes, runs):
-        assert not {"precision", "run_name", "optimizer"} & {*table.headings}
+        assert not {"precision", "optimizer"} & {*table.headings}
 
 
 def test_optimizers_of_one_submission_are_a_column_unless_they_name_it() -> None:

@@ -128,7 +128,10 @@ def test_a_budget_in_steps_at_different_batch_sizes_is_named_by_any_clock(clock:
 
 
 def test_runs_of_as_many_steps_at_different_batch_sizes_are_named_if_the_smaller_missed() -> None:
-    """The length of the runs is their budget. Where all reached the goal it took nothing."""
+    """The length of the runs is their budget. Where all reached the goal it took nothing.
+
+    The run of the larger batch may have ended when it reached the goal.
+    """
 
     def said(steps: float, *, until: float = 1000, size: float = 256.0) -> str:
         small = trial(steps, until=until, submission="sgd", batch_size=32.0)
@@ -138,9 +141,24 @@ def test_runs_of_as_many_steps_at_different_batch_sizes_are_named_if_the_smaller
             clock="seconds",
         )
 
-    assert "1,000 steps are different numbers of examples: 256,000 at batch" in said(math.inf)
-    for other in (said(900), said(math.inf, until=8000), said(math.inf, size=32.0)):
+    for length in (400, 1000, 3000):
+        steps = f"{length:,} steps are different numbers of examples: {256 * length:,} at batch"
+        assert steps in said(math.inf, until=length)
+    enough = said(math.inf, size=64.0)  # the larger batch needed no more examples
+    for other in (said(900), said(math.inf, until=8000), said(math.inf, size=32.0), enough):
         assert "numbers of examples" not in other
+
+
+def test_the_smaller_batch_that_missed_need_not_be_the_smallest() -> None:
+    sizes = {"sgd": (16.0, 900.0), "adam": (32.0, math.inf), "lion": (256.0, 500.0)}
+    trials = [
+        trial(steps, until=1000, submission=name, batch_size=size)
+        for name, (size, steps) in sizes.items()
+    ]
+
+    said = warnings_of(*trials)
+
+    assert "256,000 at batch size 256 (lion), 32,000 at batch size 32 (adam)." in said
 
 
 def replace_clocks(of: Trial) -> Measurements:

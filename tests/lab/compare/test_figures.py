@@ -297,6 +297,8 @@ def test_a_band_is_wider_where_learning_rates_were_not_searched() -> None:
 
     narrow, wide = (trace(f, "bounds of the curve").y for f in (steps(one_sweep()), figure))
     assert wide[-1] / wide[0] > 1.5 * narrow[-1] / narrow[0]
+    low, high = (10**end for end in figure.layout.yaxis.range)
+    assert low < min(wide) < max(wide) < high
     said = "Better learning rates may need fewer steps: they were not searched."
     assert said in caption(figure)
     assert said not in caption(steps(one_sweep()))

@@ -126,7 +126,7 @@ class _Evaluations:
             shared = {name: _settings(group, name) for name in hyperparameters}
             measured, fault = Measurements([], []), ""
             try:
-                measured = self._measured(group, name)
+                measured = self._measurements_of(group, name)
             except ValueError as error:
                 errors.append(error)
                 fault = str(error)
@@ -150,7 +150,7 @@ class _Evaluations:
         metrics = partial(_number_columns, self.lines, [*self.others, self.metric])
         return Found(trials, metrics, errors)
 
-    def _measured(self, group: Sequence[_Line], name: str) -> Measurements:
+    def _measurements_of(self, group: Sequence[_Line], name: str) -> Measurements:
         """Return the evaluations of one trial."""
         evaluated = [line for line in group if line.cells[self.metric]]
         return measurements_of(
