@@ -64,7 +64,12 @@ def read_submissions(runs: Sequence[Path], goals: Mapping[str, Goal]) -> list[Tr
             f"{without[0]!r}, which no run names",
             "Check its name, and the names of the folders or of the column `workload`.",
         )
-    return trials
+    # Where files name the submissions, that of a path is none.
+    no_submissions = {*names} - {trial.submission for trial in trials if _counts(trial)}
+    return [
+        replace(t, submission="") if t.fault and t.submission in no_submissions else t
+        for t in trials
+    ]
 
 
 def _refuse_repeated(runs: Sequence[Path]) -> None:

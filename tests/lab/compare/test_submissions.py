@@ -140,3 +140,21 @@ def test_a_run_of_a_workload_without_a_goal_is_left_out(tmp_path: Path) -> None:
     assert "must name the workload of each run, got digits for" in fault
     with pytest.raises(ValueError, match="must name workloads of runs, got 'text', which no run"):
         compare([tmp_path / "sgd", tmp_path / "adam"], {"digits": GOAL, "text": GOAL})
+
+
+def test_a_broken_run_beside_those_whose_files_name_submissions_is_left_out(
+    tmp_path: Path,
+) -> None:
+    for root in ("release", "other"):
+        for trial in ("1", "2"):
+            folder = tmp_path / root / "mnist" / "cnn" / f"sgd-{root}" / "64" / trial
+            folder.mkdir(parents=True)
+            (folder / "measurements.csv").write_text("step,loss\n10,0.9\n20,0.1\n")
+    leave_empty(tmp_path / "release" / "mnist" / "cnn" / "adam")
+
+    for runs in ([tmp_path / "release"], [tmp_path / "release", tmp_path / "other"]):
+        found = compare(runs, GOAL)
+
+        ((_, fault),) = left_out(found)
+        assert "must have the log of a run, got an empty folder" in fault
+        assert found.submissions[0] == "sgd-release"
