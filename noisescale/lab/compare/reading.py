@@ -110,22 +110,23 @@ def _read_path(path: Path, metric: str, submission: str | None) -> Iterator[Foun
         elif MEASUREMENTS in files:
             trials.append(Path(folder))
         else:
-            if not below and {*files} <= {"hparams.yaml"} and Path(folder) != path:
-                empty.append(Path(folder))
-            below[:] = [name for name in below if not name.startswith(".")]
+            place = Path(folder)
+            if not below and {*files} <= {"hparams.yaml"} and place != path:
+                empty += [] if place.name.startswith(".") else [place]
             continue
         below.clear()
     for run in sorted(runs, key=natural_key):
         try:
             yield read_logged_run(run, path, metric, submission)
-        except (ValueError, OSError) as error:
-            yield _broken(run, path, error, submission)
+        except (ValueError, OSError) as refused:
+            yield _broken(run, path, refused, submission)
     if trials:
         yield read_shallue(path, trials, metric)
     for place in sorted(empty, key=natural_key) if runs or trials else ():
-        got = "a folder without one" if any(place.iterdir()) else "an empty folder"
-        remedy = "Remove it, or put the log there."
-        yield _broken(place, path, Refusal(place, "have the log of a run", got, remedy), submission)
+        trained = any(place.iterdir())
+        got = "a folder without one" if trained else "an empty folder"
+        error = Refusal(place, "have the log of a run", got, "Remove it, or put the log there.")
+        yield _broken(place, path, error, submission if trained else None)
 
 
 def _broken(run: Path, path: Path, error: Exception, submission: str | None) -> Found:

@@ -34,17 +34,18 @@ def read_submissions(runs: Sequence[Path], goals: Mapping[str, Goal]) -> list[Tr
     names = _names_of(runs)
     trials: list[Trial] = []
     for metric in dict.fromkeys(goal.metric for goal in goals.values()):
-        found = [
-            trial
-            for run, name in zip(runs, names, strict=True)
-            for trial in read_trials(run, metric, submission=name)
+        read = [
+            read_trials(run, metric, submission=name) for run, name in zip(runs, names, strict=True)
         ]
+        found = [trial for of_run in read for trial in of_run]
         if len(runs) == 1:
             found = _divide(found, names[0], runs[0], metric, goals)
         placed = [_place(trial, goals) for trial in found]
         if len(runs) > 1:  # names are unique within one of them
+            of = [name for name, of_run in zip(names, read, strict=True) for _ in of_run]
             placed = [
-                replace(t, name=f"{t.submission}/{t.name}") if t.submission else t for t in placed
+                replace(t, name=f"{t.submission or name}/{t.name}")
+                for t, name in zip(placed, of, strict=True)
             ]
         common, known = goals.get(""), {trial.name for trial in trials}
         trials += [
@@ -127,8 +128,8 @@ def _divide(
             return [*whole, *broken]
         named = [replace(t, submission=o) for t, o in zip(whole, optimizers, strict=True)]
         return [*named, *broken]
-    if len(whole) == 1:
-        return [replace(trial, submission=trial.name) for trial in trials]
+    if len(whole) == 1:  # an empty folder has no submission, and is no other run
+        return [replace(t, submission=t.name) if t.submission else t for t in trials]
     return [*(replace(trial, submission=trial.name) for trial in whole), *broken]
 
 

@@ -105,7 +105,18 @@ def test_of_runs_beside_each_other_one_that_is_broken_is_left_out(tmp_path: Path
     assert {each.submission for each in found.standings} == {"a", "b"}
 
 
-@pytest.mark.parametrize("how", [how for how in BROKEN if "empty" not in how])
+def test_an_empty_folder_beside_one_run_is_no_other_run(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", 100)
+    leave_empty(tmp_path / "figures")
+    leave_empty(tmp_path / ".hidden")
+
+    found = compare(tmp_path, GOAL)
+
+    assert [name for name, _ in left_out(found)] == ["figures"]
+    assert found.document().headline == "a reached loss <= 0.1"
+
+
+@pytest.mark.parametrize("how", [how for how in BROKEN if how != "empty"])
 def test_of_two_runs_beside_each_other_none_may_be_broken(tmp_path: Path, how: str) -> None:
     write_run(tmp_path / "a", 100)
     BROKEN[how][0](tmp_path / "c")
