@@ -69,7 +69,7 @@ def hyperparameters(logged: Mapping[str, Any]) -> Hyperparameters:
         >>> logged = {"optim": {"lr": "1e-3", "beta": 0.9}, "batch_size": 64, "decay": "cosine"}
         >>> found = hyperparameters(logged)
         >>> found.batch_size, found.learning_rate, found.others
-        (64.0, 0.001, {'optim/beta': 0.9, 'decay': 'cosine'})
+        (64.0, 0.001, {'decay': 'cosine', 'optim/beta': 0.9})
     """
     flat = dict(_flatten(logged))
     numbers = {name: each for name, text in flat.items() if (each := _number(text)) is not None}
