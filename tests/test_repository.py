@@ -386,6 +386,7 @@ HALVES = ("--models", "VAE", "two towers", "--seeds", "1", "--batches", "60", "-
         ("prediction/coverage", ("--runs", "200", "--only", "b = 2 B, 200", "--processes", "1")),
         ("prediction/regimes", ("--runs", "10", "--only", "perfect, α 1, 7", "--processes", "1")),
         ("prediction/step_times", ("--fits", "6", "--only", "six", "--processes", "1")),
+        ("prediction/unsearched_rates", ("--trials", "6")),
         ("scheduling/adaptive", ("--smoke",)),
         ("scheduling/fixed_budget", ("--smoke",)),
         ("suite/run", ("--smoke",)),

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from scipy.special import stdtrit
 
@@ -31,12 +32,35 @@ from noisescale.tradeoff.tradeoff import Floats
 
 Regime = Literal["perfect scaling", "diminishing returns", "maximal data parallelism", "between"]
 
+Flags = NDArray[np.bool_]
+
 OVERHEAD = 0.2
 """Scaling is perfect while examples are this share above their fewest, or nearer; data parallelism
 is maximal once steps are this share above their fewest, or nearer."""
 
 ASSUMED_FREEDOM = 3
 """Degrees of freedom that `STEPS_SCATTER` counts beside the scatter of the sweep."""
+
+RATE_TILT = 0.17
+"""Steps lost, per doubling of the batch size, to learning rates that were not searched.
+
+It is the change of log(steps/steps at the best rate), in the root mean square. The sweeps of
+benchmarks/prediction/unsearched_rates.py have steps at many learning rates. There the best rate of
+one batch size is taken to the others by no change, by the square root rule or by the linear rule.
+"""
+
+RATE_SCATTER = 0.14
+"""Scatter of log(steps/steps at the best rate) around this tilt, from the same sweeps."""
+
+
+class _Curves(NamedTuple):
+    """Curves that fit nearly as well as the best one, see `find_regimes`."""
+
+    log_min_steps: Array
+    log_critical: Array
+    sharpness: Array
+    spare: Array
+    """How far log S_min may move to either side."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +88,7 @@ class Regimes:
     """The batch sizes of the sweep: global, in examples."""
     measured_steps: tuple[float, ...]
     """Steps to the result at each of them."""
+    _curves: _Curves = field(repr=False, compare=False)
 
     def regime_of(self, batch_size: float) -> Regime:
         """Return the regime of a batch size; "between" if the bounds do not decide it.
@@ -91,6 +116,17 @@ class Regimes:
             return most
         return most * math.exp(log_law(math.log(least / most), self.sharpness.value))
 
+    def steps_with_bounds(self, batch_size: float) -> Bounded:
+        """Return the steps of the curve that fits best, with those of every curve that fits.
+
+        The curves are the ones that give B_crit its bounds. The interval holds the curve at this
+        batch size. A single run scatters around the curve, and may lie outside.
+        """
+        best, of = self.steps(batch_size), self._curves
+        logs = of.log_min_steps + log_law(of.log_critical - math.log(batch_size), of.sharpness)
+        low, high = math.exp((logs - of.spare).min()), math.exp((logs + of.spare).max())
+        return Bounded(best, min(low, best), max(high, best))
+
     @cached_property
     def log_residuals(self) -> tuple[float, ...]:
         """log(measured) - log(fitted) at each batch size of the sweep."""
@@ -104,6 +140,7 @@ def find_regimes(
     *,
     confidence: float = 0.95,
     scatter: float | None = None,
+    searched: Sequence[bool] | None = None,
 ) -> Regimes:
     """Fit the law of steps against batch size to a sweep, and find where its regimes meet.
 
@@ -124,6 +161,12 @@ def find_regimes(
     the best one, whatever its α. benchmarks/prediction/regimes.py counts how often intervals hold
     the truth, and how often intervals with α = 1 do.
 
+    At a batch size whose learning rate was not searched, the steps are those of a rate that is too
+    low or too high by a factor which changes with the batch size. So its log(steps) has two more
+    errors: `RATE_TILT` for each doubling from the nearest batch size that was searched, the same
+    tilt for all batch sizes on one side of it, and `RATE_SCATTER`. Both are as large for one run as
+    for the mean of many. If no batch size was searched, all have one tilt.
+
     Args:
         batch_sizes: Global, in examples, shape (n,); repeated ones for repeated runs.
         steps: Optimizer steps of well-tuned runs to one result, shape (n,).
@@ -131,6 +174,8 @@ def find_regimes(
         scatter: Standard deviation of the logarithm of one run's steps: 0.15 is about 15 %.
             Default: the scatter of the means of batch sizes around the curve and the scatter of
             repeated runs, with `STEPS_SCATTER` as a guess that counts three degrees of freedom.
+        searched: For each run, whether its learning rate was searched at its batch size. Default:
+            all were.
 
     Returns:
         The borders with bounds, open where the sweep does not show them. Two or three batch sizes
@@ -152,7 +197,15 @@ def find_regimes(
     """
     check_confidence(confidence)
     sizes, counts = require_sweep(batch_sizes, steps)
-    sweep = _Sweep.of(sizes, counts)
+    tuned = np.ones(len(sizes), bool) if searched is None else np.asarray(searched, bool)
+    if tuned.shape != sizes.shape:
+        raise Refusal(
+            "searched",
+            "have one value for each run",
+            f"{tuned.size} for {len(sizes)} runs",
+            "Say of each run whether its learning rate was searched.",
+        )
+    sweep = _Sweep.of(sizes, counts, tuned, scatter or STEPS_SCATTER)
     if scatter is None:
         scatter, freedom = sweep.scatter()
     else:
@@ -160,7 +213,7 @@ def find_regimes(
         freedom = 10**9  # the normal distribution
     sweep = sweep._replace(price=scatter**2)
     quantile = float(stdtrit(freedom, 0.5 + confidence / 2))
-    bounds = sweep.bounds((quantile * scatter) ** 2)
+    bounds, curves = sweep.bounds((quantile * scatter) ** 2)
     for border in ("perfect_up_to", "maximal_from"):
         bounds[border] = _limit_to(bounds[border], float(sizes.min()), float(sizes.max()))
     return Regimes(
@@ -168,6 +221,7 @@ def find_regimes(
         scatter=scatter,
         batch_sizes=tuple(sizes.tolist()),
         measured_steps=tuple(counts.tolist()),
+        _curves=curves,
     )
 
 
@@ -210,16 +264,21 @@ class _Sweep(NamedTuple):
     """The number of runs at each batch size."""
     squares: float
     """The sum of squares of the differences of repeated runs from their mean."""
+    weights: Array
+    """The inverse of the covariance of the means, in units of the squared scatter of a run."""
     price: float = 0.0
     """The squared scatter: what an α one `SPREAD` away from 1 adds to the squares."""
 
     @classmethod
-    def of(cls, sizes: Array, steps: Array) -> _Sweep:
+    def of(cls, sizes: Array, steps: Array, searched: Flags, scatter: float) -> _Sweep:
         different, which, runs = np.unique(sizes, return_inverse=True, return_counts=True)
         logs = np.log(steps)
         means = np.asarray(np.bincount(which, logs) / runs, dtype=np.float64)
         squares = float(((logs - means[which]) ** 2).sum())
-        return cls(np.log(different), means, runs.astype(np.float64), squares)
+        tuned = np.bincount(which, ~searched) == 0
+        covariance = np.diag(1 / runs) + _covariance_of_rates(different, tuned) / scatter**2
+        weights = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
+        return cls(np.log(different), means, runs.astype(np.float64), squares, weights)
 
     @property
     def grid(self) -> Array:
@@ -232,8 +291,9 @@ class _Sweep(NamedTuple):
         The last axis of `critical` is the axis of `BENDS`, or has a length of 1.
         """
         left = self.log_steps - log_law(critical[..., None] - self.log_sizes, BENDS[:, None])
-        level = left @ self.runs / self.runs.sum()
-        return level, (left - level[..., None]) ** 2 @ self.runs + self.price * UNLIKELY
+        level = (left @ self.weights).sum(-1) / self.weights.sum()
+        rest = left - level[..., None]
+        return level, (rest @ self.weights * rest).sum(-1) + self.price * UNLIKELY
 
     def scatter(self) -> tuple[float, int]:
         """Return the scatter of a run, and its degrees of freedom.
@@ -255,7 +315,7 @@ class _Sweep(NamedTuple):
         B_crit is at an end of the grid if no curve fits better than a straight line.
         """
         levels, misfits = self.fit(self.grid[:, None])
-        least = float(misfits.min()) * (1 + 1e-9) + 1e-20 * self.runs.sum()
+        least = float(misfits.min()) * (1 + 1e-9) + 1e-20 * self.weights.sum()
         for end in (0, -1):
             if misfits[end].min() <= least:
                 return np.array([levels[end, len(BENDS) // 2], self.grid[end], 0.0]), least
@@ -270,10 +330,14 @@ class _Sweep(NamedTuple):
     def _residuals(self, curve: Array) -> Array:
         level, critical, log_alpha = curve
         left = self.log_steps - level - log_law(critical - self.log_sizes, math.exp(log_alpha))
-        return np.append(np.sqrt(self.runs) * left, math.sqrt(self.price) * log_alpha / SPREAD)
+        weighted = np.linalg.cholesky(self.weights).T @ left
+        return np.append(weighted, math.sqrt(self.price) * log_alpha / SPREAD)
 
-    def bounds(self, more: float) -> dict[str, Bounded]:
-        """Return the best curve's values, with bounds from curves of at most `more` squares."""
+    def bounds(self, more: float) -> tuple[dict[str, Bounded], _Curves]:
+        """Return the best curve's values, with bounds from curves of at most `more` squares.
+
+        The curves are returned, too.
+        """
         grid, ((level, critical, log_alpha), least) = self.grid, self.best()
         limit, alpha = least + more, math.exp(log_alpha)
         line = {grid[0]: 0.0, grid[-1]: math.inf}.get(critical)
@@ -293,7 +357,7 @@ class _Sweep(NamedTuple):
         ends = np.log(np.clip([found.low, found.high], *np.exp(grid[[0, -1]])))
         critical_of_each = np.linspace(ends[0], ends[1], 129)[:, None]
         levels, misfits = self.fit(critical_of_each)
-        spare = np.sqrt(np.maximum(limit - misfits, 0.0) / self.runs.sum())
+        spare = np.sqrt(np.maximum(limit - misfits, 0.0) / self.weights.sum())
         inside = misfits <= max(limit, misfits.min())
 
         def fewest(logs: Array, best: float, none: float) -> Bounded:
@@ -306,7 +370,9 @@ class _Sweep(NamedTuple):
             )
 
         bends = BENDS[inside.any(axis=0)]
-        return {
+        row, bend = inside.nonzero()
+        curves = _Curves(levels[inside], critical_of_each[row, 0], BENDS[bend], spare[inside])
+        values = {
             "perfect_up_to": border(lambda bend: -_log_distance(bend)),
             "maximal_from": border(_log_distance),
             "critical_batch_size": found,
@@ -314,11 +380,25 @@ class _Sweep(NamedTuple):
             "min_examples": fewest(levels + critical_of_each, level + critical, 0.0),
             "sharpness": Bounded(alpha, min(alpha, float(bends[0])), max(alpha, float(bends[-1]))),
         }
+        return values, curves
 
 
 def _log_distance(alpha: Array) -> Array:
     """Return the log of where data parallelism is maximal minus log B_crit, see `find_regimes`."""
     return np.asarray(-np.log(np.expm1(alpha * math.log1p(OVERHEAD))) / alpha)
+
+
+def _covariance_of_rates(sizes: Array, searched: Flags) -> Array:
+    """Return the covariance of what learning rates that were not searched add to log(steps)."""
+    doublings = np.log2(sizes)
+    away, side = doublings - doublings.mean(), np.ones(len(sizes))
+    if searched.any():
+        apart = doublings[:, None] - doublings[searched]
+        nearest = np.abs(apart).argmin(axis=1)
+        away = apart[np.arange(len(sizes)), nearest]
+        side = np.sign(away) * (nearest + 1)
+    tilts = RATE_TILT**2 * np.outer(away, away) * (side[:, None] == side)
+    return np.asarray(tilts + RATE_SCATTER**2 * np.diag(~searched))
 
 
 def _limit_to(border: Bounded, smallest: float, largest: float) -> Bounded:

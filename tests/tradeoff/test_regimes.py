@@ -9,8 +9,8 @@ from scipy.optimize import brentq
 from scipy.special import stdtrit
 
 from noisescale.bounded import Bounded
-from noisescale.tradeoff.profile import STEPS_SCATTER
-from noisescale.tradeoff.regimes import Regimes, find_regimes
+from noisescale.tradeoff.profile import SPREAD, STEPS_SCATTER
+from noisescale.tradeoff.regimes import RATE_SCATTER, RATE_TILT, Regimes, find_regimes
 
 Array = NDArray[np.float64]
 
@@ -374,3 +374,124 @@ def test_bounds_beyond_the_sweep_end_with_it() -> None:
 
     assert (falling.perfect_up_to.low, falling.perfect_up_to.high) == (256, math.inf)
     assert (flat.maximal_from.low, flat.maximal_from.high) == (0, 1)
+
+
+SOME = np.array([8.0, 32.0, 128.0, 512.0, 2048.0])
+SCATTERED = law(SOME) * np.array([1.1, 0.9, 1.05, 1.0, 0.92])
+
+
+def squares_of(level: Array, log_critical: Array, log_alpha: Array, scatter: float) -> Array:
+    """The squares of curves around `SCATTERED` in units of the scatter, with those of α."""
+    alpha = np.exp(log_alpha)
+    steps = [
+        level + np.log1p((np.exp(log_critical) / size) ** alpha) / alpha for size in SOME.tolist()
+    ]
+    rest = np.log(SCATTERED)[:, None] - np.array(steps)
+    return np.asarray((rest**2).sum(axis=0) / scatter**2 + (log_alpha / SPREAD) ** 2)
+
+
+def test_the_band_holds_every_curve_that_fits_nearly_as_well_as_the_best_one() -> None:
+    """A million curves are tried, without the fit."""
+    scatter, rng = 0.1, np.random.default_rng(0)
+    curves = rng.uniform([3.3, 3.5, -0.9], [4.5, 6.2, 0.9], (1_000_000, 3)).T
+    squares = squares_of(*curves, scatter)
+    level, log_critical, log_alpha = curves[:, squares <= squares.min() + 1.96**2]
+    alpha = np.exp(log_alpha)
+
+    found = find_regimes(SOME, SCATTERED, scatter=scatter)
+
+    for size in (8.0, 50.0, 128.0, 700.0, 2048.0):
+        logs = level + np.log1p((np.exp(log_critical) / size) ** alpha) / alpha
+        band = found.steps_with_bounds(size)
+        assert band.value == found.steps(size)
+        assert band.low == pytest.approx(math.exp(logs.min()), rel=0.02), size
+        assert band.high == pytest.approx(math.exp(logs.max()), rel=0.02), size
+
+
+def test_the_band_holds_the_law_in_95_percent_of_sweeps() -> None:
+    sizes, rng, held = doublings(4, 9), np.random.default_rng(3), []
+    for alpha in (0.8, 1.0, 1.3):
+        truth = law(sizes, alpha)
+        for _ in range(25):
+            found = find_regimes(sizes, truth * np.exp(rng.normal(0, 0.12, len(sizes))))
+            bands = [found.steps_with_bounds(size) for size in sizes]
+            held += [holds(band, steps) for band, steps in zip(bands, truth, strict=True)]
+
+    assert 0.93 <= np.mean(held) < 1, np.mean(held)
+
+
+def test_a_straight_line_has_a_band() -> None:
+    sizes = doublings(1, 4)
+
+    found = find_regimes(sizes, 1000 / sizes)
+
+    for size in sizes:
+        band = found.steps_with_bounds(size)
+        assert holds(band, 1000 / size)
+        assert band.low > 500 / size
+        assert band.high < 2000 / size
+
+
+def least_with_errors_of_rates(steps: Array, searched: list[bool], curve: Array) -> float:
+    """The least squares of a curve and its level, with each error of a rate as a number to find."""
+    away = np.array([-2.0, 0.0, 1.0, 2.0, 3.0])  # doublings from 32, the size that was searched
+    rows, wanted = [], []
+    for k, known in enumerate(searched):
+        tilts = [RATE_TILT * away[k] * (away[k] < 0), RATE_TILT * away[k] * (away[k] > 0)]
+        own = [RATE_SCATTER * (k == other and not known) for other in range(len(searched))]
+        rows.append(np.array([1.0, *tilts, *own]) / STEPS_SCATTER)
+        wanted.append((math.log(steps[k]) - curve[k]) / STEPS_SCATTER)
+    errors = len(searched) + 2
+    prior = np.hstack([np.zeros((errors, 1)), np.eye(errors)])
+    design, target = np.vstack([*rows, prior]), np.append(wanted, np.zeros(errors))
+    solved, *_ = np.linalg.lstsq(design, target, rcond=None)
+    return float(((target - design @ solved) ** 2).sum())
+
+
+def test_rates_that_were_not_searched_have_a_tilt_and_a_scatter() -> None:
+    """B_crit is bounded where the squares have risen, with all errors found along with the law."""
+    sizes = np.array([8.0, 32.0, 64.0, 128.0, 256.0])
+    steps = law(sizes, critical=60) * np.array([1.0, 1.03, 0.98, 1.02, 0.99])
+    searched = [False, True, False, False, False]
+
+    found = find_regimes(sizes, steps, scatter=STEPS_SCATTER, searched=searched)
+
+    def least(log_critical: float) -> float:
+        alphas = np.exp(np.linspace(-1.4, 1.4, 281))
+        return min(
+            least_with_errors_of_rates(
+                steps, searched, np.log1p((math.exp(log_critical) / sizes) ** alpha) / alpha
+            )
+            + (math.log(alpha) / SPREAD) ** 2
+            for alpha in alphas
+        )
+
+    critical = found.critical_batch_size
+    best = least(math.log(critical.value))
+    assert 0 < critical.low < critical.high < math.inf
+    for end in (critical.low, critical.high):
+        assert least(math.log(end)) - best == pytest.approx(1.96**2, rel=0.02)
+
+
+def test_more_runs_at_a_rate_that_was_not_searched_do_not_narrow_its_error() -> None:
+    sizes = doublings(8, 8)
+
+    def width(runs: int, *, searched: bool) -> float:
+        found = find_regimes(
+            np.repeat(sizes, runs),
+            np.repeat(law(sizes), runs),
+            scatter=STEPS_SCATTER,
+            searched=[searched] * runs * len(sizes),
+        )
+        return math.log(found.critical_batch_size.high / found.critical_batch_size.low)
+
+    assert width(16, searched=True) < 0.35 * width(1, searched=True)
+    assert width(1, searched=False) > 2 * width(1, searched=True)
+    assert width(16, searched=False) > 0.75 * width(1, searched=False)
+
+
+def test_whether_rates_were_searched_is_said_of_each_run() -> None:
+    with pytest.raises(ValueError, match=r"`searched` must have one value for each run, got 2 for"):
+        find_regimes([8, 16, 32], [4, 2, 1], searched=[True, False])
+
+    assert find_regimes(SOME, SCATTERED, searched=[True] * 5) == find_regimes(SOME, SCATTERED)

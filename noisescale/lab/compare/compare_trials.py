@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -49,6 +50,8 @@ def compare_trials(
     A speed-up is bounded by the scatter of the repetitions, or by `STEPS_SCATTER` where there are
     few, and by the measurement before the one that reached the goal.
 
+    A trial with a `fault`, or without an evaluation, is left out, and a warning names it.
+
     Args:
         trials: With their submissions, workloads and studies.
         goals: For all workloads, or from each workload to its goal. A goal without a side falls
@@ -61,9 +64,9 @@ def compare_trials(
         confidence: Coverage of bounds.
 
     Raises:
-        ValueError: If there is no trial, a workload has no goal, a trial reached its goal after 0
-            steps, the clock is not known of a trial that reached its goal, or the reference is not
-            among the submissions.
+        ValueError: If there is no trial, no trial of a submission counts, a workload has no goal,
+            a trial reached its goal after 0 steps, the clock is not known of a trial that reached
+            its goal, or the reference is not among the submissions.
 
     Examples:
         >>> from noisescale.lab.compare.measurements import Measurements
@@ -76,9 +79,10 @@ def compare_trials(
         Shallue et al. 2019, arXiv:1811.03600. Dahl et al. 2023, arXiv:2306.07179.
     """
     check_confidence(confidence)
-    every = list(trials)
-    if not every:
+    given = list(trials)
+    if not given:
         refuse("trials", "have one trial at least", "none", "Give the trials to compare.")
+    every, left_out = _divide_by_fault(given, goals)
     sided = _goals_with_sides(every, goals)
     outcomes = [outcome_of(trial, sided[trial.workload], budget) for trial in every]
     clock = _clock(outcomes, clock)
@@ -117,8 +121,45 @@ def compare_trials(
         scores=across.scores,
         speed_ups=across.speed_ups,
         confidence=confidence,
-        warnings=tuple(doubts_of(outcomes, standings, sweeps, clock)),
+        left_out=left_out,
+        warnings=tuple(doubts_of(outcomes, standings, sweeps, clock, budget or {}, left_out)),
     )
+
+
+def _divide_by_fault(
+    trials: Sequence[Trial], goals: Goal | Mapping[str, Goal]
+) -> tuple[list[Trial], tuple[Trial, ...]]:
+    """Return the trials that count, and the others, each with its fault.
+
+    A trial without an evaluation is at fault, too: it may have reached the goal. But one that
+    failed by its own record missed the goal.
+
+    Raises:
+        ValueError: If no trial of a submission counts.
+    """
+    counting, left_out = [], []
+    for trial in trials:
+        fault = trial.fault
+        if not fault and not len(trial.measurements) and trial.feasible:
+            goal = goals if isinstance(goals, Goal) else goals.get(trial.workload)
+            fault = f"It did not log {goal.metric if goal else 'a metric'}."
+        if fault:
+            left_out.append(replace(trial, fault=fault))
+        else:
+            counting.append(trial)
+    whole = {trial.submission for trial in counting}
+    for trial in left_out:
+        if not whole or (trial.submission and trial.submission not in whole):
+            of = sum(other.submission == trial.submission for other in left_out)
+            refuse(
+                "trials",
+                f"have a run of {trial.submission} that counts"
+                if trial.submission
+                else "have a run that counts",
+                f"{of} that do not, for example {trial.name}: {trial.fault.rstrip('.')}",
+                "Correct the run, or leave the submission out.",
+            )
+    return counting, tuple(left_out)
 
 
 class _AcrossWorkloads(NamedTuple):

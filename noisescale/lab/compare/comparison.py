@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from noisescale.history.metrics import Goal
+from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.outcomes import Outcome, Standing
 from noisescale.lab.compare.profiles import PerformanceProfile
 from noisescale.lab.compare.swept import Swept
@@ -35,6 +36,8 @@ class ComparisonRecord:
     """How many times as fast as the reference over all workloads, in the geometric mean; NaN where
     a goal was missed and no budget says what that costs. Empty where there is no profile."""
     confidence: float
+    left_out: tuple[Trial, ...]
+    """Trials that do not count. The `fault` of each says why."""
     warnings: tuple[str, ...]
 
     @property

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.names import name_of_sweep
 from noisescale.lab.compare.outcomes import Outcome, is_seed
 from noisescale.lab.compare.swept import Swept
+from noisescale.report.numbers import plural
 
 if TYPE_CHECKING:
     from noisescale.lab.compare.outcomes import Standing
@@ -27,6 +29,9 @@ GAP = 3
 
 NAMED = 3
 """Submissions that a sentence names at the most."""
+
+OWN_NAMES = 3
+"""Runs that may all have another word by chance are fewer."""
 
 SWEEPS = 6
 """Sweeps over batch sizes whose doubts are told."""
@@ -44,14 +49,18 @@ def doubts_of(
     standings: Sequence[Standing],
     sweeps: Sequence[Swept],
     clock: str,
+    budget: Mapping[str, float],
+    left_out: Sequence[Trial],
 ) -> Iterator[str]:
     """Yield what may be wrong, the worst first."""
+    yield from _runs_left_out(left_out)
     yield from _unequal_searches(standings)
     yield from _repetitions_without_seeds(standings)
+    yield from _words_of_runs(standings)
     yield from _missing_runs(standings)
-    yield from _runs_without_metric(outcomes)
     yield from _doubtful_clocks(outcomes, clock)
     yield from _unlike_batch_sizes(standings, clock)
+    yield from _unlike_examples(outcomes, standings, budget)
     yield from _unlike_epochs(outcomes)
     yield from _late_starts(outcomes)
     reached = [outcome.reached for outcome in outcomes if outcome.reached is not None]
@@ -136,8 +145,25 @@ def _repetitions_without_seeds(standings: Sequence[Standing]) -> Iterator[str]:
         )
 
 
-def _seeds(outcome: Outcome) -> tuple[tuple[str, float], ...]:
-    return tuple(sorted((n, v) for n, v in outcome.trial.hyperparameters.items() if is_seed(n)))
+def _words_of_runs(standings: Sequence[Standing]) -> Iterator[str]:
+    """Say which settings in words are another one in each run, as the names of runs are."""
+    for standing in standings:
+        names = dict.fromkeys(name for each in standing.outcomes for name in each.words)
+        for name in names:
+            texts = {each.words.get(name) for each in standing.outcomes}
+            if len(texts) == len(standing.outcomes) >= OWN_NAMES:
+                of = f" of {standing.submission}" if standing.submission else ""
+                yield (
+                    f"Each of {len(texts)} runs{of} has another `{name}`, so each is a setting, and"
+                    f" the fastest one counts. If the runs differ in nothing else, leave `{name}`"
+                    " out of the log: they are then repetitions."
+                )
+
+
+def _seeds(outcome: Outcome) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        sorted((n, str(v)) for n, v in outcome.trial.hyperparameters.items() if is_seed(n))
+    )
 
 
 def _missing_runs(standings: Sequence[Standing]) -> Iterator[str]:
@@ -154,16 +180,22 @@ def _missing_runs(standings: Sequence[Standing]) -> Iterator[str]:
         yield f"Not run: {', '.join(missing)}. In profiles and scores that counts as missed."
 
 
-def _runs_without_metric(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Count the runs whose metric is not known: they may have reached the goal."""
-    without = [each for each in outcomes if not len(each.trial.measurements)]
-    if without and len(without) < len(outcomes):
-        metrics = " or ".join(dict.fromkeys(each.goal.metric for each in without))
-        yield (
-            f"{len(without)} of {len(outcomes)} runs did not log {metrics}, for example"
-            f" {without[0].trial.name}. They count as runs that missed the goal. Leave"
-            " them out, or log the metric in all runs."
+def _runs_left_out(trials: Sequence[Trial]) -> Iterator[str]:
+    """Name the runs that do not count, each with its reason."""
+    if not trials:
+        return
+    named = [f"{trial.name}: {trial.fault}" for trial in trials[:NAMED]]
+    if len(trials) > NAMED:
+        named.append(
+            f"And {plural(len(trials) - NAMED, 'further run')}: `noisescale compare --json` has"
+            " them all."
         )
+    are = "is" if len(trials) == 1 else "are"
+    yield (
+        f"{plural(len(trials), 'run')} {are} left out. {' '.join(named)} The answer is of the"
+        " other runs. A training that failed before its first evaluation does not count against"
+        " its submission."
+    )
 
 
 def _doubtful_clocks(outcomes: Sequence[Outcome], clock: str) -> Iterator[str]:
@@ -195,6 +227,49 @@ def _unlike_batch_sizes(standings: Sequence[Standing], clock: str) -> Iterator[s
                 " batch takes fewer steps. Compare by examples or time too, or at the same batch"
                 " size."
             )
+
+
+def _unlike_examples(
+    outcomes: Sequence[Outcome], standings: Sequence[Standing], budget: Mapping[str, float]
+) -> Iterator[str]:
+    """Say where runs of as many steps had different numbers of examples, by any clock.
+
+    Their steps are a budget that was given. Without any budget they are the length of a run that
+    missed the goal with fewer examples than a run of a larger batch needed.
+    """
+    limited = "steps" in budget
+    for workload in _workloads(standings):
+        every = outcomes if limited else [each.best for each in standings]
+        sized = sorted(
+            (
+                o
+                for o in every
+                if o.trial.workload == workload and o.trial.batch_size > 0 and o.trained
+            ),
+            key=lambda each: each.trial.batch_size,
+        )
+        small = [o for o in sized if limited or (o.reached is None and not budget)]
+        large = [o for o in sized if limited or o.reached is not None]
+        if not (small and large):
+            continue
+        few, many = small[0], large[-1]
+        length = float(few.trial.measurements.steps[few.trained - 1])
+        enough = length * few.trial.batch_size >= many.at("steps") * many.trial.batch_size
+        if many.trial.batch_size < UNLIKE * few.trial.batch_size or (enough and not limited):
+            continue
+        steps = budget.get("steps", length)
+        yield (
+            f"{plural(steps, 'step')} are different numbers of examples{_place(workload)}:"
+            f" {_examples(many, steps)}, {_examples(few, steps)}. A smaller batch may miss the"
+            " goal, or seem slower, for that alone. Train all with one budget of examples,"
+            " epochs or device-time, and compare by it, for example with --by examples"
+            " and --budget examples=100000."
+        )
+
+
+def _examples(outcome: Outcome, steps: float) -> str:
+    size, who = outcome.trial.batch_size, outcome.trial.submission
+    return f"{steps * size:,.6g} at batch size {size:,.6g}{f' ({who})' if who else ''}"
 
 
 def _unlike_epochs(outcomes: Sequence[Outcome]) -> Iterator[str]:

@@ -128,14 +128,16 @@ class Trial:
     """Global, in examples."""
     learning_rate: float = math.nan
     """The peak of the schedule."""
-    hyperparameters: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """The others that were searched."""
+    hyperparameters: Mapping[str, float | str] = field(default_factory=lambda: MappingProxyType({}))
+    """The others: numbers and words."""
     doubtful_clocks: frozenset[str] = frozenset()
     """Clocks that a logger kept in its own way: steps that are calls of it, seconds of its log."""
     feasible: bool = True
     """False if its own study says that it failed."""
     optimizer: str = ""
     """The name of its optimizer, if known. Trials with other optimizers are no repetitions."""
+    fault: str = ""
+    """Why the trial cannot count: what is wrong with its files; "" if nothing is."""
 
     @property
     def diverged(self) -> bool:

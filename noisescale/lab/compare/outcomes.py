@@ -81,9 +81,18 @@ class Outcome:
     def setting(self) -> tuple[object, ...]:
         """What was set: repetitions of a training have it in common."""
         trial = self.trial
-        others = sorted((k, str(v)) for k, v in trial.hyperparameters.items() if _is_setting(k))
+        numbers = {k: v for k, v in trial.hyperparameters.items() if not isinstance(v, str)}
+        others = sorted((name, str(v)) for name, v in numbers.items() if _is_setting(name))
         # NaN is unequal to itself.
-        return (trial.optimizer, str(trial.batch_size), str(trial.learning_rate), *others)
+        return (str(trial.batch_size), str(trial.learning_rate), *others, *self.words.items())
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The settings in words by their names, with the optimizer first."""
+        trial = self.trial
+        named = {"optimizer": trial.optimizer} if trial.optimizer else {}
+        texts = {name: v for name, v in trial.hyperparameters.items() if isinstance(v, str)}
+        return named | {name: texts[name] for name in sorted(texts) if _is_setting(name)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,13 @@ from noisescale.csv_lines import csv_lines
 from noisescale.history.reading import refuse_metric
 from noisescale.history.trackers import refuse_tracker
 from noisescale.lab.compare.measurements import Trial
-from noisescale.lab.compare.readers.found import Found, is_event_file, natural_key
+from noisescale.lab.compare.readers.found import (
+    Found,
+    broken_trial,
+    is_event_file,
+    name_of_run,
+    natural_key,
+)
 from noisescale.lab.compare.readers.logged_run import is_csv_run, read_logged_run
 from noisescale.lab.compare.readers.long_csv import read_long_csv
 from noisescale.lab.compare.readers.shallue import MEASUREMENTS, read_shallue
@@ -44,6 +50,9 @@ def read_trials(
 
     Folders within the folder of a run belong to this run. They are no trials of their own.
 
+    A run that cannot be read is a trial without evaluations, and its `fault` says why. So is an
+    empty folder, and a folder with an hparams.yaml alone, beside folders with runs.
+
     Args:
         path: A folder or a file.
         metric: The name of the metric in the files.
@@ -56,7 +65,7 @@ def read_trials(
         evaluations.
 
     Raises:
-        ValueError: If there are no trials, a file is damaged, or no trial has the metric. The
+        ValueError: If there are no trials, no trial can be read, or no trial has the metric. The
             message then lists metrics that there are, of the first 20 runs.
         OSError: If the path cannot be read.
         MissingExtraError: If there are event files, and TensorBoard is not installed.
@@ -81,6 +90,8 @@ def read_trials(
             "none",
             f"Name a file or folder of one of these formats: {FORMATS}.",
         )
+    if trials and all(trial.fault for trial in trials):
+        raise next(error for each in found for error in each.errors)
     if not any(len(trial.measurements) for trial in trials):
         refuse_metric(path, metric, {name for each in found[:20] for name in each.metrics()})
     return trials
@@ -92,19 +103,35 @@ def _read_path(path: Path, metric: str, submission: str | None) -> Iterator[Foun
         return
     if not path.exists():
         raise FileRefusal(path, "be a folder or a file", "a path that does not exist", "Check it.")
-    runs, trials = [], []
+    runs, trials, empty = [], [], []
     for folder, below, files in os.walk(path):
         if any(map(is_event_file, files)) or "metrics.csv" in files:
             runs.append(Path(folder))
         elif MEASUREMENTS in files:
             trials.append(Path(folder))
         else:
+            place = Path(folder)
+            if not below and {*files} <= {"hparams.yaml"} and place != path:
+                empty += [] if place.name.startswith(".") else [place]
             continue
         below.clear()
     for run in sorted(runs, key=natural_key):
-        yield read_logged_run(run, path, metric, submission)
+        try:
+            yield read_logged_run(run, path, metric, submission)
+        except (ValueError, OSError) as refused:
+            yield _broken(run, path, refused, submission)
     if trials:
         yield read_shallue(path, trials, metric)
+    for place in sorted(empty, key=natural_key) if runs or trials else ():
+        trained = any(place.iterdir())
+        got = "a folder without one" if trained else "an empty folder"
+        error = Refusal(place, "have the log of a run", got, "Remove it, or put the log there.")
+        yield _broken(place, path, error, submission if trained else None)
+
+
+def _broken(run: Path, path: Path, error: Exception, submission: str | None) -> Found:
+    trial = broken_trial(name_of_run(run, path), error, submission)
+    return Found([trial], tuple, [error])
 
 
 def _read_file(path: Path, metric: str, submission: str | None) -> Iterator[Found]:

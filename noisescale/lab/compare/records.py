@@ -26,6 +26,7 @@ def as_dict(c: ComparisonRecord) -> dict[str, Any]:
     | `scores` | AlgoPerf's score of each submission; None for one workload, or where a time is 0 |
     | `ratios` | of each submission, from a workload to its time over the fastest; or None |
     | `speed_ups` | of each submission over all workloads; empty where there are no scores |
+    | `left_out` | trials that do not count, each with the reason |
     | `warnings` | sentences |
     """
     ratios = None
@@ -47,6 +48,10 @@ def as_dict(c: ComparisonRecord) -> dict[str, Any]:
         "ratios": ratios,
         "speed_ups": dict(c.speed_ups),
         "confidence": c.confidence,
+        "left_out": [
+            {"trial": trial.name, "submission": trial.submission, "reason": trial.fault}
+            for trial in c.left_out
+        ],
         "warnings": list(c.warnings),
     }
     return dict(finite(record))

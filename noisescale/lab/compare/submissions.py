@@ -23,30 +23,54 @@ def read_submissions(runs: Sequence[Path], goals: Mapping[str, Goal]) -> list[Tr
     Args:
         runs: Folders or files.
         goals: The goal of each workload, or one goal under "" for all of them. A trial belongs to
-            the workload that its file or its path names.
+            the workload that its file or its path names. One of another workload has a `fault`.
 
     Raises:
         ValueError: If a path is given twice, there are no trials, no trial has the metric of a
-            goal, or the workload of a trial is not known.
+            goal, or no trial is of the workload of a goal.
         OSError: If a path does not exist.
     """
     _refuse_repeated(runs)
     names = _names_of(runs)
     trials: list[Trial] = []
     for metric in dict.fromkeys(goal.metric for goal in goals.values()):
-        found = [
-            trial
-            for run, name in zip(runs, names, strict=True)
-            for trial in read_trials(run, metric, submission=name)
+        read = [
+            read_trials(run, metric, submission=name) for run, name in zip(runs, names, strict=True)
         ]
+        found = [trial for of_run in read for trial in of_run]
         if len(runs) == 1:
             found = _divide(found, names[0], runs[0], metric, goals)
-        placed = [replace(trial, workload=_workload_of(trial, goals)) for trial in found]
+        placed = [_place(trial, goals) for trial in found]
         if len(runs) > 1:  # names are unique within one of them
-            placed = [replace(t, name=f"{t.submission}/{t.name}") for t in placed]
-        common = goals.get("")
-        trials += [t for t in placed if (common or goals[t.workload]).metric == metric]
-    return trials
+            of = [name for name, of_run in zip(names, read, strict=True) for _ in of_run]
+            placed = [
+                replace(t, name=f"{t.submission or name}/{t.name}")
+                for t, name in zip(placed, of, strict=True)
+            ]
+        common, known = goals.get(""), {trial.name for trial in trials}
+        trials += [
+            t
+            for t in placed
+            if (t.fault and t.name not in known)
+            or (not t.fault and (common or goals[t.workload]).metric == metric)
+        ]
+    if all(trial.fault for trial in trials):
+        for trial in trials:
+            _workload_of(trial, goals)
+    without = [name for name in goals if name and not any(t.workload == name for t in trials)]
+    if without:
+        raise Refusal(
+            "goal",
+            "name workloads of runs",
+            f"{without[0]!r}, which no run names",
+            "Check its name, and the names of the folders or of the column `workload`.",
+        )
+    # Where files name the submissions, that of a path is none.
+    no_submissions = {*names} - {trial.submission for trial in trials if _counts(trial)}
+    return [
+        replace(t, submission="") if t.fault and t.submission in no_submissions else t
+        for t in trials
+    ]
 
 
 def _refuse_repeated(runs: Sequence[Path]) -> None:
@@ -80,23 +104,46 @@ def _divide(
     """Divide the trials at a single path among submissions: its folders, or its runs.
 
     Runs that lie beside each other at several batch sizes are one sweep, or one of each optimizer:
-    runs of two optimizers are no repetitions.
+    runs of two optimizers are no repetitions. A run that does not count has the submission of its
+    folder. If it lies beside others, it has none, and is left out, unless one other run is left.
     """
-    if any(trial.submission != name for trial in trials):
+    whole = [trial for trial in trials if _counts(trial)]
+    if any(trial.submission != name for trial in whole):
         return list(trials)  # the file names them
-    parts = [Path(trial.name).parts for trial in trials]
+    broken = [replace(trial, submission="") for trial in trials if not _counts(trial)]
+    nested = [*whole, *(trial for trial in broken if len(Path(trial.name).parts) > 1)]
+    beside = [trial for trial in broken if trial not in nested]
+    parts = [Path(trial.name).parts for trial in nested]
     apart = [tuple(part for part in each if part not in workloads) for each in parts]
     if path.is_dir() and apart != parts and all(apart):  # folders of workloads come first
-        return [replace(t, submission=each[0]) for t, each in zip(trials, apart, strict=True)]
+        named = [replace(t, submission=each[0]) for t, each in zip(nested, apart, strict=True)]
+        return [*named, *beside]
     if path.is_dir() and len({part[0] for part in parts}) > 1 and min(map(len, parts)) > 1:
-        return [replace(t, submission=part[0]) for t, part in zip(trials, parts, strict=True)]
-    sizes = {trial.batch_size for trial in trials}
+        named = [replace(t, submission=part[0]) for t, part in zip(nested, parts, strict=True)]
+        return [*named, *beside]
+    sizes = {trial.batch_size for trial in whole}
     if len(sizes) > 1 and not any(map(math.isnan, sizes)):
-        optimizers = [trial.submission for trial in read_trials(path, metric)]
+        optimizers = [each.submission for each in read_trials(path, metric) if _counts(each)]
         if len(set(optimizers)) < 2 or not all(optimizers):
-            return list(trials)
-        return [replace(t, submission=o) for t, o in zip(trials, optimizers, strict=True)]
-    return [replace(trial, submission=trial.name) for trial in trials]
+            return [*whole, *broken]
+        named = [replace(t, submission=o) for t, o in zip(whole, optimizers, strict=True)]
+        return [*named, *broken]
+    if len(whole) == 1:  # an empty folder has no submission, and is no other run
+        return [replace(t, submission=t.name) if t.submission else t for t in trials]
+    return [*(replace(trial, submission=trial.name) for trial in whole), *broken]
+
+
+def _counts(trial: Trial) -> bool:
+    """Return whether something was measured of a trial, or its own study says that it failed."""
+    return not trial.fault and (len(trial.measurements) > 0 or not trial.feasible)
+
+
+def _place(trial: Trial, goals: Mapping[str, Goal]) -> Trial:
+    """Return a trial with its workload, or with a fault if it has none of those with goals."""
+    try:
+        return replace(trial, workload=_workload_of(trial, goals))
+    except Refusal as refused:
+        return replace(trial, fault=trial.fault or str(refused))
 
 
 def _workload_of(trial: Trial, goals: Mapping[str, Goal]) -> str:

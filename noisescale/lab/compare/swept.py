@@ -37,7 +37,7 @@ class SweptBatch(NamedTuple):
     best: Outcome
     """The middle repetition of the best setting."""
     learning_rates: tuple[float, ...]
-    """All that were tried, in rising order."""
+    """All that were tried with the optimizer and the other words of the best, in rising order."""
     tried: int
     """Number of trials."""
     reached: int
@@ -47,6 +47,11 @@ class SweptBatch(NamedTuple):
     unsearched: bool = False
     """Whether the goal was reached, and at most one learning rate is known, which nothing says to
     be the best one: see `sweep_of`."""
+
+    @property
+    def searched(self) -> bool:
+        """Whether several learning rates are known."""
+        return len(self.learning_rates) > 1
 
     @property
     def counts(self) -> bool:
@@ -92,9 +97,10 @@ def sweep_of(
     the searches, never fall, and rise at most as the batch size does.
 
     Where at most one batch size has several rates, the others may have theirs from searches
-    elsewhere, and count. Rates that go up and down more than fourfold, in a tenth of the pairs of
-    batch sizes each, seem drawn along with the batch sizes, and do not count. Then, if no batch
-    size has several, there is no sweep.
+    elsewhere, and count. Each single rate that counts widens the bounds, see `find_regimes`. Rates
+    that go up and down more than fourfold, in a tenth of the pairs of batch sizes each, seem drawn
+    along with the batch sizes, and do not count. Then, if no batch size has several, there is no
+    sweep.
 
     References:
         Shallue et al. 2019, arXiv:1811.03600, sections 3.2 and 4.
@@ -107,7 +113,7 @@ def sweep_of(
         _batch(size, [outcome for outcome in outcomes if outcome.trial.batch_size == size])
         for size in sizes
     )
-    several = sum(len(batch.learning_rates) > 1 for batch in batches)
+    several = sum(batch.searched for batch in batches)
     by_chance = not _follow_a_rule(batches) if several > 1 else _were_drawn(batches)
     if by_chance and not several:
         return None
@@ -116,10 +122,11 @@ def sweep_of(
         b._replace(unsearched=bool(b.steps) and len(b.learning_rates) < fewest) for b in batches
     )
     counting = [batch for batch in batches if batch.counts]
-    points = [(batch.batch_size, steps) for batch in counting for steps in batch.steps]
+    points = [(b.batch_size, steps, b.searched) for b in counting for steps in b.steps]
     regimes = None
     if len(counting) > 1:
-        regimes = find_regimes(*zip(*points, strict=True), confidence=confidence)
+        at, steps, searched = zip(*points, strict=True)
+        regimes = find_regimes(at, steps, confidence=confidence, searched=searched)
     return Swept(submission, workload, batches, regimes, _warnings(batches, regimes))
 
 
@@ -170,7 +177,8 @@ def _around_best(batch: SweptBatch) -> tuple[float, float]:
 def _batch(size: float, outcomes: Sequence[Outcome]) -> SweptBatch:
     repeated = best_setting(outcomes, "steps")
     best = middle(repeated, "steps")
-    rates = sorted({o.trial.learning_rate for o in outcomes if o.trial.learning_rate > 0})
+    alike = [o.trial.learning_rate for o in outcomes if o.words == best.words]
+    rates = sorted({rate for rate in alike if rate > 0})
     edge = ""
     if len(rates) > 1 and best.reached is not None:
         edge = {rates[0]: "low", rates[-1]: "high"}.get(best.trial.learning_rate, "")
@@ -202,12 +210,13 @@ def _warnings(batches: Sequence[SweptBatch], regimes: Regimes | None) -> tuple[s
             f"At {unsearched} of {len(batches)} batch sizes at most one learning rate is known, so"
             " the law leaves them out. Search the learning rate at each batch size, and log it."
         )
-    single = [b for b in batches if len(b.learning_rates) < 2 and b.steps and not b.unsearched]
+    single = [batch for batch in batches if batch.counts and not batch.searched]
     if single and regimes is not None:
         found.append(
             f"At {len(single)} of {len(batches)} batch sizes the learning rate was not searched."
-            " A batch size with too low or too high a learning rate needs more steps: the critical"
-            " batch size may then read too low or too high."
+            " A batch size with too low or too high a learning rate needs more steps. The bounds"
+            " are wider for that. Search the learning rate at each batch size. If each rate is the"
+            " best of a search, give the other runs of that search, too."
         )
     missed = [batch for batch in batches if not batch.reached]
     if missed:

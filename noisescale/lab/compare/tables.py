@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from noisescale.lab.compare.comparison import ComparisonRecord
 from noisescale.lab.compare.names import name_of, name_of_sweep, time_unit
@@ -36,7 +37,8 @@ def tables_of(c: ComparisonRecord) -> list[Table]:
 
 def _standings(c: ComparisonRecord, workload: str) -> Table:
     standings, unit = c.standings_of(workload), time_unit(c)
-    clocks, settings = _clocks(standings), _settings([standing.best for standing in standings])
+    clocks = _clocks(standings)
+    settings = _settings([each.best for each in standings]) | _words(c.outcomes_of(workload))
     several = len(standings) > 1
     diverged = any(standing.diverged for standing in standings)
     headings = ["submission", "reached by", *(["diverged"] if diverged else [])]
@@ -131,6 +133,23 @@ def _settings(outcomes: Sequence[Outcome]) -> dict[str, Callable[[Outcome], str]
     return {name: write for name, write in columns.items() if any(map(write, outcomes))}
 
 
+def _words(outcomes: Sequence[Outcome]) -> dict[str, Callable[[Outcome], str]]:
+    """Return columns of the settings in words in which these outcomes differ.
+
+    An optimizer that gave each submission its name has no column.
+    """
+    names = dict.fromkeys(name for outcome in outcomes for name in outcome.words)
+    trials = [outcome.trial for outcome in outcomes]
+    if all(trial.optimizer.lower() == trial.submission.lower() for trial in trials):
+        names.pop("optimizer", None)
+    columns = {name: partial(_word, name) for name in names}
+    return {name: write for name, write in columns.items() if len({*map(write, outcomes)}) > 1}
+
+
+def _word(name: str, outcome: Outcome) -> str:
+    return outcome.words.get(name, "")
+
+
 def _score_table(
     c: ComparisonRecord, profile: PerformanceProfile, scores: Mapping[str, float]
 ) -> Table:
@@ -166,6 +185,8 @@ def _score_table(
 def sweep_table(c: ComparisonRecord, each: Swept) -> Table:
     """Return the table of a sweep: steps, regime and learning rates of each batch size."""
     diverged = any(batch.diverged for batch in each.batches)
+    outcomes = [o for o in c.outcomes_of(each.workload) if o.trial.submission == each.submission]
+    words = _words(outcomes)
     lines = [
         Line(
             [
@@ -174,6 +195,7 @@ def sweep_table(c: ComparisonRecord, each: Swept) -> Table:
                 Cell("" if each.regimes is None else regime_at(each.regimes, batch.batch_size)),
                 Cell(_rate(batch)),
                 Cell(_search_range(batch)),
+                *(Cell(write(batch.best) if batch.steps else "") for write in words.values()),
                 Cell(f"{count(batch.reached)} of {count(batch.tried)}"),
                 *([Cell(count(batch.diverged))] if diverged else []),
             ],
@@ -181,7 +203,8 @@ def sweep_table(c: ComparisonRecord, each: Swept) -> Table:
         )
         for batch in each.batches
     ]
-    headings = ["batch size", "steps", "regime", "best learning rate", "tried", "reached by"]
+    headings = ["batch size", "steps", "regime", "best learning rate", "tried"]
+    headings += [*(f"best {name}" for name in words), "reached by"]
     headings += ["diverged"] if diverged else []
     title = f"Steps to {c.goals[each.workload]} against batch size"
     name = name_of_sweep(each)
@@ -225,7 +248,7 @@ def _search_range(batch: SweptBatch) -> str:
 def _trials(c: ComparisonRecord, workload: str) -> Table:
     unit, clocks = time_unit(c), _clocks(c.standings_of(workload))
     every = sorted(c.outcomes_of(workload), key=lambda outcome: outcome.at(c.clock))
-    settings = _settings(every)
+    settings = _settings(every) | _words(every)
     lines = [
         Line(
             [

@@ -398,10 +398,18 @@ def test_a_workload_of_a_file_that_has_no_goal_is_named(here: Path) -> None:
     trials = [{"submission": "a", "workload": w, "steps": 100} for w in ("x", "y")]
     path = long_format(here / "trials.csv", trials)
 
-    said = refused("compare", path, "--goal", "x: val_loss<=0.15")
+    record = json.loads(run("compare", path, "--goal", "x: val_loss<=0.15", "--json"))
 
-    assert "`--goal` must have one for the workload 'y' of" in said
-    assert "got goals for x" in said
+    ((name, reason),) = [(each["trial"], each["reason"]) for each in record["left_out"]]
+    assert name == "y"
+    assert reason.startswith("`goal` must have one for the workload 'y' of y, got goals for x.")
+    assert [each["workload"] for each in record["standings"]] == ["x"]
+    assert "`--goal` must have one for the workload 'x' of" in refused(
+        "compare", path, "--goal", "z: val_loss<=0.15"
+    )
+    assert "`--goal` must name workloads of runs, got 'z', which no run names." in refused(
+        "compare", path, "--goal", "x: val_loss<=0.15", "--goal", "z: val_loss<=0.15"
+    )
 
 
 def test_time_that_is_not_known_is_called_time(here: Path) -> None:
@@ -433,10 +441,25 @@ def test_a_published_sweep_has_one_critical_batch_size_in_fit_and_compare(tmp_pa
     points = tmp_path / "points.csv"
     points.write_text("batch_size,steps\n" + "".join(f"{b},{s}\n" for b, s in pairs))
     trials = tmp_path / "trials.csv"
-    trials.write_text("batch_size,step,loss\n" + "".join(f"{b},{s},3.4\n" for b, s in pairs))
+    searched = ((0.5, 3.9), (1, 3.4), (2, 3.9))  # beside the best rate the goal is missed
+    trials.write_text(
+        "batch_size,learning_rate,step,loss\n"
+        + "".join(f"{b},{rate},{s},{loss}\n" for b, s in pairs for rate, loss in searched)
+    )
+    alone = tmp_path / "alone.csv"
+    alone.write_text("batch_size,step,loss\n" + "".join(f"{b},{s},3.4\n" for b, s in pairs))
 
     (found,) = json.loads(run("compare", trials, "--goal", "loss<=3.42", "--json"))["sweeps"]
 
     fitted = json.loads(run("fit", points, "--json"))["critical_batch_size"]
     assert found["regimes"]["critical_batch_size"] == fitted
     assert fitted["low"] < 2190.6 < fitted["high"]  # the authors' fit
+
+    said = json.loads(run("compare", alone, "--goal", "loss<=3.42", "--json"))
+    (unsearched,) = said["sweeps"]
+    wider = unsearched["regimes"]["critical_batch_size"]
+    assert wider["low"] < 0.75 * fitted["low"]
+    assert wider["high"] > 1.5 * fitted["high"]
+    assert any(
+        "At 9 of 9 batch sizes the learning rate was not searched" in w for w in said["warnings"]
+    )

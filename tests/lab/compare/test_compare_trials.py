@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -227,7 +228,9 @@ def test_what_was_trained_beyond_the_budget_does_not_bound_a_speed_up() -> None:
 
 
 def test_a_run_without_a_measurement_shows_nothing_of_how_slow_it_is() -> None:
-    trials = [Trial("none", Measurements([], []), "a"), trial(100, submission="b")]
+    """By its own record it failed."""
+    failed = Trial("none", Measurements([], []), "a", feasible=False)
+    trials = [failed, trial(100, submission="b")]
 
     assert not standing(compare_trials(trials, GOAL), "b").speed_up.known
     assert not standing(compare_trials(trials, GOAL, reference="b"), "a").speed_up.known
@@ -398,7 +401,7 @@ def test_the_side_of_a_goal_is_decided_by_where_most_trials_begin() -> None:
 
     assert compare_trials([rising], Goal.read("accuracy=0.5")).goals[""].side == ">"
     assert compare_trials([trial(100)], Goal.read("loss=0.1")).goals[""].side == "<"
-    empty = Trial("e", Measurements([], []))
+    empty = Trial("e", Measurements([1], [math.nan]))
     assert compare_trials([empty], Goal.read("loss=0.1")).goals[""].side == "<"
 
 
@@ -531,18 +534,64 @@ def test_settings_are_counted_in_each_study() -> None:
     assert standing(compare_trials([*one, *three], GOAL), "adam").settings == 1
 
 
-def test_a_run_without_the_metric_may_have_reached_the_goal() -> None:
-    silent = Trial("silent", Measurements([], []), "b")
+SILENT = Trial("silent", Measurements([], []), "b")
+BROKEN = Trial("broken", Measurements([], []), "a", fault="`x.csv` must be a file, got none.")
 
-    ours = compare_trials([trial(100, submission="a"), silent], GOAL)
-    theirs = compare_trials([silent, trial(100, submission="a")], GOAL)
 
-    assert not standing(ours, "b").speed_up.known
-    assert not standing(theirs, "a").speed_up.known
-    assert ours.warnings == (
-        "1 of 2 runs did not log loss, for example silent. They count as runs that missed the goal."
-        " Leave them out, or log the metric in all runs.",
+def test_a_run_that_cannot_be_read_or_did_not_log_the_metric_is_left_out_and_named() -> None:
+    whole = [trial(steps, submission=s) for s in "ab" for steps in (100, 110, 120)]
+
+    found = compare_trials([*whole, SILENT, BROKEN], GOAL)
+    without = compare_trials(whole, GOAL)
+
+    assert [(each.name, each.fault) for each in found.left_out] == [
+        ("silent", "It did not log loss."),
+        ("broken", BROKEN.fault),
+    ]
+    told, *others = found.warnings
+    assert told == (
+        "2 runs are left out. silent: It did not log loss. broken: `x.csv` must be a file, got"
+        " none. The answer is of the other runs. A training that failed before its first evaluation"
+        " does not count against its submission."
     )
+    assert tuple(others) == without.warnings
+    for ours, theirs in zip(found.standings, without.standings, strict=True):
+        assert (ours.speed_up, ours.reached) == (theirs.speed_up, theirs.reached)
+        assert len(ours.outcomes) == 3
+
+
+def test_of_many_runs_that_are_left_out_three_are_named() -> None:
+    silent = [Trial(str(k), Measurements([], [])) for k in range(5)]
+
+    told = compare_trials([trial(100), *silent], GOAL).warnings[0]
+
+    assert told.startswith(
+        "5 runs are left out. 0: It did not log loss. 1: It did not log loss. 2:"
+    )
+    assert "And 2 further runs: `noisescale compare --json` has them all." in told
+
+
+@pytest.mark.parametrize(
+    ("trials", "of"),
+    [
+        ([BROKEN], " of a"),
+        ([SILENT, trial(9, submission="a")], " of b"),
+        ([replace(SILENT, submission="")], ""),
+    ],
+)
+def test_a_submission_of_which_no_run_counts_is_refused(trials: list[Trial], of: str) -> None:
+    with pytest.raises(ValueError, match=f"`trials` must have a run{of} that counts, got 1 that"):
+        compare_trials(trials, GOAL)
+
+
+def test_a_run_whose_metric_is_no_number_counts_as_one_that_missed_the_goal() -> None:
+    """It was trained, and diverged."""
+    diverged = Trial("nan", Measurements([10, 20], [0.5, math.nan]), "b")
+
+    found = compare_trials([trial(100, submission="a"), diverged], GOAL)
+
+    assert found.left_out == ()
+    assert (standing(found, "b").reached, standing(found, "b").diverged) == (0, 1)
 
 
 def test_the_profile_has_the_score_as_its_mean_height_with_variants_too() -> None:

@@ -98,7 +98,7 @@ def test_a_goal_that_no_run_reached_says_which_was_nearest() -> None:
     near = Trial("near", Measurements([10, 20], [0.9, 0.2]), "a")
 
     lines = lines_of(compare_trials([near, trial(math.inf, submission="b")], GOAL))
-    empty = lines_of(compare_trials([Trial("none", Measurements([], []))], GOAL))
+    empty = lines_of(compare_trials([Trial("none", Measurements([10], [math.nan]))], GOAL))
 
     assert lines == [
         ("loss <= 0.1", "reached by no run. The nearest was 0.2, by near after 20 steps")
@@ -389,8 +389,9 @@ def test_a_share_is_of_the_ratio_that_its_heading_names_and_a_missed_goal_has_no
 def border_lines(*sizes: int) -> list[str]:
     """What is said of perfect scaling and of the largest useful batch size; B_crit is 64."""
     steps = {size: 10 * round(1000 * (1 + (64 / size) ** 3) ** (1 / 3)) for size in sizes}
-    trials = [trial(each, batch_size=float(size)) for size, each in steps.items()]
-    return [text for name, text in lines_of(compare_trials(trials, GOAL)) if name.startswith("  ")]
+    return [
+        text for name, text in lines_of(compare_trials(sweep(steps), GOAL)) if name.startswith("  ")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -616,3 +617,42 @@ def test_best_learning_rates_at_an_edge_are_to_be_followed() -> None:
         "Next: try higher learning rates for the sweep: at batch sizes 64 and 128 the highest one"
         " was the best."
     )
+
+
+def test_words_in_which_runs_differ_are_columns_and_name_the_best() -> None:
+    trials = [
+        trial(
+            at * slower,
+            batch_size=size,
+            learning_rate=rate,
+            submission="a",
+            optimizer="adam",
+            hyperparameters={"schedule": schedule, "precision": "16-mixed"},
+            name=f"{size}/{rate}/{schedule}",
+        )
+        for size, at in ((8.0, 400), (16.0, 200))
+        for rate, factor in ((0.1, 2), (0.2, 1), (0.4, 2))
+        for schedule, slower in (("cosine", factor), ("linear", 1.5 * factor))
+    ]
+    c = compare_trials(trials, GOAL)
+
+    standings, sizes, runs = tables_of(c)
+
+    assert column(standings, "schedule") == ["cosine"]
+    assert column(sizes, "best schedule") == ["cosine", "cosine"]
+    assert column(runs, "schedule").count("linear") == 6
+    for table in (standings, sizes, runs):
+        assert not {"precision", "optimizer"} & {*table.headings}
+
+
+def test_optimizers_of_one_submission_are_a_column_unless_they_name_it() -> None:
+    def headings(*submissions: str) -> list[str]:
+        trials = [
+            trial(100 + k, submission=name, optimizer=optimizer, name=optimizer)
+            for k, (name, optimizer) in enumerate(zip(submissions, ("sgd", "adam"), strict=True))
+        ]
+        return tables_of(compare_trials(trials, GOAL))[0].headings
+
+    assert "optimizer" in headings("ours", "ours")
+    assert "optimizer" in headings("ours", "theirs")
+    assert "optimizer" not in headings("sgd", "adam")

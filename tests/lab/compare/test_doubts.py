@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,10 @@ from noisescale.lab.compare.measurements import Measurements, Trial
 GOAL = Goal.read("loss<=0.1")
 
 
-def warnings_of(*trials: Trial, clock: str | None = None) -> str:
-    return " ".join(compare_trials(trials, GOAL, clock=clock).warnings)
+def warnings_of(
+    *trials: Trial, clock: str | None = None, budget: Mapping[str, float] | None = None
+) -> str:
+    return " ".join(compare_trials(trials, GOAL, clock=clock, budget=budget).warnings)
 
 
 def seeded(steps: float, name: str = "seed", seed: float = 0, **where: Any) -> Trial:
@@ -54,6 +57,20 @@ def test_names_of_runs_do_not_make_settings() -> None:
     assert compare_trials(runs, GOAL).standings[0].best.at("steps") == 200
 
 
+def test_words_that_differ_in_each_run_may_be_names() -> None:
+    def said(*words: str) -> str:
+        return warnings_of(
+            *(
+                trial(100 + k, submission="sgd", hyperparameters={"seed": k, "mark": word})
+                for k, word in enumerate(words)
+            )
+        )
+
+    assert "Each of 3 runs of sgd has another `mark`, so each is a setting, and" in said(*"abc")
+    for words in ("aab", "ab", "aaaa"):
+        assert "another `mark`" not in said(*words)
+
+
 def test_what_was_not_run_is_named() -> None:
     trials = [trial(100, submission=s, workload=w) for s, w in (("a", "x"), ("a", "y"), ("b", "x"))]
 
@@ -86,6 +103,69 @@ def test_steps_of_different_batch_sizes_are_named_unless_examples_count() -> Non
     assert warnings_of(small, trial(100, submission="b")) == ""
     timed = [replace(each, measurements=with_examples(each)) for each in (small, large)]
     assert "in a step" not in warnings_of(*timed, clock="examples")
+
+
+@pytest.mark.parametrize("clock", ["steps", "seconds", "examples"])
+def test_a_budget_in_steps_at_different_batch_sizes_is_named_by_any_clock(clock: str) -> None:
+    small, large, alike = (
+        replace(each, measurements=replace_clocks(each))
+        for each in (
+            trial(math.inf, until=2000, submission="sgd", batch_size=32.0),
+            trial(500, submission="adam", batch_size=256.0),
+            trial(500, submission="lion", batch_size=32.0),
+        )
+    )
+    said = (
+        "1,000 steps are different numbers of examples: 256,000 at batch size 256 (adam), 32,000 at"
+        " batch size 32 (sgd). A smaller batch may miss the goal, or seem slower, for that alone."
+        " Train all with one budget of examples, epochs or device-time, and compare by it, for"
+        " example with --by examples and --budget examples=100000."
+    )
+
+    assert said in warnings_of(small, large, clock=clock, budget={"steps": 1000})
+    for trials, budget in (((small, alike), {"steps": 1000}), ((small, large), {"seconds": 900})):
+        assert "numbers of examples" not in warnings_of(*trials, clock=clock, budget=budget)
+
+
+def test_runs_of_as_many_steps_at_different_batch_sizes_are_named_if_the_smaller_missed() -> None:
+    """The length of the runs is their budget. Where all reached the goal it took nothing.
+
+    The run of the larger batch may have ended when it reached the goal.
+    """
+
+    def said(steps: float, *, until: float = 1000, size: float = 256.0) -> str:
+        small = trial(steps, until=until, submission="sgd", batch_size=32.0)
+        large = trial(500, until=1000, submission="adam", batch_size=size)
+        return warnings_of(
+            *(replace(each, measurements=replace_clocks(each)) for each in (small, large)),
+            clock="seconds",
+        )
+
+    for length in (400, 1000, 3000):
+        steps = f"{length:,} steps are different numbers of examples: {256 * length:,} at batch"
+        assert steps in said(math.inf, until=length)
+    enough = said(math.inf, size=64.0)  # the larger batch needed no more examples
+    for other in (said(900), said(math.inf, until=8000), said(math.inf, size=32.0), enough):
+        assert "numbers of examples" not in other
+
+
+def test_the_smaller_batch_that_missed_need_not_be_the_smallest() -> None:
+    sizes = {"sgd": (16.0, 900.0), "adam": (32.0, math.inf), "lion": (256.0, 500.0)}
+    trials = [
+        trial(steps, until=1000, submission=name, batch_size=size)
+        for name, (size, steps) in sizes.items()
+    ]
+
+    said = warnings_of(*trials)
+
+    assert "256,000 at batch size 256 (lion), 32,000 at batch size 32 (adam)." in said
+
+
+def replace_clocks(of: Trial) -> Measurements:
+    """With the examples of the batch size, and a second for each step."""
+    measured = of.measurements
+    examples = of.batch_size * measured.steps
+    return Measurements(measured.steps, measured.values, examples, seconds=measured.steps)
 
 
 def with_examples(of: Trial, *, epochs: float = math.nan) -> Measurements:

@@ -23,7 +23,8 @@ from noisescale.lab.compare.figures.steps_against_batch import steps_figure
 from noisescale.lab.compare.figures.useful_batch_sizes import useful_batch_sizes_figure
 from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.lab.compare.tables import tables_of
-from noisescale.report.colours import DARK, SERIES, SHADES
+from noisescale.report.colours import BANDS, DARK, SERIES, SHADES
+from noisescale.report.numbers import with_bounds
 from noisescale.tradeoff.regime_marks import border_text, spans_of
 from noisescale.tradeoff.regimes import find_regimes
 
@@ -264,6 +265,52 @@ def test_one_sweep_is_drawn_with_its_points_its_curve_and_perfect_scaling() -> N
     )
 
 
+def test_the_curve_has_a_band_of_its_bounds_within_the_axes() -> None:
+    figure = steps(one_sweep())
+
+    found = find_regimes(SIZES, list(law(128).values()))
+    band = trace(figure, "bounds of the curve")
+    half = len(band.x) // 2
+    assert list(band.x[:half]) == pytest.approx(list(reversed(band.x[half:])))
+    assert (band.x[0], band.x[half]) == pytest.approx((8, 2048))
+    for k in (0, 30, half - 1):
+        bounds = found.steps_with_bounds(band.x[k])
+        assert (band.y[k], band.y[-1 - k]) == pytest.approx((bounds.low, bounds.high))
+        assert band.y[k] < trace(figure, "fitted curve").y[k] < band.y[-1 - k]
+    low, high = (10**end for end in figure.layout.yaxis.range)
+    assert low < min(band.y) < max(band.y) < high
+    assert min(figure.layout.yaxis.tickvals) <= 2 * min(band.y)
+    assert band.fillcolor == BANDS[0]
+    assert "Band: where the curve may lie at each batch size (95 %)." in caption(figure)
+    first = trace(figure, "runs at the best setting").hovertext[0]
+    fitted = with_bounds(found.steps_with_bounds(8))
+    assert first.endswith(f"1,700 steps<br>fitted curve: {fitted}")
+
+
+def test_a_band_is_wider_where_learning_rates_were_not_searched() -> None:
+    by_rule = [
+        trial(at, batch_size=size, learning_rate=0.1, submission="sgd")
+        for size, at in law(128).items()
+    ]
+
+    figure = steps(compare_trials(by_rule, GOAL))
+
+    narrow, wide = (trace(f, "bounds of the curve").y for f in (steps(one_sweep()), figure))
+    assert wide[-1] / wide[0] > 1.5 * narrow[-1] / narrow[0]
+    low, high = (10**end for end in figure.layout.yaxis.range)
+    assert low < min(wide) < max(wide) < high
+    said = "Better learning rates may need fewer steps: they were not searched."
+    assert said in caption(figure)
+    assert said not in caption(steps(one_sweep()))
+
+
+def test_without_a_curve_there_is_no_band() -> None:
+    figure = steps(compare_trials(sweep({8: 100, 16: math.inf}, submission="sgd"), GOAL))
+
+    assert not [each for each in figure.data if each.fill == "toself"]
+    assert "Band" not in caption(figure)
+
+
 def test_regimes_of_one_sweep_are_shaded_and_their_borders_have_bounds() -> None:
     wide = law(512, sizes=WIDE)
 
@@ -363,8 +410,10 @@ def test_several_sweeps_have_colours_and_borders_of_their_own_and_no_shades() ->
     assert not [s for s in figure.layout.shapes if s.type == "rect"]
     for name, colour in zip(("sgd", "adam"), SERIES, strict=False):
         own = [t for t in figure.data if t.name == name]
-        assert len(own) == 4  # perfect scaling is named otherwise
-        assert {t.line.color or t.marker.color for t in own} == {colour}
+        assert len(own) == 5  # perfect scaling is named otherwise
+        (band,) = [t for t in own if t.fill == "toself"]
+        assert band.fillcolor == BANDS[SERIES.index(colour)]
+        assert {t.line.color or t.marker.color for t in own if t is not band} == {colour}
         assert [t.showlegend for t in own].count(None) == 1
     assert finding(figure) == (
         "Fewest steps: 100 with sgd at batch size 2,048, 100 with adam at batch size 2,048"

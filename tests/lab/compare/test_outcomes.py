@@ -119,3 +119,24 @@ def test_another_batch_size_or_learning_rate_is_another_setting() -> None:
     }
 
     assert len(settings) == 4
+
+
+def setting(optimizer: str = "", **given: float | str) -> tuple[object, ...]:
+    return outcome_of(trial(10, hyperparameters=given, optimizer=optimizer), GOAL).setting
+
+
+def test_words_make_settings_as_numbers_do() -> None:
+    ours = setting(schedule="cosine")
+
+    assert ours == setting(schedule="cosine")
+    assert ours != setting(schedule="linear")
+    assert ours != setting()
+    assert setting("sgd") != setting("adam")
+    assert setting(seed="a", job_id="x1") == setting(seed="b", job_id="x2")
+
+
+def test_the_best_of_two_schedules_is_no_repetition_of_the_other() -> None:
+    cosine = [outcome(steps, 0.1, k, schedule="cosine") for k, steps in enumerate((50, 60, 70))]
+    linear = [outcome(steps, 0.1, k, schedule="linear") for k, steps in enumerate((40, 80, 90))]
+
+    assert best_setting([*cosine, *linear], "steps") == cosine

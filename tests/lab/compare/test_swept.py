@@ -410,3 +410,48 @@ def test_drawn_batch_sizes_leave_the_advice_on_searched_ones() -> None:
     assert found is not None
     assert found.regimes is None
     assert found.warnings[0].startswith("At batch size 8, 16 the best learning rate is at the edge")
+
+
+def test_learning_rates_of_another_optimizer_are_no_search() -> None:
+    """The best rate of the faster optimizer is its highest, though the other had higher ones."""
+    trials = [
+        trial(
+            at * factor,
+            batch_size=size,
+            learning_rate=rate,
+            hyperparameters={"optim/name": name},
+            name=f"{size}/{name}/{rate}",
+        )
+        for size, at in LAW.items()
+        for name, rate, factor in (
+            ("adam", 0.001, 2),
+            ("adam", 0.002, 1),
+            ("sgd", 0.1, 2),
+            ("sgd", 0.2, 3),
+        )
+    ]
+
+    found = sweep_of("", "", outcomes(trials))
+
+    assert found is not None
+    assert {batch.learning_rates for batch in found.batches} == {(0.001, 0.002)}
+    assert {batch.edge for batch in found.batches} == {"high"}
+    assert found.regimes is None
+
+
+def test_single_learning_rates_widen_the_bounds_and_searches_do_not() -> None:
+    single = [trial(steps, batch_size=size, learning_rate=0.1) for size, steps in LAW.items()]
+    searched = [t for t in sweep(LAW) if t.batch_size == 64]
+
+    def bounds(trials: list[Trial]) -> tuple[float, float]:
+        found = sweep_of("", "", outcomes(trials))
+        assert found is not None
+        assert found.regimes is not None
+        critical = found.regimes.critical_batch_size
+        return critical.low, critical.high
+
+    low, high = bounds(single)
+    assert low < 0.5 * bounds(sweep(LAW))[0]
+    assert high > 1.5 * bounds(sweep(LAW))[1]
+    by_rule = [t for t in single if t.batch_size != 64]
+    assert low < bounds([*by_rule, *searched])[0] < bounds(sweep(LAW))[0]

@@ -51,7 +51,7 @@ class _Search(NamedTuple):
     @property
     def sizes_between(self) -> list[SweptBatch]:
         """Batch sizes whose best learning rate lies between others."""
-        return [b for b in self.best if b.counts and len(b.learning_rates) > 1]
+        return [b for b in self.best if b.counts and b.searched]
 
 
 def learning_rates_figure(c: ComparisonRecord, workload: str) -> go.Figure | None:
@@ -91,9 +91,7 @@ def _searches_of(c: ComparisonRecord, workload: str) -> list[_Search]:
         if each.workload == workload
     ]
     found = [
-        each
-        for each in found
-        if each.best and any(len(batch.learning_rates) > 1 for batch in each.swept.batches)
+        each for each in found if each.best and any(batch.searched for batch in each.swept.batches)
     ]
     middle = (len(found) - 1) / 2
     return [each._replace(aside=_APART ** (k - middle)) for k, each in enumerate(found)]
@@ -229,7 +227,7 @@ def _power(each: _Search) -> float | None:
 def _caption(searched: Sequence[_Search]) -> str:
     batches = [batch for each in searched for batch in each.swept.batches]
     said = []
-    if any(len(batch.learning_rates) > 1 for batch in batches):
+    if any(batch.searched for batch in batches):
         said.append("Thin vertical lines: the learning rates that were tried.")
     if any(batch.edge for batch in batches):
         said.append("Hollow: the best one is the lowest or the highest of them.")

@@ -14,18 +14,19 @@ from noisescale.bounded import Bounded
 from noisescale.lab.compare.comparison import ComparisonRecord
 from noisescale.lab.compare.figures.looks import Look, looks_of
 from noisescale.lab.compare.swept import Swept, SweptBatch
-from noisescale.report.colours import BLACK, GREY, GRID
+from noisescale.report.colours import BANDS, BLACK, GREY, GRID, SERIES
 from noisescale.report.drawing import (
     PLOT_HEIGHT,
     Point,
     coordinates,
+    draw_area,
     figure,
     log_axis,
     shown_text,
     size_axis,
     with_legend,
 )
-from noisescale.report.numbers import count, number, plural, two_digits
+from noisescale.report.numbers import count, number, plural, two_digits, with_bounds
 from noisescale.tradeoff.regime_marks import (
     NAME_HEIGHT,
     REGIMES,
@@ -89,7 +90,7 @@ def steps_figure(c: ComparisonRecord, workload: str) -> go.Figure | None:
     frame = _frame(sweeps, left, right, names)
     drawn = figure(
         _finding(sweeps, of),
-        _caption(sweeps),
+        _caption(sweeps, c.confidence),
         size_axis("batch size (examples)", sizes, left, right),
         _y_axis(f"steps to {shown_text(str(c.goals[workload]))}", frame),
     )
@@ -98,6 +99,7 @@ def steps_figure(c: ComparisonRecord, workload: str) -> go.Figure | None:
         drawn.add_hline(y=frame.floor, line={"color": GRID, "width": 1})
     for each in sweeps:
         look = of[each.submission]
+        _draw_band(drawn, each, look, alone=alone)
         _draw_perfect(drawn, each, look, frame, alone=alone)
         _draw_course(drawn, each, look, alone=alone)
         _draw_runs(drawn, each, look, alone=alone)
@@ -113,6 +115,8 @@ def _frame(sweeps: Sequence[Swept], left: float, right: float, names: float) -> 
     """Return ends that give points their margins in pixels, whatever decades they cover."""
     batches = [batch for each in sweeps for batch in each.batches]
     steps = [each for batch in batches for each in batch.steps]
+    for each in sweeps:
+        steps += [end for _, band in _band(each) for end in (band.low, band.high)]
     missed = any(batch.best.reached is None for batch in batches)
     above = _MARGIN + names + _MISSED * missed
     below = _MARGIN + _ROW * sum(each.regimes is not None for each in sweeps)
@@ -158,6 +162,32 @@ def _draw_perfect(drawn: go.Figure, each: Swept, look: Look, frame: _Frame, *, a
     )
 
 
+def _draw_band(drawn: go.Figure, each: Swept, look: Look, *, alone: bool) -> None:
+    """Fill the area in which the fitted curve may lie."""
+    band = _band(each)
+    if not band:
+        return
+    lower = [(size, steps.low) for size, steps in band]
+    upper = [(size, steps.high) for size, steps in band]
+    draw_area(
+        drawn,
+        "bounds of the curve" if alone else look.label,
+        [*lower, *reversed(upper)],
+        legendgroup="fitted curve" if alone else look.name,
+        showlegend=alone,
+        fillcolor=BANDS[SERIES.index(look.colour)],
+    )
+
+
+def _band(each: Swept) -> list[tuple[float, Bounded]]:
+    """Return the fitted curve with its bounds, over the batch sizes that count."""
+    if each.regimes is None:
+        return []
+    counting = [batch.batch_size for batch in each.batches if batch.counts]
+    sizes: list[float] = np.geomspace(min(counting), max(counting), 121).tolist()
+    return [(size, each.regimes.steps_with_bounds(size)) for size in sizes]
+
+
 def _draw_course(drawn: go.Figure, each: Swept, look: Look, *, alone: bool) -> None:
     """Draw the fitted curve, or without one a thin line from each batch size to the next."""
     found = each.regimes
@@ -166,9 +196,7 @@ def _draw_course(drawn: go.Figure, each: Swept, look: Look, *, alone: bool) -> N
         points: list[Point] = [(batch.batch_size, batch.best.at("steps")) for batch in known]
         line: dict[str, Any] = {"width": 1, "dash": "dot"}
     else:
-        counting = [batch.batch_size for batch in each.batches if batch.counts]
-        sizes = np.geomspace(min(counting), max(counting), 121).tolist()
-        points = [(size, found.steps(size)) for size in sizes]
+        points = [(size, steps.value) for size, steps in _band(each)]
         line = {"width": 2.5}
     drawn.add_scatter(
         **coordinates(points),
@@ -196,7 +224,8 @@ def _draw_runs(drawn: go.Figure, each: Swept, look: Look, *, alone: bool) -> Non
             "line": {"width": 1.5, "color": look.colour},
         },
         hovertext=[
-            f"{_hover_text(batch, look)}<br>{plural(steps, 'step')}" for batch, steps in runs
+            f"{_hover_text(batch, look)}<br>{plural(steps, 'step')}{_fitted_text(each, batch)}"
+            for batch, steps in runs
         ],
         hoverinfo="text",
     )
@@ -273,6 +302,13 @@ def _hover_text(batch: SweptBatch, look: Look) -> str:
     return "<br>".join(said)
 
 
+def _fitted_text(each: Swept, batch: SweptBatch) -> str:
+    """Write the fitted curve with its bounds, for a label under the pointer."""
+    if each.regimes is None or not batch.counts:
+        return ""
+    return f"<br>fitted curve: {with_bounds(each.regimes.steps_with_bounds(batch.batch_size))}"
+
+
 def _finding(sweeps: Sequence[Swept], of: dict[str, Look]) -> str:
     if len(sweeps) == 1:
         return _finding_of_one(sweeps[0])
@@ -314,12 +350,19 @@ def _steps(batch: SweptBatch) -> float:
     return batch.best.at("steps")
 
 
-def _caption(sweeps: Sequence[Swept]) -> str:
+def _caption(sweeps: Sequence[Swept], confidence: float) -> str:
     batches = [batch for each in sweeps for batch in each.batches]
     alone = len(sweeps) == 1
     said = []
     if not alone:
         said.append("Lines: the curve fitted to each submission. Dashed: its perfect scaling.")
+    if any(each.regimes is not None for each in sweeps):
+        said.append(
+            f"Band: where the curve may lie at each batch size ({100 * confidence:.4g} %). Runs"
+            " scatter around it, and may lie outside."
+        )
+    if any(batch.counts and not batch.searched for batch in batches):
+        said.append("Better learning rates may need fewer steps: they were not searched.")
     if any(batch.edge for batch in batches):
         said.append(
             "Hollow: not counted, the best learning rate is at the edge of those that were tried."

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,19 +26,45 @@ class Found:
     trials: list[Trial]
     metrics: Callable[[], Iterable[str]]
     """Names the metrics that there are. Finding these names may take longer than the trials."""
+    errors: Sequence[Exception] = ()
+    """The errors of the trials that could not be read, each of which has a `fault`."""
 
 
-def table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the names of a CSV file's columns, and its lines with their numbers.
+def broken_trial(name: str, error: Exception, submission: str | None = None) -> Trial:
+    """Return the trial of a run that could not be read, with the reason."""
+    return Trial(name, Measurements([], []), submission or "", fault=str(error))
+
+
+class CsvTable(NamedTuple):
+    """A CSV file."""
+
+    names: list[str]
+    lines: list[tuple[int, list[str]]]
+    """The cells of each line below the names, with the number of the line."""
+    cut: Refusal | None
+    """The error of a last line that has no end, as of a file that was not written to its end."""
+
+
+def table(path: Path) -> CsvTable:
+    """Read a CSV file. A last line that is cut off is left out.
 
     Raises:
         ValueError: If the file is empty or damaged.
         OSError: If the file cannot be read.
     """
-    (_, names), *lines = list(csv_lines(path)) or [(0, [])]
+    found: list[tuple[int, list[str]]] = []
+    cut = None
+    try:
+        found += csv_lines(path)
+    except Refusal as error:
+        last = path.read_bytes().count(b"\n") + 1  # a line after the last end of a line
+        if not found or error.at is None or error.at[1] != last:
+            raise
+        cut = error
+    (_, names), *lines = found or [(0, [])]
     if not names:
         raise Refusal(path, "have a line of column names", "an empty file", "Name another file.")
-    return names, lines
+    return CsvTable(names, lines, cut)
 
 
 def number(text: str, path: Path, line: int, column: str) -> float:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,14 +24,35 @@ LEARNING_RATES = (
 """Names of the learning rate. The first that is there counts."""
 
 
+_OF_RUNS = (
+    *("dir", "directory", "folder", "path", "file", "root", "url", "output", "out"),
+    *("logdir", "outdir", "savedir", "checkpoint", "ckpt", "host", "hostname", "device", "devices"),
+    *("time", "user", "entity", "project", "experiment", "run", "tag", "tags", "hash", "commit"),
+    *("note", "notes", "comment", "description", "created", "started", "finished"),
+    *("ended", "status", "state", "result", "outcome", "reason"),
+)
+"""Last words of names whose texts say where a run was trained or kept, what it is called, or how it
+ended."""
+
+_NAMES_OF_RUNS = (
+    *("run", "experiment", "exp", "trial", "job", "task", "session", "project", "group", "wandb"),
+    *("log", "logger", "save", "output", "checkpoint", "file", "host", "user"),
+)
+"""Words before "name" that make it the name of a run: others name an optimizer or a schedule."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""Where an object lay in memory. It differs between runs."""
+
+
 class Hyperparameters(NamedTuple):
-    """The numbers that a trial was trained with."""
+    """What a trial was trained with."""
 
     batch_size: float
     """NaN if it is not known."""
     learning_rate: float
     """NaN if it is not known."""
-    others: Mapping[str, float]
+    others: Mapping[str, float | str]
+    """All other numbers and settings in words."""
     optimizer: str
     """The name of the optimizer; "" if it is not known."""
 
@@ -38,14 +60,16 @@ class Hyperparameters(NamedTuple):
 def hyperparameters(logged: Mapping[str, Any]) -> Hyperparameters:
     """Sort what was logged. Nested names are joined by "/", and their last part counts.
 
-    Switches are 1 or 0: a run with Nesterov's momentum is no repetition of one without.
+    Switches are 1 or 0: a run with Nesterov's momentum is no repetition of one without. Words are
+    settings, too, such as the name of a schedule, but for those `setting_in_words` leaves out.
 
     A batch size or a learning rate that several nested names give differently is not known.
 
     Examples:
-        >>> found = hyperparameters({"optim": {"lr": "1e-3", "beta": 0.9}, "batch_size": 64})
+        >>> logged = {"optim": {"lr": "1e-3", "beta": 0.9}, "batch_size": 64, "decay": "cosine"}
+        >>> found = hyperparameters(logged)
         >>> found.batch_size, found.learning_rate, found.others
-        (64.0, 0.001, {'optim/beta': 0.9})
+        (64.0, 0.001, {'decay': 'cosine', 'optim/beta': 0.9})
     """
     flat = dict(_flatten(logged))
     numbers = {name: each for name, text in flat.items() if (each := _number(text)) is not None}
@@ -53,11 +77,29 @@ def hyperparameters(logged: Mapping[str, Any]) -> Hyperparameters:
     rates = (_common_number(numbers, name) for name in LEARNING_RATES)
     learning_rate = next((rate for rate in rates if not math.isnan(rate)), math.nan)
     known = ("batch_size", *LEARNING_RATES)
-    others = {name: each for name, each in numbers.items() if name.rpartition("/")[2] not in known}
+    texts = {name: each for name, each in flat.items() if isinstance(each, str)}
+    optimizer = texts.pop("optimizer", "")
+    words = {name: setting_in_words(name, text) for name, text in texts.items()}
+    given = {name: text for name, text in words.items() if text is not None} | numbers
+    others = {name: each for name, each in given.items() if name.rpartition("/")[2] not in known}
     others |= {name: float(each) for name, each in flat.items() if isinstance(each, bool)}
-    named = flat.get("optimizer")
-    optimizer = named if isinstance(named, str) else ""
     return Hyperparameters(batch_size, learning_rate, others, optimizer)
+
+
+def setting_in_words(name: str, text: str) -> str | None:
+    """Return the text of a setting; None if the name says that the text is about a run.
+
+    The address of an object is left out.
+
+    Examples:
+        >>> setting_in_words("schedule", "cosine"), setting_in_words("optim/name", "adam")
+        ('cosine', 'adam')
+        >>> setting_in_words("run_name", "first"), setting_in_words("output_dir", "runs/1")
+        (None, None)
+    """
+    *before, last = re.split(r"[/._-]", name.lower())
+    names_run = last == "name" and (not before or before[-1] in _NAMES_OF_RUNS)
+    return None if names_run or last in _OF_RUNS else _ADDRESS.sub("", text)
 
 
 def read_hparams(folder: Path) -> dict[str, Any]:

@@ -5,14 +5,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 from noisescale.history.reading import refuse_metric
-from noisescale.lab.compare.measurements import Trial
-from noisescale.lab.compare.readers.found import Found, is_number, measurements_of, number, table
-from noisescale.lab.compare.readers.hyperparameters import LEARNING_RATES
+from noisescale.lab.compare.measurements import Measurements, Trial
+from noisescale.lab.compare.readers.found import (
+    Found,
+    broken_trial,
+    is_number,
+    measurements_of,
+    number,
+    table,
+)
+from noisescale.lab.compare.readers.hyperparameters import (
+    LEARNING_RATES,
+    setting_in_words,
+)
 from noisescale.refusal import Refusal
 
 STEPS = ("step", "steps", "global_step")
@@ -44,8 +55,8 @@ def read_long_csv(path: Path, metric: str, submission: str | None) -> Found:
     | `examples`, `epoch` or `epochs`, `seconds` | what had passed until the evaluation |
 
     Of several names the first that is there counts. Lines with the same submission, workload,
-    study, optimizer, trial, batch size and learning rate are one trial. Other columns of numbers
-    are hyperparameters if each is constant within every trial.
+    study, optimizer, trial, batch size and learning rate are one trial. Other columns of
+    numbers or words are hyperparameters if each is constant within every trial.
 
     If several lines of a trial still have the same step, other columns tell trials apart, for
     example `momentum`: those with different values at one step, in which every value occurs at two
@@ -70,7 +81,7 @@ class _Evaluations:
     """The lines of one file, and what its columns mean."""
 
     def __init__(self, path: Path, metric: str) -> None:
-        names, rows = table(path)
+        names, rows, self.cut = table(path)
         self.path, self.metric = path, metric
         self.lines = [_Line(at, dict(zip(names, cells, strict=True))) for at, cells in rows]
         names = [name for name in names if name]  # an index of pandas has none
@@ -102,41 +113,53 @@ class _Evaluations:
             groups = self._separate(groups)
         hyperparameters = [
             name
-            for name in _number_columns(
-                self.lines, [*self.others, *SEED.intersection([self.trial])]
-            )
+            for name in [*self.others, *SEED.intersection([self.trial])]
             if all(len(_values(group, name)) <= 1 for group in groups)
         ]
         varying = [n for n in self.key if len({line.cells[n] for line in self.lines}) > 1]
-        trials = []
+        trials: list[Trial] = []
+        errors: list[Exception] = []
         for group in groups:
             cells = group[0].cells
-            given = cells.get("optimizer", "") if submission is None else submission
-            evaluated = [line for line in group if line.cells[self.metric]]
             name = "/".join(_part(n, cells[n]) for n in varying) or self.path.stem
-            batch_size = self._number(group[0], "batch_size")
-            clocks = {of: [self._number(e, n) for e in evaluated] for of, n in self.clocks.items()}
-            shared = {name: _values(group, name) for name in hyperparameters}
+            given = cells.get("optimizer", "") if submission is None else submission
+            shared = {name: _settings(group, name) for name in hyperparameters}
+            measured, fault = Measurements([], []), ""
+            try:
+                measured = self._measurements_of(group, name)
+            except ValueError as error:
+                errors.append(error)
+                fault = str(error)
             trials.append(
                 Trial(
                     name,
-                    measurements_of(
-                        f"{name} in {self.path}",
-                        [self._number(line, self.step) for line in evaluated],
-                        [self._number(line, self.metric) for line in evaluated],
-                        batch_size=batch_size,
-                        **clocks,
-                    ),
+                    measured,
                     submission=cells.get("submission") or given,
                     workload=cells.get("workload", ""),
                     study=cells.get("study", ""),
-                    batch_size=batch_size,
+                    batch_size=self._number(group[0], "batch_size"),
                     learning_rate=self._number(group[0], self.rate),
                     hyperparameters=MappingProxyType({n: v.pop() for n, v in shared.items() if v}),
                     optimizer=cells.get("optimizer", ""),
+                    fault=fault,
                 )
             )
-        return Found(trials, lambda: _number_columns(self.lines, [*self.others, self.metric]))
+        if self.cut is not None:
+            errors.append(self.cut)
+            trials.append(broken_trial(f"the last line of {self.path.name}", self.cut))
+        metrics = partial(_number_columns, self.lines, [*self.others, self.metric])
+        return Found(trials, metrics, errors)
+
+    def _measurements_of(self, group: Sequence[_Line], name: str) -> Measurements:
+        """Return the evaluations of one trial."""
+        evaluated = [line for line in group if line.cells[self.metric]]
+        return measurements_of(
+            f"{name} in {self.path}",
+            [self._number(line, self.step) for line in evaluated],
+            [self._number(line, self.metric) for line in evaluated],
+            batch_size=self._number(group[0], "batch_size"),
+            **{of: [self._number(e, n) for e in evaluated] for of, n in self.clocks.items()},
+        )
 
     def _number(self, line: _Line, name: str) -> float:
         """Return the number in a cell; NaN if the cell is empty, or there is no such column."""
@@ -229,8 +252,17 @@ def _values_beside(group: Sequence[_Line], name: str, of: str) -> dict[str, set[
     return found
 
 
-def _values(group: Sequence[_Line], name: str) -> set[float]:
-    return {float(line.cells[name]) for line in group if line.cells[name]}
+def _values(group: Sequence[_Line], name: str) -> set[float | str]:
+    """Return the numbers and words of a column."""
+    cells = {line.cells[name] for line in group if line.cells[name]}
+    return {float(cell) if is_number(cell) else cell for cell in cells}
+
+
+def _settings(group: Sequence[_Line], name: str) -> set[float | str]:
+    """Return the numbers of a column, and the words that are settings."""
+    values = _values(group, name)
+    found = {setting_in_words(name, v) if isinstance(v, str) else v for v in values}
+    return {value for value in found if value is not None}
 
 
 def _part(name: str, text: str) -> str:

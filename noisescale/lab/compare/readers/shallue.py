@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.readers.found import (
     Found,
+    broken_trial,
     measurements_of,
     name_of_run,
     natural_key,
@@ -26,7 +28,7 @@ MEASUREMENTS = "measurements.csv"
 """The file that makes a folder a trial."""
 
 _PARAMETERS = ("parameters", "hparams", "hyperparameters")
-_ABOUT_TRIAL = ("trial_id", "_internal_trial_id", "steps", "step", "seconds")
+_ABOUT_TRIAL = ("trial_id", "_internal_trial_id", "status", "steps", "step", "seconds")
 _FAILED = ("infeasible", "failed", "diverged")
 
 
@@ -41,7 +43,7 @@ def read_shallue(path: Path, folders: Iterable[Path], metric: str) -> Found:
     are left out. Its metadata.json, which may be missing, has
 
     - the hyperparameters under "parameters", "hparams" or "hyperparameters", else beside
-      "status": all numbers, the learning rate as "learning_rate", "lr" or
+      "status": all numbers and words, the learning rate as "learning_rate", "lr" or
       "initial_learning_rate";
     - "status": a trial is infeasible if its status is "INFEASIBLE", "FAILED" or "DIVERGED". Trials
       with the status "INCOMPLETE" are left out, as in the analysis by Shallue et al.
@@ -51,45 +53,57 @@ def read_shallue(path: Path, folders: Iterable[Path], metric: str) -> Found:
         folders: The folders with a measurements.csv at this path or below it.
         metric: The name of a column, for example "val/classification_error".
 
-    Raises:
-        ValueError: If a batch size is not known, or a file is damaged.
+    A trial whose files are damaged, or whose batch size is not known, has a `fault`.
 
     References:
         Shallue et al. 2019, arXiv:1811.03600; batch_science in google-research on GitHub.
     """
     names: dict[str, None] = {}
-    sizes: dict[Path, float] = {}
-    trials = []
+    trials, errors = [], []
     for folder in sorted(folders, key=natural_key):
-        metadata = _read_json(folder / "metadata.json")
-        status = str(metadata.get("status", "")).lower()
-        if status == "incomplete":
-            continue
-        study = folder.parent
-        if study not in sizes:
-            sizes[study] = _batch_size_of(study)
-        steps, values = _evaluations(folder / MEASUREMENTS, metric, names)
-        found = hyperparameters(_parameters(metadata))
-        whole = ("",) * 5 + folder.resolve().parts
-        above = folder.relative_to(path).parts[:-5]
-        trials.append(
-            Trial(
-                name_of_run(folder, path),
-                measurements_of(str(folder), steps, values, batch_size=sizes[study]),
-                submission=whole[-3],
-                optimizer=whole[-3],
-                workload="/".join((*above, *whole[-5:-3])),
-                batch_size=sizes[study],
-                learning_rate=found.learning_rate,
-                hyperparameters=MappingProxyType(dict(found.others)),
-                feasible=not any(word in status for word in _FAILED),
-            )
-        )
-    return Found(trials, lambda: names)
+        submission, workload = _place_of(folder, path)
+        try:
+            trial = _read_trial(folder, path, metric, names)
+        except (ValueError, OSError) as error:
+            errors.append(error)
+            broken = broken_trial(name_of_run(folder, path), error, submission)
+            trial = replace(broken, workload=workload)
+        trials += [] if trial is None else [trial]
+    return Found(trials, lambda: names, errors)
+
+
+def _place_of(folder: Path, path: Path) -> tuple[str, str]:
+    """Return the submission and the workload that the folders of a trial name."""
+    whole = ("",) * 5 + folder.resolve().parts
+    above = folder.relative_to(path).parts[:-5]
+    return whole[-3], "/".join((*above, *whole[-5:-3]))
+
+
+def _read_trial(folder: Path, path: Path, metric: str, names: dict[str, None]) -> Trial | None:
+    """Return the trial of a folder; None if it is incomplete."""
+    metadata = _read_json(folder / "metadata.json")
+    status = str(metadata.get("status", "")).lower()
+    if status == "incomplete":
+        return None
+    batch_size = _batch_size_of(folder.parent)
+    steps, values = _evaluations(folder / MEASUREMENTS, metric, names)
+    found = hyperparameters(_parameters(metadata))
+    submission, workload = _place_of(folder, path)
+    return Trial(
+        name_of_run(folder, path),
+        measurements_of(str(folder), steps, values, batch_size=batch_size),
+        submission=submission,
+        optimizer=submission,
+        workload=workload,
+        batch_size=batch_size,
+        learning_rate=found.learning_rate,
+        hyperparameters=MappingProxyType(dict(found.others)),
+        feasible=not any(word in status for word in _FAILED),
+    )
 
 
 def _evaluations(file: Path, metric: str, seen: dict[str, None]) -> tuple[list[float], list[float]]:
-    names, lines = table(file)
+    names, lines, _ = table(file)
     seen.update(dict.fromkeys(names))
     if "step" not in names:
         raise Refusal(file, "have a column `step`", ", ".join(names), "Add this column.")

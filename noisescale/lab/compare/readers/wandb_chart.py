@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from noisescale.lab.compare.measurements import Trial
-from noisescale.lab.compare.readers.found import Found, measurements_of, number, table
+from noisescale.lab.compare.readers.found import (
+    Found,
+    broken_trial,
+    measurements_of,
+    number,
+    table,
+)
 from noisescale.refusal import Refusal
 
 _BETWEEN = " - "
@@ -42,9 +48,10 @@ def read_chart(path: Path, metric: str, submission: str | None) -> Found:
     Raises:
         ValueError: If there are no steps, or a cell has no number.
     """
-    names, lines = table(path)
+    names, lines, cut = table(path)
     axis, end = names[0], f"{_BETWEEN}{metric}"
-    trials = []
+    trials: list[Trial] = []
+    errors: list[Exception] = []
     for column in [name for name in names[1:] if name.endswith(end)]:
         run = column.removesuffix(end)
         of_run = {f"{run}{_BETWEEN}{step}": behind for step, behind in _STEPS.items()}
@@ -61,23 +68,24 @@ def read_chart(path: Path, metric: str, submission: str | None) -> Found:
         at, of = names.index(clock), names.index(column)
         rows = [(line, row) for line, row in lines if row[of] and row[at]]
         timed = axis == "Relative Time (Process)"
-        trials.append(
-            Trial(
-                run,
-                measurements_of(
-                    f"{run} in {path}",
-                    [number(row[at], path, line, clock) + clocks[clock] for line, row in rows],
-                    [number(row[of], path, line, column) for line, row in rows],
-                    seconds=[number(row[0], path, line, axis) for line, row in rows]
-                    if timed
-                    else None,
-                ),
-                submission=submission or "",
-                doubtful_clocks=frozenset({"steps"} if _counts_calls(clock) else ()),
+        try:
+            measured = measurements_of(
+                f"{run} in {path}",
+                [number(row[at], path, line, clock) + clocks[clock] for line, row in rows],
+                [number(row[of], path, line, column) for line, row in rows],
+                seconds=[number(row[0], path, line, axis) for line, row in rows] if timed else None,
             )
-        )
+        except ValueError as error:
+            errors.append(error)
+            trials.append(broken_trial(run, error, submission))
+            continue
+        doubtful = frozenset({"steps"} if _counts_calls(clock) else ())
+        trials.append(Trial(run, measured, submission or "", doubtful_clocks=doubtful))
+    if cut is not None:
+        errors.append(cut)
+        trials.append(broken_trial(f"the last line of {path.name}", cut))
     metrics = {n.rpartition(_BETWEEN)[2] for n in names[1:] if not n.endswith(_RANGES)}
-    return Found(trials, lambda: metrics - {""})
+    return Found(trials, lambda: metrics - {""}, errors)
 
 
 def _counts_calls(clock: str) -> bool:

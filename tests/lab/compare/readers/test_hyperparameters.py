@@ -9,19 +9,55 @@ from noisescale.lab.compare.readers import hyperparameters as module
 from noisescale.lab.compare.readers.hyperparameters import hyperparameters, read_hparams
 
 
-def test_numbers_and_switches_count_wherever_they_are_nested_and_nothing_else() -> None:
+def test_numbers_switches_and_words_count_wherever_they_are_nested_and_nothing_else() -> None:
     found = hyperparameters(
         {
             "model": {"width": 64, "bias": True, "name": "net", "optim": {"lr": 0.1}},
             "batch_size": "128",
             "optimizer": "adam",
+            "schedule": {"kind": "cosine", "base_lr": "auto"},
+            "layers": [1, 2],
             "limit": math.inf,
             "none": None,
         }
     )
 
     assert (found.batch_size, found.learning_rate, found.optimizer) == (128, 0.1, "adam")
-    assert found.others == {"model/width": 64, "model/bias": 1}
+    assert found.others == {
+        "model/width": 64,
+        "model/bias": 1,
+        "model/name": "net",
+        "schedule/kind": "cosine",
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("name", "run_name", "logger/name", "output_dir", "ckpt_path", "tags", "start_time"),
+        *("host", "data.root", "status", "ended", "experiment", "git-commit", "wandb/group-name"),
+    ],
+)
+def test_names_places_and_remarks_of_runs_are_no_settings(name: str) -> None:
+    """Each repetition would be a setting of its own, and the luckiest would count."""
+    assert hyperparameters({name: "one"}).others == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["schedule", "optim/name", "optimizer_name", "model/kind", "precision", "scheduler.name"],
+)
+def test_other_words_are_settings(name: str) -> None:
+    assert hyperparameters({name: "one"}).others == {name: "one"}
+
+
+def test_an_object_is_the_same_wherever_it_lay_in_memory() -> None:
+    first, again = (
+        hyperparameters({"activation": f"<function relu at 0x7f{address}>"}).others
+        for address in ("3a90", "41B8")
+    )
+
+    assert first == again == {"activation": "<function relu>"}
 
 
 def test_a_learning_rate_that_is_said_differently_is_not_known() -> None:

@@ -179,10 +179,59 @@ def test_optimizers_that_were_evaluated_at_other_steps_are_two_trials(tmp_path: 
 
 @pytest.mark.parametrize("size", ["-8", "0", "inf"])
 def test_a_batch_size_that_is_none_is_refused_by_name(tmp_path: Path, size: str) -> None:
-    file = write(tmp_path, f"step,batch_size,loss\n1,{size},3\n1,64,3\n")
+    file = write(tmp_path, f"step,batch_size,loss\n1,{size},3\n")
 
     with pytest.raises(ValueError, match=rf"`batch_size` must be positive .* got {size} for .*csv"):
         read_trials(file, "loss")
+
+
+def test_a_trial_with_a_bad_cell_has_a_fault_and_leaves_the_others(tmp_path: Path) -> None:
+    text = "run,step,batch_size,loss\na,1,64,3\nb,1,-8,3\nc,1,64,low\nd,1,64,nan\n"
+
+    trials = read_trials(write(tmp_path, text), "loss")
+
+    assert [(t.name, len(t.measurements)) for t in trials] == [
+        ("run=a/batch_size=64", 1),
+        ("run=b/batch_size=-8", 0),
+        ("run=c/batch_size=64", 0),
+        ("run=d/batch_size=64", 1),
+    ]
+    assert [trial.fault.partition(", got")[0] for trial in trials] == [
+        "",
+        "`batch_size` must be positive and finite",
+        "`loss` must be a number",
+        "",
+    ]
+    assert trials[3].diverged
+
+
+@pytest.mark.parametrize("last", ["b,2", "b,2,64"])
+def test_a_last_line_that_is_cut_off_is_left_out_and_named(tmp_path: Path, last: str) -> None:
+    lines = f"run,step,batch_size,loss\na,1,64,3\nb,1,64,4\n{last}"
+
+    *whole, cut = read_trials(write(tmp_path, lines), "loss")
+
+    assert [t.measurements.values.tolist() for t in whole] == [[3], [4]]
+    assert [t.fault for t in whole] == ["", ""]
+    assert cut.name == "the last line of sweep.csv"
+    assert "must have 4 cells in each line" in cut.fault
+    for damaged in (f"{lines}\n", lines.replace("a,1,64,3", "a,1")):
+        with pytest.raises(ValueError, match="must have 4 cells in each line"):
+            read_trials(write(tmp_path, damaged), "loss")
+
+
+def test_words_that_are_constant_in_each_trial_are_hyperparameters(tmp_path: Path) -> None:
+    text = (
+        "run,step,schedule,clip,phase,loss\n"
+        "a,1,cosine,0.5,warm,3\na,2,cosine,0.50,cold,2\nb,1,linear,off,warm,3\n"
+    )
+
+    trials = read_trials(write(tmp_path, text), "loss")
+
+    assert [dict(trial.hyperparameters) for trial in trials] == [
+        {"schedule": "cosine", "clip": 0.5},
+        {"schedule": "linear", "clip": "off"},
+    ]
 
 
 def test_the_index_that_pandas_writes_is_neither_an_epoch_nor_a_learning_rate(

@@ -92,16 +92,29 @@ def test_what_cannot_be_read_is_refused_with_the_place(release: Path, tmp_path: 
     with pytest.raises(ValueError, match=r"`goal` must name a metric of .*, got 'err'.*: train/cr"):
         read_trials(release, "err")
 
-    file = release / "cifar_10/resnet_8/sgd/32/2/measurements.csv"
-    file.write_text(f"step,{METRIC}\n1,low\n")
-    with pytest.raises(ValueError, match=r"`val/class.*` must be a number, got 'low' in line 2 of"):
-        read_trials(release, METRIC)
-
-    file.with_name("metadata.json").write_text("{")
-    file.write_text(f"step,{METRIC}\n1,2\n")
-    with pytest.raises(ValueError, match=r"`.*/2/metadata.json` must be JSON, got "):
-        read_trials(release, METRIC)
-
     write_trial(tmp_path / "other/mnist/cnn/adam/all/3", {}, {1: 0.5})
     with pytest.raises(ValueError, match=r"`.*all` must be named by the batch size .*, got 'all'"):
         read_trials(tmp_path / "other", METRIC)
+
+
+def test_a_damaged_trial_has_a_fault_and_leaves_the_others(release: Path) -> None:
+    place = "cifar_10/resnet_8/sgd/32/2"
+    file = release / place / "measurements.csv"
+
+    def fault() -> str:
+        trials = read_trials(release, METRIC)
+        (broken,) = [trial for trial in trials if trial.fault]
+        assert (broken.name, broken.submission) == (place, "sgd")
+        assert (broken.workload, len(broken.measurements)) == ("cifar_10/resnet_8", 0)
+        assert [len(trial.measurements) for trial in trials if trial is not broken] == 7 * [2]
+        return broken.fault
+
+    file.write_text(f"step,{METRIC}\n1,low\n")
+    assert "must be a number, got 'low' in line 2 of" in fault()
+
+    file.write_text("")
+    assert "must have a line of column names, got an empty file" in fault()
+
+    file.with_name("metadata.json").write_text("{")
+    file.write_text(f"step,{METRIC}\n1,2\n")
+    assert "2/metadata.json` must be JSON, got " in fault()
