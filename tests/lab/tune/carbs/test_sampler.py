@@ -167,6 +167,25 @@ def test_the_search_goes_on_below_the_cost_of_its_centre() -> None:
     assert front[-1].cost > 128
 
 
+def test_the_search_steps_farther_as_trials_grow() -> None:
+    """All settings perform alike, so only the distance to what is known counts."""
+    space = {name: FloatDistribution(-20.0, 20.0) for name in ("x", "y")}
+    spaces = {"x": LinearSpace(), "y": LinearSpace()}
+    known = np.random.default_rng(0).uniform(-1, 1, (5, 2))
+
+    def distance(repeats: int) -> float:
+        points = np.repeat(known, repeats, axis=0)
+        trials = [ended({"x": x, "y": y}, 1.0, space=space, cost=1.0) for x, y in points]
+        found = []
+        for seed in range(6):
+            made = study(CarbsSampler(seed=seed, spaces=spaces, resample_every=0), trials)
+            asked = made.ask(space).params
+            found.append(np.hypot(*(known - [asked["x"], asked["y"]]).T).min())
+        return float(np.mean(found))
+
+    assert distance(12) > 2.2 * distance(1)
+
+
 def test_nothing_is_repeated_without_resampling() -> None:
     made = after(15, resample_every=0)
 
