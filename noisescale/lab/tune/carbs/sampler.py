@@ -101,8 +101,8 @@ class CarbsSampler(BaseSampler):
     #    theirs fails on duplicates (its issue 6). Only resampling repeats.
     # 5. Where all candidates cost too much, the cheapest one is suggested. Theirs fails.
     # 6. Categorical parameters, as coordinates one for each choice. Theirs has none.
-    # 7. Half of the candidates take shorter steps (`steps_from`), and the best ones small steps more
-    #    (`small_steps_from`).
+    # 7. Half of the candidates take shorter steps (`steps_from`). From the best of all, more
+    #    candidates take small steps (`small_steps_from`).
     # 8. A candidate is valued by the area that it adds in log cost and output (`Front.log_gain`).
     #    Theirs values how far it beats the front at its own cost, and at least at a random cost.
     #    So the search also goes below the costs that it began with. Theirs never does.
@@ -111,8 +111,9 @@ class CarbsSampler(BaseSampler):
     # 10. The density of a step counts less as trials grow (`search.HOLD`).
     # 11. A member with three samples is not repeated. Theirs repeats the only member of a set
     #    again and again.
-    # 12. Outputs far below the median are bounded (`bounded_outputs`), and see surrogates.py. Theirs
-    #    are quantiles. Ranks make differences among bad outputs as large as among good ones.
+    # 12. Outputs far below the median are bounded (`bounded_outputs`). Theirs are quantiles, which
+    #    make differences among bad outputs as large as among good ones.
+    # 13. The surrogates differ: see surrogates.py.
 
     def __init__(
         self,
