@@ -127,15 +127,12 @@ class Front:
     """The output of each step. The first one is below all members."""
 
     @classmethod
-    def of(
-        cls, log_costs: Array, outputs: Array, *, floor: float, ends: tuple[float, float]
-    ) -> Self:
-        """Return the front of points.
+    def of(cls, log_costs: Array, outputs: Array, ends: tuple[float, float]) -> Self:
+        """Return the front of points. What is cheaper than all of them has the worst output.
 
         Args:
             log_costs: Of the points.
             outputs: Of the points. Larger is better.
-            floor: The output of what is cheaper than all points.
             ends: How far below the cheapest and above the dearest point costs count, in logs.
         """
         order = np.lexsort((-outputs, log_costs))
@@ -145,10 +142,12 @@ class Front:
         return cls(
             members,
             np.concatenate([[low], log_costs[members], [high]]),
-            np.concatenate([[min(floor, outputs.min())], outputs[members]]),
+            np.concatenate([[outputs.min()], outputs[members]]),
         )
 
-    def log_gain(self, log_costs: Array, mean: Array, deviation: Array) -> Array:
+    def log_gain(
+        self, log_costs: Array, mean: Array, deviation: Array, least: float = -math.inf
+    ) -> Array:
         """Return the log of the dominated area that each candidate is expected to add.
 
         A candidate of log cost c and output f ~ N(mean, deviation²) is available at every cost
@@ -156,9 +155,11 @@ class Front:
 
             ∫_c^end E[max(f - front(c'), 0)] dc'
 
-        which is a sum over the steps of the front. It is -inf beyond the end.
+        which is a sum over the steps of the front. It is -inf beyond the end. Costs below `least`
+        do not count.
         """
-        room = self.edges[1:] - np.maximum(self.edges[:-1], log_costs[:, None])
+        begins = np.maximum(log_costs, least)[:, None]
+        room = self.edges[1:] - np.maximum(self.edges[:-1], begins)
         over = log_expected_improvement(mean[:, None], deviation[:, None], self.outputs)
         with np.errstate(divide="ignore"):
             return np.asarray(logsumexp(over + np.log(np.maximum(room, 0.0)), axis=1))

@@ -104,7 +104,8 @@ class CarbsSampler(BaseSampler):
     # 7. Half of the candidates take shorter steps (`steps_from`). From the best of all, more
     #    candidates take small steps (`small_steps_from`).
     # 8. A candidate is valued by the area that it adds in log cost and output (`Front.log_gain`).
-    #    Theirs values how far it beats the front at its own cost, and at least at a random cost.
+    #    In half of the suggestions only costs above a random one count (`search.WHOLE`). Theirs
+    #    values how far it beats the front at its own cost, and at least at a random cost.
     #    So the search also goes below the costs that it began with. Theirs never does.
     # 9. The front has the means of the process of the outputs, at all trials. Theirs is a process
     #    of its own, of the Pareto set.

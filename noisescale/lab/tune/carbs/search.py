@@ -39,6 +39,9 @@ more, up to 2.3 times in three problems of 30 trials; with two deviations up to 
 HOLD = 20.0
 """At this number of observations the density of a step counts half. Later it counts less."""
 
+WHOLE = 0.5
+"""Share of the suggestions for which all costs count. For the others a random cost is the least."""
+
 REFINED = 10
 """The number of best candidates that small steps are taken from."""
 
@@ -129,7 +132,8 @@ def _search(
 
     It is the area that the candidate is expected to add to what the front dominates in log cost
     and output, times a power of the density of a step, times the probability of success, in logs.
-    The power falls from 1 to 0: few observations say little about what is far from them.
+    In half of the suggestions only costs above a random one count, so that trials spread over all
+    costs. The power falls from 1 to 0: few observations say little about what is far from them.
     """
     outputs = bounded_outputs(seen.outputs)
     output = fit_process(seen.points, outputs, rng).imagining(seen.running, rng)
@@ -139,11 +143,13 @@ def _search(
         known = np.vstack([known, seen.running])
         running = log_prior(seen.running) + cost.predict(seen.running)[0]
         log_costs = np.concatenate([log_costs, running])
-    front = Front.of(log_costs, output.predict(known)[0], floor=outputs.min(), ends=BEYOND)
+    front = Front.of(log_costs, output.predict(known)[0], BEYOND)
     origins = known[front.members]
 
     success = fit_success(seen.points, seen.failures, rng)
     hold = HOLD / (HOLD + len(seen.points))
+    whole = rng.random() < WHOLE
+    least = -math.inf if whole else rng.uniform(front.edges[0], front.edges[-1])
     limit = math.inf if max_cost is None else math.log(max_cost)
 
     def ranked(points: Array) -> tuple[Array, Array]:
@@ -151,7 +157,7 @@ def _search(
         costs, unsure = cost.predict(points)
         log_cost = log_prior(points) + costs
         value = (
-            front.log_gain(log_cost, *output.predict(points))
+            front.log_gain(log_cost, *output.predict(points), least)
             + hold * log_near(points, origins)
             + success(points)
         )

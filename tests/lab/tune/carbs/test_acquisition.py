@@ -93,32 +93,33 @@ def test_the_front_is_the_best_output_at_each_cost() -> None:
     rng = np.random.default_rng(0)
     log_costs, outputs = rng.uniform(0, 5, 30), rng.normal(size=30)
 
-    front = Front.of(log_costs, outputs, floor=-9.0, ends=(1.0, 2.0))
+    front = Front.of(log_costs, outputs, (1.0, 2.0))
 
     assert front.edges[[0, -1]] == pytest.approx([log_costs.min() - 1, log_costs.max() + 2])
-    assert (front.outputs[0], front.outputs[-1]) == (-9.0, outputs.max())
+    assert (front.outputs[0], front.outputs[-1]) == (outputs.min(), outputs.max())
     for at in np.linspace(0, 5, 101):
         step = np.searchsorted(front.edges, at, side="right") - 1
-        assert front.outputs[step] == outputs[log_costs <= at].max(initial=-9.0)
+        assert front.outputs[step] == outputs[log_costs <= at].max(initial=outputs.min())
     assert (log_costs[front.members] == front.edges[1:-1]).all()
 
 
+@pytest.mark.parametrize("least", [-math.inf, 1.3])
 @pytest.mark.parametrize("cost", [-3.0, -0.5, 0.4, 1.0, 2.9])
-def test_the_gain_is_the_expected_area(cost: float) -> None:
+def test_the_gain_is_the_expected_area(cost: float, least: float) -> None:
     """Of a candidate among members at log costs 0, 1 and 2. Costs count from -1 to 3."""
     mean, deviation = 0.6, 0.4
-    front = Front.of(np.arange(3.0), np.array([0.2, 0.5, 1.1]), floor=-1.0, ends=(1.0, 1.0))
+    front = Front.of(np.arange(4.0), np.array([0.2, 0.5, 1.1, -1.0]), (1.0, 0.0))
     drawn = np.random.default_rng(0).normal(mean, deviation, 40_000)
     at = -1 + (np.arange(400) + 0.5) / 100
     best = np.array([-1.0, 0.2, 0.5, 1.1])[np.floor(at).astype(int) + 1]
 
-    (found,) = front.log_gain(np.array([cost]), np.array([mean]), np.array([deviation]))
+    (found,) = front.log_gain(np.array([cost]), np.array([mean]), np.array([deviation]), least)
 
     over = np.array([np.maximum(drawn - one, 0).mean() for one in best])
-    assert math.exp(found) == pytest.approx((over * (at > cost)).sum() / 100, rel=0.02)
+    assert math.exp(found) == pytest.approx((over * (at > max(cost, least))).sum() / 100, rel=0.02)
 
 
 def test_what_costs_more_than_counts_gains_nothing() -> None:
-    front = Front.of(np.zeros(1), np.zeros(1), floor=0.0, ends=(1.0, 1.0))
+    front = Front.of(np.zeros(1), np.zeros(1), (1.0, 1.0))
 
     assert front.log_gain(np.array([1.1]), np.ones(1), np.ones(1)) == -math.inf
