@@ -167,6 +167,20 @@ def test_the_search_goes_on_below_the_cost_of_its_centre() -> None:
     assert front[-1].cost > 128
 
 
+def test_suggestions_spread_over_costs_where_cost_does_not_help() -> None:
+    """The cheapest settings alone gain most there: all known ones cost 32 and more."""
+    rng = np.random.default_rng(0)
+    drawn = rng.uniform([5, -4, 0], [8, -2, 0.8], (16, 3))
+    known = [{"width": int(2**w), "lr": 10**lr, "dropout": off} for w, lr, off in drawn]
+    trials = [ended(p, 1 + 0.01 * rng.normal(), cost=float(p["width"])) for p in known]
+    makes = [CarbsSampler(seed=seed, resample_every=0) for seed in range(10)]
+
+    widths = [study(make, trials).ask(SPACE).params["width"] for make in makes]
+
+    assert sum(width < 32 for width in widths) >= 4
+    assert sum(width >= 40 for width in widths) >= 2
+
+
 def test_the_search_steps_farther_as_trials_grow() -> None:
     """All settings perform alike, so only the distance to what is known counts."""
     space = {name: FloatDistribution(-20.0, 20.0) for name in ("x", "y")}
