@@ -17,8 +17,8 @@ from noisescale.lab.tune.carbs.acquisition import (
     steps_from,
 )
 from noisescale.lab.tune.carbs.dimensions import Dimension
-from noisescale.lab.tune.carbs.observations import Key, Observations, key_of
-from noisescale.lab.tune.carbs.pareto import Group, front_of, group_by_key
+from noisescale.lab.tune.carbs.observations import Observations, key_of
+from noisescale.lab.tune.carbs.pareto import front_of, group_by_key
 from noisescale.lab.tune.carbs.spaces import Array
 from noisescale.lab.tune.carbs.surrogates import (
     bounded_outputs,
@@ -37,7 +37,7 @@ more, up to 2.3 times in three problems of 30 trials; with two deviations up to 
 """
 
 HOLD = 20.0
-"""At this number of observations the density of a step counts half. Later it counts less."""
+"""The number of observations at which the density of a step counts half. Later it counts less."""
 
 WHOLE = 0.5
 """Share of the suggestions for which all costs count. For the others a random cost is the least."""
@@ -96,21 +96,20 @@ def suggest(
             allowed = prior <= math.log(max_cost)
             drawn = drawn[allowed] if allowed.any() else drawn[[prior.argmin()]]
         return Suggestion(_new(drawn, seen.running)[0], "startup")
-    keys = [key_of(point) for point in seen.points]
-    if resample and (found := _to_resample(seen, keys, max_cost)) is not None:
+    if resample and (found := _to_resample(seen, max_cost)) is not None:
         return found
-    return _search(seen, keys, dimensions, max_cost, log_prior, rng)
+    return _search(seen, dimensions, max_cost, log_prior, rng)
 
 
-def _to_resample(
-    seen: Observations, keys: Sequence[Key], max_cost: float | None
-) -> Suggestion | None:
+def _to_resample(seen: Observations, max_cost: float | None) -> Suggestion | None:
     """Return the cheapest of the members of the (plain) Pareto set with the fewest samples."""
+    keys = [key_of(point) for point in seen.points]
+    groups = group_by_key(keys, seen.costs.tolist(), seen.outputs.tolist())
     whole = {key for key, complete in zip(keys, seen.whole, strict=True) if complete}
     running: list[Hashable] = [key_of(point) for point in seen.running]
     members = [
         group
-        for group in front_of(_groups(seen, keys, seen.outputs), conservative=False, cheapest=0.0)
+        for group in front_of(groups, conservative=False, cheapest=0.0)
         if group.key in whole and (max_cost is None or group.cost <= max_cost)
     ]
     samples = [len(group.costs) + running.count(group.key) for group in members]
@@ -122,7 +121,6 @@ def _to_resample(
 
 def _search(
     seen: Observations,
-    keys: Sequence[Key],
     dimensions: Sequence[Dimension],
     max_cost: float | None,
     log_prior: LogPrior,
@@ -152,7 +150,7 @@ def _search(
     least = -math.inf if whole else rng.uniform(front.edges[0], front.edges[-1])
     limit = math.inf if max_cost is None else math.log(max_cost)
 
-    def ranked(points: Array) -> tuple[Array, Array]:
+    def rank(points: Array) -> tuple[Array, Array]:
         """Return the points and their log costs, the best first."""
         costs, unsure = cost.predict(points)
         log_cost = log_prior(points) + costs
@@ -169,14 +167,10 @@ def _search(
 
     count = CANDIDATES * sum(dimension.width for dimension in dimensions)
     steps = _new(steps_from(origins, dimensions, count, rng, shorter=True), known)
-    best = ranked(steps)[0][:REFINED]
+    best = rank(steps)[0][:REFINED]
     nearby = small_steps_from(best, dimensions, count // 2, rng)
-    points, log_cost = ranked(_new(np.vstack([best, nearby]), known))
+    points, log_cost = rank(_new(np.vstack([best, nearby]), known))
     return Suggestion(points[0], "search", math.exp(log_cost[0]))
-
-
-def _groups(seen: Observations, keys: Sequence[Key], outputs: Array) -> list[Group]:
-    return group_by_key(keys, seen.costs.tolist(), outputs.tolist())
 
 
 def _new(candidates: Array, known: Array) -> Array:
