@@ -103,7 +103,7 @@ def suggest(
 
 def _to_resample(seen: Observations, max_cost: float | None) -> Suggestion | None:
     """Return the cheapest of the members of the (plain) Pareto set with the fewest samples."""
-    keys = [key_of(point) for point in seen.points]
+    keys: list[Hashable] = [key_of(point) for point in seen.points]
     groups = group_by_key(keys, seen.costs.tolist(), seen.outputs.tolist())
     whole = {key for key, complete in zip(keys, seen.whole, strict=True) if complete}
     running: list[Hashable] = [key_of(point) for point in seen.running]
