@@ -18,6 +18,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
+from benchmarks.lib.workloads import mnist
+
 GUESS = 2.3
 """Loss of a guess among ten classes."""
 
@@ -86,7 +88,7 @@ def two_terms(cost: float, a: float, p: float, b: float, q: float, x: Ends, y: E
     return a / best**p + b * (best / cost) ** q
 
 
-def _noisy(loss: Callable[[Params], float]) -> Callable[[Params, np.random.Generator], float]:
+def noisy(loss: Callable[[Params], float]) -> Callable[[Params, np.random.Generator], float]:
     return lambda params, rng: loss(params) + NOISE * float(rng.normal())
 
 
@@ -117,7 +119,7 @@ def steps_problem() -> Problem:
         {"batch_size": 32, "steps": 150, "lr": 1e-2, "weight_decay": 1e-4},
         lambda p: p["steps"] * (p["batch_size"] + overhead),
         loss,
-        _noisy(loss),
+        noisy(loss),
         front,
     )
 
@@ -142,7 +144,7 @@ def width_problem() -> Problem:
         {"width": 24, "steps": 600, "lr": 3e-3, "weight_decay": 1e-4, "dropout": 0.3},
         lambda p: p["width"] * p["steps"],
         loss,
-        _noisy(loss),
+        noisy(loss),
         lambda cost: 0.1 + two_terms(cost, 2, 0.5, 10, 0.5, (8, 256), (100, 2000)),
     )
 
@@ -171,7 +173,7 @@ def six_problem() -> Problem:
         {"width": 24, "epochs": 6, "batch_size": 64, "lr": 1e-2, "momentum": 0.5, "dropout": 0.3},
         lambda p: p["width"] ** 1.5 * p["epochs"],
         loss,
-        _noisy(loss),
+        noisy(loss),
         lambda cost: 0.1 + two_terms(cost, 3, 0.4, 1, 0.7, (8**1.5, 128**1.5), (1, 20)),
     )
 
@@ -222,4 +224,44 @@ def digits_problem() -> Problem:
     )
 
 
-PROBLEMS = (steps_problem, width_problem, six_problem, digits_problem)
+def mnist_problem() -> Problem:
+    """A perceptron with dropout on MNIST, by Adam; its cost is examples times parameters."""
+
+    @cache
+    def once(batch_size: int, lr: float, width: int, examples: int, off: float, seed: int) -> float:
+        (x, y), (test_x, test_y) = mnist()
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Dropout(off), nn.Linear(width, 10))
+        optimizer = torch.optim.Adam(net.parameters(), lr)
+        for rows in torch.randint(len(x), (max(examples // batch_size, 1), batch_size)):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+            optimizer.step()
+        net.eval()
+        with torch.no_grad():
+            loss = float(nn.functional.cross_entropy(net(test_x), test_y))
+        return min(loss, GUESS) if math.isfinite(loss) else GUESS
+
+    def of(p: Params, seed: int) -> float:
+        sizes = int(p["batch_size"]), p["lr"], int(p["width"]), int(p["examples"])
+        return once(*sizes, p["dropout"], seed)
+
+    return Problem(
+        "MNIST",
+        {
+            "batch_size": ("int", 16, 512),
+            "lr": ("log", 1e-5, 1e-1),
+            "width": ("int", 4, 64),
+            "examples": ("int", 512, 32768),
+            "dropout": ("linear", 0.0, 0.8),
+        },
+        {"batch_size": 64, "lr": 3e-4, "width": 12, "examples": 4096, "dropout": 0.3},
+        lambda p: p["examples"] * (795 * p["width"] + 10),
+        lambda p: math.fsum(of(p, seed) for seed in (1, 2, 3)) / 3,
+        lambda p, rng: of(p, int(rng.integers(10, 2**31))),
+        None,
+    )
+
+
+PROBLEMS = (steps_problem, width_problem, six_problem, digits_problem, mnist_problem)
+"""The search was not developed on these."""

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`CarbsSampler` beside other samplers at equal cost: the front that each has found.
 
-Each search tunes the settings of one of four problems (`_carbs_problems.py`) until it has spent
+Each search tunes the settings of one of five problems (`_carbs_problems.py`) until it has spent
 100 times the cost of its first settings, or has tried 1,000 (150 for two slow samplers). Its front
 is what it would choose by its own noisy measurements at each cost, with the means of repeated
 trials. Reported is the hypervolume that these points dominate by their losses without noise, in log
-cost and loss, as a share of the known front's (of the largest that any search found, for the
-digits).
+cost and loss, as a share of the known front's (of the largest that any search found, where no front
+is known).
+
+Four further problems (`_carbs_development.py`) were used to choose between forms of the search.
+They run only where `--problems` names them.
 
 Two opponents need packages beside Optuna (see ../peers-requirements.txt), and are left out without.
 
@@ -32,6 +35,7 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks.lib.results import saved_rows, write_results
+from benchmarks.methods._carbs_development import DEVELOPMENT
 from benchmarks.methods._carbs_problems import PROBLEMS, Problem, six_problem
 from benchmarks.methods._carbs_samplers import SEARCHES, installed
 
@@ -43,6 +47,9 @@ FEWER_TRIALS = {"GP, two objectives": 150, "Protein": 150}
 
 SHARES = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 """Of the allowed cost."""
+
+AT = [2, 3, 4, 5]
+"""Places of the shares that are reported."""
 
 Tried = tuple[dict[str, float], float, float]
 """Settings, cost and measured loss."""
@@ -155,18 +162,20 @@ def told(search: Any, params: dict[str, float], loss: float, cost: float) -> Non
 
 
 def report(rows: Sequence[dict[str, Any]]) -> None:
-    """Print medians and quartiles over the seeds."""
+    """Print medians and quartiles over the seeds, and in how many of them CARBS was ahead."""
     names = dict.fromkeys(row["problem"] for row in rows if "areas" in row)
+    unknown = [p.name for make in (*PROBLEMS, *DEVELOPMENT) if (p := make()).front is None]
     for name, area in ((name, area) for name in names for area in ("areas", "areas_from_center")):
         of = [row for row in rows if row["problem"] == name]
-        scale = max(row[area][-1] for row in of) if name == "digits" else 1.0
+        scale = max(row[area][-1] for row in of) if name in unknown else 1.0
         whole = " from the first settings' cost" if area != "areas" else ""
-        print(f"\n{name}, % of the front's area{whole} at 10, 30 and 100 % of the budget")
+        print(f"\n{name}, % of the front's area{whole} at 30, 50, 70 and 100 % of the budget")
+        ours = {row["seed"]: row[area] for row in of if row["sampler"] == "CARBS"}
         for sampler in SEARCHES:
             mine = [row for row in of if row["sampler"] == sampler]
             if not mine:
                 continue
-            areas = 100 * np.array([row[area] for row in mine])[:, [0, 2, 5]] / scale
+            areas = 100 * np.array([row[area] for row in mine])[:, AT] / scale
             low, median, high = np.quantile(areas, (0.25, 0.5, 0.75), axis=0)
             bands = "  ".join(
                 f"{b:5.1f} ({a:5.1f} to {c:5.1f})"
@@ -177,6 +186,10 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
             capped = sum(row["trials"] == cap for row in mine)
             ended = f"{capped} capped, {sum('failed' in row for row in mine)} failed"
             print(f"{sampler:20} {bands}  {len(mine)} seeds, {trials:.0f} trials, {ended}")
+            pairs = [(ours[row["seed"]], row[area]) for row in mine if row["seed"] in ours]
+            if sampler != "CARBS" and pairs:
+                won = [sum(our[at] > their[at] for our, their in pairs) for at in AT]
+                print(f"{'':20} CARBS ahead in {', '.join(map(str, won))} of {len(pairs)}")
     for row in rows:
         if "wall_seconds" in row:
             wall, cpu = row["wall_seconds"], row["cpu_seconds"]
@@ -184,10 +197,11 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> None:
+    problems = {p.name: p for make in (*PROBLEMS, *DEVELOPMENT) if (p := make())}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
     parser.add_argument("--only", nargs="+", choices=list(SEARCHES), help="samplers")
-    parser.add_argument("--problems", nargs="+", choices=[make().name for make in PROBLEMS])
+    parser.add_argument("--problems", nargs="+", choices=list(problems))
     parser.add_argument("--times", action="store_true", help="the times of a suggestion alone")
     parser.add_argument("--again", action="store_true", help="replace saved rows")
     parser.add_argument("--budget", type=float, default=float("inf"), help="minutes to begin in")
@@ -210,11 +224,10 @@ def main() -> None:
     for name in SEARCHES.keys() - versions.keys():
         print(f"{name} is not installed.")
     until = time.monotonic() + 60 * arguments.budget
-    problems = {p.name: p for make in PROBLEMS if (p := make())}
     wanted = [
         (name, sampler, seed)
         for seed in arguments.seeds
-        for name in arguments.problems or problems
+        for name in arguments.problems or [make().name for make in PROBLEMS]
         for sampler in samplers
     ]
     if arguments.times:

@@ -84,6 +84,8 @@ threading.Event().wait()
 ORDER = ("plain", *(name for name in SCRIPTS if name != "sleeps"), "looks", "plain")
 """The first one is cold, all others are warm."""
 
+pytestmark = pytest.mark.timeout(300)  # the first of the tests waits for all trainings
+
 DRIVER = Path(__file__).with_name("warm_trainings.py")
 
 Trained = Mapping[str, Any]
@@ -224,7 +226,7 @@ def test_where_a_fork_might_differ_from_a_cold_training_the_reason_is_told(tmp_p
         (tmp_path / f"{name}.json").write_text(json.dumps(report))
 
     words = [sys.executable, "-c", WHY_NOT, *(f"{name}.json" for name in reports)]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=250)
 
     assert done.stdout.splitlines() == [
         "draws.json a package draws random numbers when it is imported",

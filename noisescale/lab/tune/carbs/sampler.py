@@ -43,8 +43,8 @@ class CarbsSampler(BaseSampler):
     """Search along the front of cost and performance, from cheap to dear (CARBS).
 
     Trials that cost more may perform better. The sampler finds the best parameters at each cost:
-    it keeps the Pareto set of what has been tried, steps from its members, and suggests what
-    promises to beat them at its own cost.
+    it keeps the front of what has been tried, steps from its members, and suggests what promises
+    to add the largest area to what the front dominates in log cost and performance.
 
     A trial says what it costs by `trial.set_user_attr("cost", ...)`. Otherwise it costs its
     duration in seconds. A trial that fails, is pruned or has an infinite value makes its
@@ -101,13 +101,20 @@ class CarbsSampler(BaseSampler):
     #    theirs fails on duplicates (its issue 6). Only resampling repeats.
     # 5. Where all candidates cost too much, the cheapest one is suggested. Theirs fails.
     # 6. Categorical parameters, as coordinates one for each choice. Theirs has none.
-    # 7. Half of the candidates take shorter steps (`steps_from`).
-    # 8. The set of the search begins with its cheapest observation, not with the best of the
-    #    cheapest 20 %, and improvements are also looked for below its cost, down to a quarter
-    #    (`search.BELOW`). Theirs never goes below the costs that it began with.
-    # 9. A member with three samples is not repeated. Theirs repeats the only member of a set
+    # 7. Half of the candidates take shorter steps (`steps_from`). From the best of all, more
+    #    candidates take small steps (`small_steps_from`).
+    # 8. A candidate is valued by the area that it adds in log cost and output (`Front.log_gain`).
+    #    In half of the suggestions only costs above a random one count (`search.WHOLE`). Theirs
+    #    values how far it beats the front at its own cost, and at least at a random cost.
+    #    So the search also goes below the costs that it began with. Theirs never does.
+    # 9. The front has the means of the process of the outputs, at all trials. Theirs is a process
+    #    of its own, of the Pareto set.
+    # 10. The density of a step counts less as trials grow (`search.HOLD`).
+    # 11. A member with three samples is not repeated. Theirs repeats the only member of a set
     #    again and again.
-    # 10. Outputs are scored by rank (`normal_scores`), and see surrogates.py.
+    # 12. Outputs far below the median are bounded (`bounded_outputs`). Theirs are quantiles, which
+    #    make differences among bad outputs as large as among good ones.
+    # 13. The surrogates differ: see surrogates.py.
 
     def __init__(
         self,

@@ -167,6 +167,39 @@ def test_the_search_goes_on_below_the_cost_of_its_centre() -> None:
     assert front[-1].cost > 128
 
 
+def test_suggestions_spread_over_costs_where_cost_does_not_help() -> None:
+    """The cheapest settings alone gain most there: all known ones cost 32 and more."""
+    rng = np.random.default_rng(0)
+    drawn = rng.uniform([5, -4, 0], [8, -2, 0.8], (16, 3))
+    known = [{"width": int(2**w), "lr": 10**lr, "dropout": off} for w, lr, off in drawn]
+    trials = [ended(p, 1 + 0.01 * rng.normal(), cost=float(p["width"])) for p in known]
+    makes = [CarbsSampler(seed=seed, resample_every=0) for seed in range(10)]
+
+    widths = [study(make, trials).ask(SPACE).params["width"] for make in makes]
+
+    assert sum(width < 32 for width in widths) >= 4
+    assert sum(width >= 40 for width in widths) >= 2
+
+
+def test_the_search_steps_farther_as_trials_grow() -> None:
+    """All settings perform alike, so only the distance to what is known counts."""
+    space = {name: FloatDistribution(-20.0, 20.0) for name in ("x", "y")}
+    spaces = {"x": LinearSpace(), "y": LinearSpace()}
+    known = np.random.default_rng(0).uniform(-1, 1, (5, 2))
+
+    def distance(repeats: int) -> float:
+        points = np.repeat(known, repeats, axis=0)
+        trials = [ended({"x": x, "y": y}, 1.0, space=space, cost=1.0) for x, y in points]
+        found = []
+        for seed in range(6):
+            made = study(CarbsSampler(seed=seed, spaces=spaces, resample_every=0), trials)
+            asked = made.ask(space).params
+            found.append(np.hypot(*(known - [asked["x"], asked["y"]]).T).min())
+        return float(np.mean(found))
+
+    assert distance(12) > 2.2 * distance(1)
+
+
 def test_nothing_is_repeated_without_resampling() -> None:
     made = after(15, resample_every=0)
 
