@@ -69,6 +69,7 @@ def branch(
     launcher_options: Mapping[str, Any] | None = None,
     workers: int = 1,
     lease: float = 60.0,
+    cold: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Branches:
     """Measure the critical batch size by training branches of a run at larger batch sizes.
@@ -113,6 +114,7 @@ def branch(
         launcher_options: Options of the launcher, such as {"slurm_partition": "gpu"}.
         workers: Workers to start. 0: the work is done by `noisescale work` elsewhere.
         lease: Seconds of silence after which workers count as lost.
+        cold: Whether each training by workers imports its packages anew, as for `sweep`.
         progress: Called with sentences about the cost and each branch, for example `print`.
 
     Returns:
@@ -181,7 +183,12 @@ def branch(
                 loss_examples=loss_examples,
                 place=storage or str(output.with_suffix(".journal")),
                 to_start=WorkersToStart(
-                    workers, launcher or "local", dict(launcher_options or {}), lease, accelerator
+                    workers,
+                    launcher or "local",
+                    dict(launcher_options or {}),
+                    lease,
+                    accelerator,
+                    cold,
                 ),
                 progress=say,
             )

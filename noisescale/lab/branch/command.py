@@ -25,6 +25,7 @@ from noisescale.cli.training import (
 )
 from noisescale.cli.values import flags_of
 from noisescale.lab.jobs.worker_options import (
+    Cold,
     LauncherOptions,
     LauncherOrNone,
     Lease,
@@ -117,6 +118,7 @@ def branch_run(
     launcher_option: LauncherOptions = None,
     workers: WorkerCount = 1,
     lease: Lease = 60.0,
+    cold: Cold = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the cost, and train nothing.")
     ] = False,
@@ -162,6 +164,7 @@ def branch_run(
                 launcher_options=launcher_options(launcher_option),
                 workers=workers,
                 lease=lease,
+                cold=cold,
                 progress=lambda line: console.print(printable(line), markup=False),
             )
     if is_first():

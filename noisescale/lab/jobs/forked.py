@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import logging
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
 import threading
+import weakref
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,8 @@ def tell_why_not(told: connection.Connection) -> None:
     from noisescale.lab.jobs.preload import WHY_NOT
 
     told.send(WHY_NOT)
+    if WHY_NOT:  # nothing is ever forked from the server
+        os.kill(os.getppid(), signal.SIGTERM)
 
 
 def train_forked(folder: str) -> None:
@@ -35,7 +41,12 @@ def train_forked(folder: str) -> None:
     multiprocessing.set_start_method(None, force=True)  # not the one that made this process
     multiprocessing.current_process().name = "MainProcess"
     import numpy as np
+    from torch.utils.data import _utils
 
+    # Twice does no harm.
+    finalize: Any = weakref.finalize
+    for at_exit in (logging.shutdown, finalize._exitfunc, _utils._set_python_exit_flag):
+        atexit.register(at_exit)
     np.random.seed()  # else all forks have the server's state; Python does so for its own
     sys.argv[1:] = [folder]
     if not sys.flags.safe_path:
@@ -52,7 +63,11 @@ def train_forked(folder: str) -> None:
 
 
 def _exit(code: Any) -> None:
-    """Exit as an interpreter does, and not as a fork: `atexit` runs, and open files are flushed."""
+    """Exit as an interpreter does, and not as a fork: `atexit` runs, and open files are flushed.
+
+    From Python 3.13 on a fork of a fork server has lost what was registered before it. What the
+    standard library registers, and torch's loaders, is registered anew.
+    """
     if not isinstance(code, int):
         print(code, file=sys.stderr)
         code = 1

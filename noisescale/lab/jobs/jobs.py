@@ -80,7 +80,10 @@ class Entry:
 
 
 def device_hours(entries: Iterable[Entry]) -> float:
-    """Return what trainings have taken, with the starts of processes and with evaluations."""
+    """Return what trainings have taken, with the starts of processes and with evaluations.
+
+    The imports of a worker's fork server are no part of any training.
+    """
     return sum(float(e.result.get("device_seconds", 0.0)) for e in entries) / 3600
 
 

@@ -68,7 +68,7 @@ def live() -> Iterator[Callable[[JobAnswer], None]]:
                 new = [each for each in ended if each.key not in told]
                 so_far = f"{plural(len(ended), 'training')} done"
                 if document.status != "done":
-                    so_far = document.headline.partition(",")[0]
+                    so_far = document.headline.partition(", ")[0]
                 lines += [
                     f"{end_of(each)}{f' ({so_far})' if each is new[-1] else ''}" for each in new
                 ]

@@ -13,8 +13,8 @@ import signal
 import sys
 import sysconfig
 from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,9 +27,10 @@ LONGEST = 300
 
 
 def write_imports(folder: Path, training: Record, set_by_script: Mapping[str, str | None]) -> None:
-    """Write the packages that this training has imported.
+    """Write which modules this training has imported, and from where.
 
-    The user's own modules are left out: a training draws what they draw after its seed was set.
+    Packages are imported before the fork of a training, and the user's own modules never: a
+    training draws what they draw after its seed was set.
 
     Args:
         folder: Of the training.
@@ -39,23 +40,39 @@ def write_imports(folder: Path, training: Record, set_by_script: Mapping[str, st
     places = [Path((training[each] or "").rpartition(":")[0]) for each in ("target", "data")]
     own = {each.stem if each.suffix == ".py" else each.name.partition(".")[0] for each in places}
     own |= {"__main__", "__mp_main__", "noisescale.lab.jobs.trial"}
-    names = [
+    origins = {name: origin for name in list(sys.modules) if (origin := _origin_of(name))}
+    packages = [
         name
-        for name, module in sys.modules.items()
-        if not {name, name.partition(".")[0]} & own and _is_installed(name, module)
+        for name, origin in origins.items()
+        if not {name, name.partition(".")[0]} & own and _is_installed(name, origin)
     ]
-    found = {"modules": names, "environment": dict(set_by_script)}
+    found = {
+        "packages": packages,
+        "own": {name: origin for name, origin in origins.items() if name not in packages},
+        "origins": {name: origins[name] for name in packages},
+        "environment": dict(set_by_script),
+        "defaults": torch_defaults(),
+    }
     (folder / IMPORTS).write_text(json.dumps(found))
 
 
-def _is_installed(name: str, module: Any) -> bool:
-    origin = getattr(getattr(module, "__spec__", None), "origin", None)
-    if not isinstance(origin, str) or module.__spec__.name != name:
-        return False
+def _origin_of(name: str) -> str | None:
+    """Return the file of a loaded module; None if it has none, as one that is built in."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    if not isinstance(spec, ModuleSpec) or spec.name != name or not spec.has_location:
+        return None
+    return spec.origin
+
+
+def _is_installed(name: str, origin: str) -> bool:
     ours = name.partition(".")[0] == "noisescale"
-    parts = Path(origin).parts
     standard = origin.startswith(sysconfig.get_path("stdlib") + os.sep)
-    return ours or standard or bool({"site-packages", "dist-packages"} & set(parts))
+    return ours or standard or bool({"site-packages", "dist-packages"} & {*Path(origin).parts})
+
+
+def torch_defaults() -> list[str]:
+    """Return what a package may read of torch at its import."""
+    return [str(torch.get_default_dtype()), str(torch.get_default_device())]
 
 
 def changes_of(before: Mapping[str, str]) -> dict[str, str | None]:
@@ -89,18 +106,23 @@ def import_reported(report: Path) -> str:
 def _import_reported(found: Record) -> str:
     importlib.import_module("noisescale.lightning.training")  # before the seed of every training
     drawn = _random_states()
-    for name in found["modules"]:
+    for name in found["packages"]:
         try:
             importlib.import_module(name)
         except Exception as error:  # whatever a package raises where it is not wanted
             return f"the import of {name} fails: {type(error).__name__}: {error}"
     if _random_states() != drawn:
         return "a package draws random numbers when it is imported"
-    changed = [
-        name for name, value in found["environment"].items() if os.environ.get(name) != value
-    ]
-    if changed:
-        return f"the script sets {', '.join(changed)} before its imports. Set it before the command"
+    for name, origin in found["origins"].items():
+        if _origin_of(name) not in (None, origin):
+            return f"{name} is {_origin_of(name)} for a package and {origin} for the script"
+    if own := [name for name in found["own"] if name in sys.modules and name != "__main__"]:
+        return f"a package imports a module of the name of your own {own[0]}"
+    if torch_defaults() != found["defaults"]:
+        return "the script changes torch's default dtype or device, which a package may have read"
+    environment = found["environment"].items()
+    if changed := [name for name, value in environment if os.environ.get(name) != value]:
+        return f"the script changes {', '.join(changed)}. Set it before the command"
     return ""
 
 

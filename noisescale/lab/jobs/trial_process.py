@@ -123,7 +123,7 @@ class TrialProcess:
     ) -> None:
         self.folder, self._devices, self._sharing = folder, devices, sharing
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (RESULT, LIMIT):
+        for name in (RESULT, LIMIT, IMPORTS):
             (folder / name).unlink(missing_ok=True)
         (folder / SPEC).write_text(json.dumps(dict(spec), indent=1))
         self._limit = math.inf

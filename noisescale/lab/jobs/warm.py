@@ -20,10 +20,14 @@ from noisescale.lab.jobs.forked import tell_why_not, train_forked
 from noisescale.lab.jobs.trial_process import (
     IMPORTS,
     IMPORTS_WANTED,
+    PRINTED,
     REPORT,
     ColdProcess,
     Running,
 )
+
+SERVER_ENDED = 255
+"""The code that `multiprocessing` tells of a fork whose server has ended."""
 
 
 class Starts:
@@ -39,13 +43,17 @@ class Starts:
         self._devices, self._on_event = devices, on_event
         self._wants_report = not cold and devices == 1 and sys.platform == "linux"
         self._report: Path | None = None
+        self._last: WarmProcess | None = None
         self._is_warm = False
 
     def start(self, folder: Path) -> Running:
         """Start the training whose task is in a folder."""
+        if self._last is not None and self._last.code == SERVER_ENDED:
+            self._give_up("the process from which they were forked was ended")
         if self._is_warm:
             try:
-                return WarmProcess(folder)
+                self._last = WarmProcess(folder)
+                return self._last
             except (OSError, EOFError) as error:  # the server was killed, or no process can start
                 self._give_up(f"no fork was made ({type(error).__name__}: {error})")
         if not self._wants_report:
@@ -68,7 +76,7 @@ class Starts:
             self._is_warm = True
 
     def _give_up(self, reason: str) -> None:
-        self._is_warm = False
+        self._last, self._is_warm = None, False
         self._on_event(f"each training imports its packages anew: {reason}")
 
 
@@ -80,7 +88,9 @@ class WarmProcess:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._process = _CONTEXT.Process(target=train_forked, args=(str(folder),))
+        (folder / PRINTED).write_bytes(b"")  # the fork may be killed before it opens the file
+        context = multiprocessing.get_context("forkserver")
+        self._process = context.Process(target=train_forked, args=(str(folder),))
         self._process.start()
 
     def wait(self, seconds: float) -> bool:
@@ -105,20 +115,20 @@ def begin_server(report: Path) -> str:
     Returns:
         Why no training may be forked from it; "" if trainings may.
     """
-    _CONTEXT.set_forkserver_preload(["noisescale.lab.jobs.preload"])
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["noisescale.lab.jobs.preload"])
     os.environ[REPORT] = str(report)
     try:
-        heard, told = _CONTEXT.Pipe(duplex=False)
-        process = _CONTEXT.Process(target=tell_why_not, args=(told,))
+        heard, told = context.Pipe(duplex=False)
+        process = context.Process(target=tell_why_not, args=(told,))
         process.start()
         told.close()
         reason: str = heard.recv()
         process.join()
-    except (OSError, EOFError) as error:
-        return f"the imports have ended their process ({type(error).__name__})"
+    except EOFError:
+        return "the imports have ended their process"
+    except OSError as error:
+        return f"no process for the imports can be started ({error})"
     finally:
         del os.environ[REPORT]
     return reason
-
-
-_CONTEXT = multiprocessing.get_context("forkserver")

@@ -171,13 +171,17 @@ class Worker:
     def _attend(self, entry: Entry, process: TrialProcess) -> None:
         """Wait for the end of a training, renew its lease, and keep its limit up to date."""
         every = self._ledger.lease / RENEWALS
-        renewed = time.monotonic()
+        renewed = looked = time.monotonic()
         wait = LOOK
         while not process.wait(wait):
             wait = min(1.1 * wait, 2.0, every)
-            if time.monotonic() - renewed > every:
+            now = time.monotonic()
+            if now - renewed > every:
                 retry(lambda: self._ledger.renew(entry))
-                renewed = time.monotonic()
+                renewed = now
+            if now - looked < min(every, 2.0):
+                continue
+            looked = now
             process.set_limit(self._job.limit_of(entry.spec, retry(self._ledger.entries)))
 
 

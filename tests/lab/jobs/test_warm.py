@@ -2,6 +2,7 @@
 """Trainings that are forks of one process, beside trainings that are processes of their own."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -10,13 +11,16 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
 
+from noisescale.lab.jobs import warm
+from noisescale.lab.jobs.warm import Starts, WarmProcess
+
 MODULE = """
-import atexit, multiprocessing, os, signal, sys, threading
-import numpy as np
+import atexit, multiprocessing, os, signal, sys, tempfile, threading
 import torch
 from pytorch_lightning import LightningModule
 from torch.utils.data import DataLoader, TensorDataset, random_split
@@ -55,7 +59,6 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 print("LEFT" in os.environ, threading.active_count(), torch.get_num_threads())
 print(multiprocessing.get_start_method(), multiprocessing.current_process().name)
 print(sys.argv[0].endswith("trial.py"), len(sys.argv), __import__("__main__").__spec__.name)
-print(np.random.random())
 """,
     "exits": "os._exit(7)",
     "kills": "os.kill(os.getpid(), signal.SIGKILL)",
@@ -65,6 +68,7 @@ print(np.random.random())
 unclosed = open("unclosed.txt", "w")
 unclosed.write("all of it")
 atexit.register(lambda: open("at_exit.txt", "w").write("done"))
+removed = tempfile.TemporaryDirectory(dir=".", prefix="removed")
 def work():
     threading.main_thread().join()
     open("thread.txt", "w").write("waited for")
@@ -151,12 +155,11 @@ def test_what_a_training_leaves_behind_no_other_one_meets(trained: Trained) -> N
 
 
 def test_to_its_script_a_fork_is_a_process_of_its_own(trained: Trained) -> None:
-    _, start, main, drawn = one(trained, "looks", 0)["printed"].splitlines()[:4]
-    *_, again = one(trained, "looks", 1)["printed"].splitlines()[:4]
+    _, start, main = one(trained, "looks")["printed"].splitlines()[:3]
 
-    assert start == "fork MainProcess" if sys.version_info < (3, 14) else "forkserver MainProcess"
+    usual = "fork" if sys.version_info < (3, 14) else "forkserver"
+    assert start == f"{usual} MainProcess"
     assert main == "True 2 noisescale.lab.jobs.trial"
-    assert drawn == again  # the seed of the training, and not that of a process
 
 
 @pytest.mark.parametrize(
@@ -181,6 +184,7 @@ def test_a_fork_ends_as_an_interpreter_does(place: Path, trained: Trained) -> No
 
     written = [(place / f"{name}.txt").read_text() for name in ("unclosed", "at_exit", "thread")]
     assert written == ["all of it", "done", "waited for"]
+    assert not list(place.glob("removed*"))
 
 
 def test_workers_of_a_loader_take_a_lambda(trained: Trained) -> None:
@@ -199,6 +203,8 @@ PACKAGES = {
     "breaks": "raise KeyError('where')",
     "starts": "from threading import *; Thread(target=Event().wait, daemon=True).start()",
     "sets": "import os; os.environ['OF_PACKAGE'] = '1'",
+    "uses": "import namesake",
+    "namesake": "",
 }
 
 WHY_NOT = """
@@ -219,19 +225,73 @@ def test_where_a_fork_might_differ_from_a_cold_training_the_reason_is_told(tmp_p
     """A package may read at its import what the script has set before."""
     for name, body in PACKAGES.items():
         (tmp_path / f"{name}.py").write_text(body)
-    reports = {name: ([name], {}) for name in PACKAGES}
-    reports["script"] = ["sets"], {"OF_PACKAGE": "1", "OF_SCRIPT": "1"}
-    for name, (modules, environment) in reports.items():
-        report = {"modules": modules, "environment": environment}
-        (tmp_path / f"{name}.json").write_text(json.dumps(report))
+    usual = {"own": {}, "origins": {}, "environment": {}, "defaults": ["torch.float32", "cpu"]}
+    reports: dict[str, dict[str, Any]] = {name: {"packages": [name]} for name in PACKAGES}
+    reports["script"] = {
+        "packages": ["sets"],
+        "environment": {"OF_PACKAGE": "1", "OF_SCRIPT": "1"},
+    }
+    reports["float64"] = {"packages": ["sets"], "defaults": ["torch.float64", "cpu"]}
+    reports["mine"] = {"packages": ["uses"], "own": {"namesake": "sub/namesake.py"}}
+    reports["other"] = {"packages": ["uses"], "origins": {"namesake": "elsewhere/namesake.py"}}
+    for name, report in reports.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(usual | report))
 
     words = [sys.executable, "-c", WHY_NOT, *(f"{name}.json" for name in reports)]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=250)
 
+    at = tmp_path / "namesake.py"
     assert done.stdout.splitlines() == [
         "draws.json a package draws random numbers when it is imported",
         "breaks.json the import of breaks fails: KeyError: 'where'",
         "starts.json a package starts 1 threads when it is imported",
         "sets.json ",
-        "script.json the script sets OF_SCRIPT before its imports. Set it before the command",
+        "uses.json ",
+        "namesake.json ",
+        "script.json the script changes OF_SCRIPT. Set it before the command",
+        "float64.json the script changes torch's default dtype or device, which a package may have"
+        " read",
+        "mine.json a package imports a module of the name of your own namesake",
+        f"other.json namesake is {at} for a package and elsewhere/namesake.py for the script",
     ], done.stderr
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> tuple[Starts, mock.Mock, list[str]]:
+    """Starts whose forks are what a mock says."""
+    context = mock.Mock()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
+    monkeypatch.setattr(warm, "begin_server", lambda _: "")
+    monkeypatch.setattr(warm, "ColdProcess", mock.Mock())
+    events: list[str] = []
+    found = Starts(1, cold=False, on_event=events.append)
+    return found, context.Process, events
+
+
+def test_once_the_server_was_ended_trainings_are_cold(tmp_path: Path, starts: Any) -> None:
+    found, process, events = starts
+    found.start(tmp_path)
+    (tmp_path / "imports.json").write_text("{}")
+    found.prepare()
+    process.return_value.exitcode = 255
+
+    first = found.start(tmp_path)
+
+    assert (first.code, (tmp_path / "output.txt").read_text()) == (255, "")
+    assert not isinstance(found.start(tmp_path), WarmProcess)
+    assert events == [
+        "each training imports its packages anew: the process from which they were forked was ended"
+    ]
+
+
+def test_where_no_fork_is_made_the_training_is_cold(tmp_path: Path, starts: Any) -> None:
+    found, process, events = starts
+    found.start(tmp_path)
+    (tmp_path / "imports.json").write_text("{}")
+    found.prepare()
+    process.return_value.start.side_effect = ConnectionRefusedError("gone")
+
+    assert [isinstance(found.start(tmp_path), WarmProcess) for _ in range(2)] == [False, False]
+    assert events == [
+        "each training imports its packages anew: no fork was made (ConnectionRefusedError: gone)"
+    ]
