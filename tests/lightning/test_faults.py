@@ -47,6 +47,7 @@ def spared(module: str, name: str) -> bool:
         or name == "MeasuringCallback._leaving_step_out"
         or name == "_show_forward_passes.<locals>.on_forward"
         or name.startswith("_show_calls.<locals>.")
+        or name in ("_register_hook", "_retain_grad")  # torch's, while batches are halved
         or module == "guard.py"
     )
 
