@@ -33,7 +33,8 @@ CAUTION = 2.0
 """How many standard deviations of the predicted log cost must fit below the limit too.
 
 The authors let the prediction itself reach the limit. Half of the trials at the limit then cost
-more, up to 2.3 times in three problems of 30 trials. With two deviations none of 360 trials did.
+more, up to 2.3 times in three problems of 30 trials. With two deviations 1 of 360 did, one of the
+first four, which have no prediction.
 """
 
 HOLD = 20.0
