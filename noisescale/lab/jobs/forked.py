@@ -43,7 +43,8 @@ def train_forked(folder: str) -> None:
     import numpy as np
     from torch.utils.data import _utils
 
-    # Twice does no harm.
+    # From Python 3.13 on a fork of a fork server has lost what was registered for its exit. What
+    # other packages than these register there is lost. To register twice does no harm.
     finalize: Any = weakref.finalize
     for at_exit in (logging.shutdown, finalize._exitfunc, _utils._set_python_exit_flag):
         atexit.register(at_exit)
@@ -63,11 +64,7 @@ def train_forked(folder: str) -> None:
 
 
 def _exit(code: Any) -> None:
-    """Exit as an interpreter does, and not as a fork: `atexit` runs, and open files are flushed.
-
-    From Python 3.13 on a fork of a fork server has lost what was registered before it. What the
-    standard library registers, and torch's loaders, is registered anew.
-    """
+    """Exit as an interpreter does, and not as a fork: `atexit` runs, and open files are flushed."""
     if not isinstance(code, int):
         print(code, file=sys.stderr)
         code = 1

@@ -27,7 +27,10 @@ from noisescale.lab.jobs.trial_process import (
 )
 
 SERVER_ENDED = 255
-"""The code that `multiprocessing` tells of a fork whose server has ended."""
+"""The code that `multiprocessing` tells of a fork whose server has ended.
+
+A script that exits with this code has its next trainings cold, too. That changes no result.
+"""
 
 
 class Starts:
@@ -81,7 +84,7 @@ class Starts:
 
 
 class WarmProcess:
-    """A training that is a fork of the server. It ends when this process ends.
+    """A training that is a fork of the server. The training ends when this process ends.
 
     Args:
         folder: Of the training.
