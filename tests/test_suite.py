@@ -32,7 +32,7 @@ from benchmarks.suite._submissions import (
     missing,
     target_of,
 )
-from benchmarks.suite._trials import Method, Task, step_seconds, train
+from benchmarks.suite._trials import Course, Method, Row, Task, step_seconds, train
 from benchmarks.suite._workloads import PROBLEMS, VARIANTS
 
 SMALL = Size(
@@ -261,6 +261,31 @@ def test_evaluations_come_after_five_percent_more_time() -> None:
     assert row["last"][-1]["step"] == 140
     assert row["evaluations"] == evaluated
     assert row["last"][-2]["step"] > 140 / 1.05 / 1.05
+
+
+def test_a_training_that_measures_is_evaluated_at_the_steps_of_one_that_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """2,048 is the least and the largest batch size here, so the policy cannot move it."""
+    settings = {"learning_rate": 0.01, "batch_size": 2048}
+    steps: list[int] = []
+    add = Course.add
+
+    def noted(self: Course, evaluation: Row, spent: bool) -> None:
+        steps.append(evaluation["step"])
+        add(self, evaluation, spent)
+
+    def evaluated(method: Method, budget: float) -> list[int]:
+        steps.clear()
+        train(Task("regression", method, settings, 0, 0.0, budget))
+        return [*steps]
+
+    monkeypatch.setattr(Course, "add", noted)
+    measured = evaluated(Method("sgd", "tradeoff", least=2048), 30.0)
+    plain = evaluated(Method("sgd"), 30.0)
+
+    assert measured[-1] < plain[-1]  # as measuring is charged
+    assert measured[:-1] == plain[: len(measured) - 1]
 
 
 def test_a_least_batch_size_is_never_left() -> None:

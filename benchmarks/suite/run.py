@@ -50,7 +50,7 @@ PACKAGES = ("optuna", "scikit-learn")
 """Of the quasi-random points, CARBS and the digits, beside those of every benchmark."""
 
 SMOKE = Size(
-    externals=("sgd", "sgd, tradeoff", "adasum x 2, large", "decentlam x 2, large", "sgd, CARBS"),
+    externals=("sgd", "sgd, tradeoff", "adasum x 4, large", "decentlam x 4, large", "sgd, CARBS"),
     selves=("sgd, untuned",),
     studies=1,
     trials=1,
