@@ -80,32 +80,18 @@ def _of_group(
     lines = []
     for row in found:
         name = row["submission"]
-        if (control := group.submissions[name].control) not in names:
-            continue
-        pair = [r for r in trials if r["submission"] in (name, control)]
-        (counts,) = verdicts(pair, {w: goals[w] for w in times[name]}, control)
-        ours, theirs = times[name], times[control]
-        mean = mean_speed_up(((w, ours[w], theirs[w]) for w in ours), group.ruleset.budget)
-        row |= {"over": control, "speed_up": _saved(mean)}
-        lines.append(
-            [name, control, mean, mean.verdict, counts, f"{mean.workloads} of {len(ours)}"]
-        )
-    lines.sort(key=lambda line: names.index(line[0]))
-    headings = "submission | over | speed-up (95 %) | verdict | faster / slower / open | workloads"
-    _print_table(headings, lines)
-    _print_table(
-        "submission | score | 1 device | 64 devices | steps | within 2 | trials at the goal",
-        [
-            [
-                row["submission"],
-                f"{row['score']:.2f}",
-                *(f"{row['by_other_clocks'][clock]:.2f}" for clock in ("1", "64", "steps")),
-                f"{row['profile']['2.0']:.0%}",
-                f"{row['at_the_goal']} of {row['trials']}",
-            ]
-            for row in sorted(found, key=lambda row: -row["score"])
-        ],
-    )
+        compared_with: list[object] = ["", "", "", ""]
+        if (control := group.submissions[name].control) in names:
+            pair = [r for r in trials if r["submission"] in (name, control)]
+            (counts,) = verdicts(pair, {w: goals[w] for w in times[name]}, control)
+            ours, theirs = times[name], times[control]
+            mean = mean_speed_up(((w, ours[w], theirs[w]) for w in ours), group.ruleset.budget)
+            row |= {"over": control, "speed_up": _saved(mean)}
+            compared_with = [control, mean, mean.verdict, counts]
+        goal = f"{row['at_the_goal']} of {row['trials']}"
+        lines.append([name, *compared_with, f"{row['score']:.2f}", goal])
+    headings = "submission | over | speed-up (95 %) | verdict | faster / slower / open"
+    _print_table(f"{headings} | score | at the goal", lines)
     return found
 
 

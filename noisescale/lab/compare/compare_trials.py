@@ -27,7 +27,9 @@ from noisescale.lab.compare.profiles import (
     times_that_count,
 )
 from noisescale.lab.compare.speed_ups import speed_up_of
+from noisescale.lab.compare.steps_to_result import budget_mask, check_budget
 from noisescale.lab.compare.swept import sweep_of
+from noisescale.refusal import Refusal
 
 
 def compare_trials(
@@ -82,9 +84,11 @@ def compare_trials(
     given = list(trials)
     if not given:
         refuse("trials", "have one trial at least", "none", "Give the trials to compare.")
-    every, left_out = _divide_by_fault(given, goals)
+    every, left_out = _divide_by_fault(given, goals, budget or {})
     sided = _goals_with_sides(every, goals)
     outcomes = [outcome_of(trial, sided[trial.workload], budget) for trial in every]
+    outcomes, untimed = _divide_by_clock(outcomes, clock)
+    left_out += untimed
     clock = _clock(outcomes, clock)
     submissions = list(dict.fromkeys(trial.submission for trial in every))
     reference = submissions[0] if reference is None else reference
@@ -127,22 +131,28 @@ def compare_trials(
 
 
 def _divide_by_fault(
-    trials: Sequence[Trial], goals: Goal | Mapping[str, Goal]
+    trials: Sequence[Trial],
+    goals: Goal | Mapping[str, Goal],
+    budget: Mapping[str, float],
 ) -> tuple[list[Trial], tuple[Trial, ...]]:
     """Return the trials that count, and the others, each with its fault.
 
-    A trial without an evaluation is at fault, too: it may have reached the goal. But one that
-    failed by its own record missed the goal.
+    A trial without an evaluation is at fault, too: it may have reached the goal. So may one of
+    which it is not known what was within the budget. But one that failed by its own record missed
+    the goal.
 
     Raises:
-        ValueError: If no trial of a submission counts.
+        ValueError: If no trial of a submission counts, or the budget is none.
     """
+    check_budget(budget)
     counting, left_out = [], []
     for trial in trials:
         fault = trial.fault
         if not fault and not len(trial.measurements) and trial.feasible:
             goal = goals if isinstance(goals, Goal) else goals.get(trial.workload)
             fault = f"It did not log {goal.metric if goal else 'a metric'}."
+        elif not fault:
+            fault = _fault_of_budget(trial, budget)
         if fault:
             left_out.append(replace(trial, fault=fault))
         else:
@@ -160,6 +170,33 @@ def _divide_by_fault(
                 "Correct the run, or leave the submission out.",
             )
     return counting, tuple(left_out)
+
+
+def _fault_of_budget(trial: Trial, budget: Mapping[str, float]) -> str:
+    """Return why it is not known what was within the budget; "" if it is known."""
+    try:
+        budget_mask(trial.measurements, budget)
+    except Refusal as refused:
+        return str(refused)
+    return ""
+
+
+def _divide_by_clock(
+    outcomes: list[Outcome], clock: str | None
+) -> tuple[list[Outcome], tuple[Trial, ...]]:
+    """Return the outcomes that count, and the trials of which nobody knows when they got there.
+
+    All count where nothing else of a submission is left: `_clock` refuses the clock then.
+    """
+    if clock not in CLOCKS:
+        return outcomes, ()
+    timed = [each for each in outcomes if not math.isnan(each.at(clock))]
+    untimed = [each.trial for each in outcomes if math.isnan(each.at(clock))]
+    whole = {(each.trial.submission, each.trial.workload) for each in timed}
+    if any((trial.submission, trial.workload) not in whole for trial in untimed):
+        return outcomes, ()
+    fault = f"Its {clock} are not known where it reached the goal."
+    return timed, tuple(replace(trial, fault=fault) for trial in untimed)
 
 
 class _AcrossWorkloads(NamedTuple):

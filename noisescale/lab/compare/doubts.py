@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import numpy as np
 from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.names import name_of_sweep
 from noisescale.lab.compare.outcomes import Outcome, is_seed
+from noisescale.lab.compare.steps_to_result import budget_mask
 from noisescale.lab.compare.swept import Swept
 from noisescale.report.numbers import plural
 
@@ -23,6 +25,9 @@ UNEQUAL_SEARCHES = 2
 
 UNLIKE = 1.5
 """Batch sizes, or the examples of an epoch, differ if one is this many times another."""
+
+FAR = 100
+"""Examples may be of another unit if they are this many times steps times the batch size."""
 
 GAP = 3
 """A log may be the rest of another run if it begins this many of its usual gaps after step 0."""
@@ -60,7 +65,8 @@ def doubts_of(
     yield from _missing_runs(standings)
     yield from _doubtful_clocks(outcomes, clock)
     yield from _unlike_batch_sizes(standings, clock)
-    yield from _unlike_examples(outcomes, standings, budget)
+    yield from _unlike_examples(outcomes, budget)
+    yield from _other_units(outcomes, clock)
     yield from _unlike_epochs(outcomes)
     yield from _late_starts(outcomes)
     reached = [outcome.reached for outcome in outcomes if outcome.reached is not None]
@@ -229,47 +235,77 @@ def _unlike_batch_sizes(standings: Sequence[Standing], clock: str) -> Iterator[s
             )
 
 
-def _unlike_examples(
-    outcomes: Sequence[Outcome], standings: Sequence[Standing], budget: Mapping[str, float]
-) -> Iterator[str]:
+def _unlike_examples(outcomes: Sequence[Outcome], budget: Mapping[str, float]) -> Iterator[str]:
     """Say where runs of as many steps had different numbers of examples, by any clock.
 
-    Their steps are a budget that was given. Without any budget they are the length of a run that
-    missed the goal with fewer examples than a run of a larger batch needed.
+    Their steps are a budget that ended one of them. Without any other budget they are the length of
+    a run that missed the goal with fewer examples than a run of a larger batch needed.
     """
-    limited = "steps" in budget
-    for workload in _workloads(standings):
-        every = outcomes if limited else [each.best for each in standings]
-        sized = sorted(
-            (
-                o
-                for o in every
-                if o.trial.workload == workload and o.trial.batch_size > 0 and o.trained
-            ),
-            key=lambda each: each.trial.batch_size,
+    others = {name: most for name, most in budget.items() if name != "steps"}
+    for workload in dict.fromkeys(outcome.trial.workload for outcome in outcomes):
+        of = [o for o in outcomes if o.trial.workload == workload and o.trained]
+        best: dict[tuple[float, str], Outcome] = {}
+        for o in sorted(of, key=lambda each: each.rank("steps")):
+            if o.trial.batch_size > 0:
+                best.setdefault((o.trial.batch_size, o.trial.submission), o)
+        ended = "steps" in budget and any(_is_ended(o, budget["steps"], others) for o in of)
+        sized = [best[key] for key in sorted(best)]
+        pairs = (
+            (few, many)
+            for few in sized
+            for many in reversed(sized)
+            if many.trial.batch_size >= UNLIKE * few.trial.batch_size
+            and (ended or (not others and _is_short(few, many)))
         )
-        small = [o for o in sized if limited or (o.reached is None and not budget)]
-        large = [o for o in sized if limited or o.reached is not None]
-        if not (small and large):
-            continue
-        few, many = small[0], large[-1]
-        length = float(few.trial.measurements.steps[few.trained - 1])
-        enough = length * few.trial.batch_size >= many.at("steps") * many.trial.batch_size
-        if many.trial.batch_size < UNLIKE * few.trial.batch_size or (enough and not limited):
-            continue
-        steps = budget.get("steps", length)
-        yield (
-            f"{plural(steps, 'step')} are different numbers of examples{_place(workload)}:"
-            f" {_examples(many, steps)}, {_examples(few, steps)}. A smaller batch may miss the"
-            " goal, or seem slower, for that alone. Train all with one budget of examples,"
-            " epochs or device-time, and compare by it, for example with --by examples"
-            " and --budget examples=100000."
-        )
+        if pair := next(pairs, None):
+            few, many = pair
+            steps = budget["steps"] if ended else _steps_of(few)
+            yield (
+                f"{plural(steps, 'step')} are different numbers of examples{_place(workload)}:"
+                f" {_examples(many, steps)}, {_examples(few, steps)}. A smaller batch may miss the"
+                " goal, or seem slower, for that alone. Train all with one budget of examples,"
+                " epochs or device-time, and compare by it, for example with --by examples"
+                " and --budget examples=100000."
+            )
+
+
+def _is_ended(outcome: Outcome, steps: float, others: Mapping[str, float]) -> bool:
+    """Return whether a budget in steps ends a run, and no other budget ends it sooner."""
+    measured = outcome.trial.measurements
+    return bool((budget_mask(measured, others) & (measured.steps >= steps)).any())
+
+
+def _is_short(few: Outcome, many: Outcome) -> bool:
+    """Return whether one run missed the goal with fewer examples than another one needed."""
+    if few.reached is not None or few.trial.diverged or many.reached is None:
+        return False
+    return _steps_of(few) * few.trial.batch_size < many.at("steps") * many.trial.batch_size
+
+
+def _steps_of(outcome: Outcome) -> float:
+    return float(outcome.trial.measurements.steps[outcome.trained - 1])
 
 
 def _examples(outcome: Outcome, steps: float) -> str:
     size, who = outcome.trial.batch_size, outcome.trial.submission
     return f"{steps * size:,.6g} at batch size {size:,.6g}{f' ({who})' if who else ''}"
+
+
+def _other_units(outcomes: Sequence[Outcome], clock: str) -> Iterator[str]:
+    """Say whose examples are far from steps times the batch size, by the clock that counts.
+
+    A batch size that changes makes them differ, too, but not a hundredfold.
+    """
+    for outcome in outcomes if clock == "examples" else ():
+        examples, expected = outcome.at("examples"), outcome.at("steps") * outcome.trial.batch_size
+        known = examples > 0 and math.isfinite(examples * expected)
+        if known and not 1 / FAR < examples / expected < FAR:
+            yield (
+                f"{outcome.trial.name} counts {examples:,.4g} examples where its steps times the"
+                f" batch size are {expected:,.4g}. Examples of another unit (thousands, tokens)"
+                " cannot be compared: write the number of examples, or compare by steps."
+            )
+            return
 
 
 def _unlike_epochs(outcomes: Sequence[Outcome]) -> Iterator[str]:

@@ -64,9 +64,12 @@ class Outcome:
         """Return the last measurement at which the goal was not reached, in one of `CLOCKS`.
 
         The goal was reached somewhere between it and `at`; or beyond it, if the goal was missed
-        within the budget. It is 0 if there is none, or the clock is not known.
+        within the budget. It is 0 if there is none, or the clock is not known. How long a run that
+        diverged went on without a number says nothing.
         """
         before = self.trained if self.reached is None else self.reached.evaluation
+        numbers = np.flatnonzero(np.isfinite(self.trial.measurements.values[:before]))
+        before = int(numbers[-1]) + 1 if len(numbers) else 0
         known = self.trial.measurements.clock(clock)
         known = np.empty(0) if known is None else known[:before]
         known = known[np.isfinite(known)]

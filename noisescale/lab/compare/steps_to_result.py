@@ -52,7 +52,7 @@ def find_result(
 
     Raises:
         ValueError: If the budget is in another unit, not positive, or in one that the
-            measurements do not have.
+            measurements do not have at each evaluation.
 
     Examples:
         >>> measured = Measurements([100, 200, 300], [0.5, 0.2, 0.3], seconds=[10, 20, 30])
@@ -76,13 +76,9 @@ def budget_mask(
     measurements: Measurements, budget: Mapping[str, float] | None
 ) -> NDArray[np.bool_]:
     """Return which evaluations are within a budget, see `find_result`."""
+    check_budget(budget or {})
     inside = np.ones(len(measurements), dtype=bool)
     for name, most in (budget or {}).items():
-        require_choice("budget", name, CLOCKS, "Give a limit in one of these units.")
-        if not most > 0:
-            raise Refusal(
-                "budget", "be positive", f"{most} {name}", f"Leave {name} out for no limit."
-            )
         clock = measurements.clock(name)
         if clock is None:
             raise Refusal(
@@ -91,8 +87,36 @@ def budget_mask(
                 f"{name}, which these measurements do not have",
                 f"Give the {name} of each evaluation, or a budget in steps.",
             )
-        inside &= clock <= most
+        before, after = _bounds_of(clock)
+        unknown = (before <= most) & (most < after)
+        if unknown.any():
+            at = measurements.steps[np.argmax(unknown)]
+            raise Refusal(
+                "budget",
+                "be in a unit that is known of each evaluation",
+                f"{name}, which are not known at step {at:,.0f}",
+                "Correct the log, or give a budget in steps.",
+            )
+        inside &= after <= most
     return inside
+
+
+def check_budget(budget: Mapping[str, float]) -> None:
+    """Refuse a budget in another unit, or one that is not positive."""
+    for name, most in budget.items():
+        require_choice("budget", name, CLOCKS, "Give a limit in one of these units.")
+        if not most > 0:
+            raise Refusal(
+                "budget", "be positive", f"{most} {name}", f"Leave {name} out for no limit."
+            )
+
+
+def _bounds_of(clock: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return what a clock is at least and at most at each evaluation, as it never runs back."""
+    known = np.isfinite(clock)
+    before = np.maximum.accumulate(np.where(known, clock, 0.0))
+    after = np.minimum.accumulate(np.where(known, clock, math.inf)[::-1])[::-1]
+    return before, after
 
 
 def steps_to_result(

@@ -104,8 +104,9 @@ def _divide(
     """Divide the trials at a single path among submissions: its folders, or its runs.
 
     Runs that lie beside each other at several batch sizes are one sweep, or one of each optimizer:
-    runs of two optimizers are no repetitions. A run that does not count has the submission of its
-    folder. If it lies beside others, it has none, and is left out, unless one other run is left.
+    runs of two optimizers are no repetitions. The optimizers of a file are submissions, too. A run
+    that does not count has the submission of its folder. If it lies beside others, it has none, and
+    is left out, unless one other run is left.
     """
     whole = [trial for trial in trials if _counts(trial)]
     if any(trial.submission != name for trial in whole):
@@ -122,12 +123,14 @@ def _divide(
         named = [replace(t, submission=part[0]) for t, part in zip(nested, parts, strict=True)]
         return [*named, *beside]
     sizes = {trial.batch_size for trial in whole}
-    if len(sizes) > 1 and not any(map(math.isnan, sizes)):
+    is_sweep = len(sizes) > 1 and not any(map(math.isnan, sizes))
+    if is_sweep or path.is_file():
         optimizers = [each.submission for each in read_trials(path, metric) if _counts(each)]
-        if len(set(optimizers)) < 2 or not all(optimizers):
-            return [*whole, *broken]
-        named = [replace(t, submission=o) for t, o in zip(whole, optimizers, strict=True)]
-        return [*named, *broken]
+        if len(set(optimizers)) > 1 and all(optimizers):
+            named = [replace(t, submission=o) for t, o in zip(whole, optimizers, strict=True)]
+            return [*named, *broken]
+    if is_sweep:
+        return [*whole, *broken]
     if len(whole) == 1:  # an empty folder has no submission, and is no other run
         return [replace(t, submission=t.name) if t.submission else t for t in trials]
     return [*(replace(trial, submission=trial.name) for trial in whole), *broken]

@@ -147,7 +147,9 @@ def _words(outcomes: Sequence[Outcome]) -> dict[str, Callable[[Outcome], str]]:
 
 
 def _word(name: str, outcome: Outcome) -> str:
-    return outcome.words.get(name, "")
+    """Return the text of a setting that is a word in some runs, and maybe a number in others."""
+    value = outcome.words.get(name, outcome.trial.hyperparameters.get(name, ""))
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _score_table(

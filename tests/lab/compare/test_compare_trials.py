@@ -38,6 +38,49 @@ def test_submissions_are_ranked_by_when_they_reached_the_goal() -> None:
     assert not compare_trials(trials[1:2], GOAL).reached
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_a_run_of_which_a_budget_is_not_known_is_left_out_and_named(last: bool) -> None:
+    """It reached the goal, maybe within the budget: it did not miss the goal."""
+    trials = [trial(200, seconds=1.0, submission="sgd")]
+    trials += [trial(100, seconds=1.0, submission="adam", name=f"adam/{n}") for n in range(3)]
+    known = trials[-1].measurements
+    seconds = np.where(known.steps >= known.steps[-1], np.nan, known.steps) if last else None
+    untimed = Measurements(known.steps, known.values, seconds=seconds)
+    trials[-1] = replace(trials[-1], measurements=untimed)
+
+    found = compare_trials(trials, GOAL, budget={"seconds": 105})
+
+    assert [t.name for t in found.left_out] == ["adam/2"]
+    assert "seconds" in found.left_out[0].fault
+    assert len(standing(found, "adam").outcomes) == standing(found, "adam").reached == 2
+    with pytest.raises(ValueError, match="must have a run of adam that counts, got 1 that do not"):
+        compare_trials([trials[0], trials[-1]], GOAL, budget={"seconds": 105})
+
+
+def test_a_run_that_is_not_known_by_the_clock_is_left_out_if_others_are() -> None:
+    timed = [trial(100 + n, seconds=1.0, submission="a", name=f"{n}") for n in range(2)]
+    missed = trial(math.inf, submission="a", name="missed")
+
+    found = compare_trials([*timed, trial(90, submission="a"), missed], GOAL, clock="seconds")
+
+    assert [t.name for t in found.left_out] == ["a/90"]
+    assert len(standing(found, "a").outcomes) == 3  # what missed the goal needs no time
+    with pytest.raises(ValueError, match="`clock` must be known of every trial that reached"):
+        compare_trials([*timed, trial(90, submission="b")], GOAL, clock="seconds")
+
+
+def test_how_long_a_diverged_run_was_logged_changes_no_speed_up() -> None:
+    def speed_up(until: int) -> Bounded:
+        trials = [trial(300 + 10 * n, submission="sgd", name=f"sgd/{n}") for n in range(3)]
+        trials += [trial(150 + 10 * n, submission="adam", name=f"adam/{n}") for n in range(2)]
+        at = np.arange(10, until + 1, 10)
+        diverged = Measurements(at, np.where(at < 100, 0.5, np.nan))
+        trials.append(Trial("adam/2", diverged, submission="adam"))
+        return standing(compare_trials(trials, GOAL), "adam").speed_up
+
+    assert speed_up(110) == speed_up(260) == speed_up(2600)
+
+
 def test_seconds_count_where_every_trial_that_reached_the_goal_has_them() -> None:
     slow, fast = trial(100, seconds=9.0, submission="a"), trial(200, seconds=1.0, submission="b")
 

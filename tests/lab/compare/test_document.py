@@ -620,6 +620,7 @@ def test_best_learning_rates_at_an_edge_are_to_be_followed() -> None:
 
 
 def test_words_in_which_runs_differ_are_columns_and_name_the_best() -> None:
+    decay = {"cosine": 0.1, "linear": "none"}
     trials = [
         trial(
             at * slower,
@@ -627,7 +628,11 @@ def test_words_in_which_runs_differ_are_columns_and_name_the_best() -> None:
             learning_rate=rate,
             submission="a",
             optimizer="adam",
-            hyperparameters={"schedule": schedule, "precision": "16-mixed"},
+            hyperparameters={
+                "schedule": schedule,
+                "precision": "16-mixed",
+                "decay": decay[schedule],
+            },
             name=f"{size}/{rate}/{schedule}",
         )
         for size, at in ((8.0, 400), (16.0, 200))
@@ -641,6 +646,7 @@ def test_words_in_which_runs_differ_are_columns_and_name_the_best() -> None:
     assert column(standings, "schedule") == ["cosine"]
     assert column(sizes, "best schedule") == ["cosine", "cosine"]
     assert column(runs, "schedule").count("linear") == 6
+    assert column(runs, "decay").count("0.1") == column(runs, "decay").count("none") == 6
     for table in (standings, sizes, runs):
         assert not {"precision", "optimizer"} & {*table.headings}
 

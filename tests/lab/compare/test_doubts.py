@@ -161,6 +161,53 @@ def test_the_smaller_batch_that_missed_need_not_be_the_smallest() -> None:
     assert "256,000 at batch size 256 (lion), 32,000 at batch size 32 (adam)." in said
 
 
+@pytest.mark.parametrize("budget", [None, {"steps": 600.0}])
+def test_batch_sizes_of_one_submission_that_missed_for_their_examples_are_named(
+    budget: dict[str, float] | None,
+) -> None:
+    trials = [
+        trial(steps, until=600, submission="sgd", batch_size=size, name=f"{size}")
+        for size, steps in ((32.0, math.inf), (64.0, math.inf), (128.0, 550.0), (256.0, 400.0))
+    ]
+
+    assert (
+        "600 steps are different numbers of examples: 153,600 at batch size 256 (sgd), 19,200 at"
+        " batch size 32 (sgd)." in warnings_of(*trials, budget=budget)
+    )
+
+
+@pytest.mark.parametrize("budget", [{"steps": 1e5}, {"steps": 400.0, "examples": 9000.0}])
+def test_a_budget_in_steps_that_ends_no_run_is_no_matter(budget: dict[str, float]) -> None:
+    trials = [
+        replace(each, measurements=replace_clocks(each))
+        for each in (
+            trial(250, until=600, submission="sgd", batch_size=32.0),
+            trial(30, until=600, submission="adam", batch_size=256.0),
+        )
+    ]
+
+    assert "numbers of examples" not in warnings_of(*trials, clock="examples", budget=budget)
+
+
+def test_examples_of_another_unit_are_named_where_they_count() -> None:
+    """A batch size that changed is no other unit."""
+
+    def said(factor: float, clock: str = "examples") -> str:
+        trials = [
+            trial(200, submission=name, batch_size=32.0, name=name) for name in ("sgd", "adam")
+        ]
+        sgd, adam = (replace(each, measurements=replace_clocks(each)) for each in trials)
+        examples = adam.measurements.examples
+        assert examples is not None
+        steps, values = adam.measurements.steps, adam.measurements.values
+        adam = replace(adam, measurements=Measurements(steps, values, factor * examples))
+        return warnings_of(sgd, adam, clock=clock)
+
+    assert "adam counts 6.4 examples where its steps times the batch size are 6,400." in said(1e-3)
+    for other in (said(20.0), said(1e-3, "steps")):
+        assert "times the batch size" not in other
+
+
 def replace_clocks(of: Trial) -> Measurements:
     """With the examples of the batch size, and a second for each step."""
     measured = of.measurements

@@ -6,7 +6,7 @@ import pytest
 
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.measurements import Measurements
-from noisescale.lab.compare.steps_to_result import find_result, steps_to_result
+from noisescale.lab.compare.steps_to_result import budget_mask, find_result, steps_to_result
 
 FALLING = {"step": [100, 200, 300, 400], "loss": [0.5, 0.3, 0.2, 0.25]}
 
@@ -71,6 +71,20 @@ def test_a_budget_is_in_steps_examples_epochs_or_seconds(
     }
 
     assert steps_to_result(FALLING | clocks, 0.25, budget=budget) == steps
+
+
+@pytest.mark.parametrize(("seconds", "within"), [(5, 0), (10, None), (29, None), (30, 3), (40, 4)])
+def test_a_gap_in_a_clock_is_within_a_budget_if_the_times_around_it_say_so(
+    seconds: float, within: int | None
+) -> None:
+    """A clock never runs back."""
+    measured = Measurements([1, 2, 3, 4], [0.5, 0.4, 0.2, 0.2], seconds=[10, math.nan, 30, 40])
+
+    if within is None:
+        with pytest.raises(ValueError, match="got seconds, which are not known at step 2"):
+            budget_mask(measured, {"seconds": seconds})
+    else:
+        assert budget_mask(measured, {"seconds": seconds}).sum() == within
 
 
 def test_when_a_goal_was_reached_is_said_on_every_clock_and_whether_for_good() -> None:

@@ -105,6 +105,24 @@ def test_of_runs_beside_each_other_one_that_is_broken_is_left_out(tmp_path: Path
     assert {each.submission for each in found.standings} == {"a", "b"}
 
 
+def test_the_optimizers_of_a_file_at_one_batch_size_are_its_submissions(tmp_path: Path) -> None:
+    """Otherwise the luckiest seed of all would be compared with the first line's."""
+    rows = [
+        f"{optimizer},{rate},{seed},{step},{0.1 if step >= fastest + 10 * seed else 0.9}"
+        for optimizer, fastest in (("sgd", 200), ("adam", 100))
+        for rate in (0.1, 0.2)
+        for seed in range(2)
+        for step in range(10, 300, 10)
+    ]
+    file = tmp_path / "runs.csv"
+    file.write_text("\n".join(["optimizer,lr,seed,step,loss", *rows, ""]))
+
+    found = compare(file, GOAL)
+
+    assert [each.submission for each in found.standings] == ["adam", "sgd"]
+    assert [len(each.outcomes) for each in found.standings] == [4, 4]
+
+
 def test_an_empty_folder_beside_one_run_is_no_other_run(tmp_path: Path) -> None:
     write_run(tmp_path / "a", 100)
     leave_empty(tmp_path / "figures")

@@ -45,8 +45,13 @@ class CsvTable(NamedTuple):
     """The error of a last line that has no end, as of a file that was not written to its end."""
 
 
-def table(path: Path) -> CsvTable:
+def table(path: Path, *, ends: bool = False) -> CsvTable:
     """Read a CSV file. A last line that is cut off is left out.
+
+    Args:
+        path: The file.
+        ends: Whether each line of such a file ends with the end of a line. The last number of a
+            line without this end may be cut off.
 
     Raises:
         ValueError: If the file is empty or damaged.
@@ -64,6 +69,14 @@ def table(path: Path) -> CsvTable:
     (_, names), *lines = found or [(0, [])]
     if not names:
         raise Refusal(path, "have a line of column names", "an empty file", "Name another file.")
+    if ends and lines and cut is None and not path.read_bytes().endswith((b"\n", b"\r")):
+        cut = Refusal(
+            path,
+            "end with the end of a line",
+            "a last line that may be cut off",
+            "If the line is whole, end it, as a text editor does.",
+            at=(path, lines.pop()[0]),
+        )
     return CsvTable(names, lines, cut)
 
 
@@ -117,6 +130,10 @@ def measurements_of(
             f"{batch_size:g} for {where}",
             "Correct it, or leave it out.",
         )
+    clocks = [examples, epochs, seconds]  # an empty column is none
+    examples, epochs, seconds = (
+        None if c is None or np.isnan(np.asarray(c, np.float64)).all() else c for c in clocks
+    )
     if examples is None and math.isfinite(batch_size):
         examples = batch_size * np.asarray(steps, np.float64)
     try:

@@ -28,6 +28,19 @@ _OF_RUNS = (
     *("dir", "directory", "folder", "path", "file", "root", "url", "output", "out"),
     *("logdir", "outdir", "savedir", "checkpoint", "ckpt", "host", "hostname", "device", "devices"),
     *("time", "user", "entity", "project", "experiment", "run", "tag", "tags", "hash", "commit"),
+    *(
+        "files",
+        "paths",
+        "machine",
+        "node",
+        "gpu",
+        "gpus",
+        "worker",
+        "queue",
+        "partition",
+        "cluster",
+    ),
+    *("sha", "branch", "revision"),
     *("note", "notes", "comment", "description", "created", "started", "finished"),
     *("ended", "status", "state", "result", "outcome", "reason"),
 )
@@ -60,8 +73,9 @@ class Hyperparameters(NamedTuple):
 def hyperparameters(logged: Mapping[str, Any]) -> Hyperparameters:
     """Sort what was logged. Nested names are joined by "/", and their last part counts.
 
-    Switches are 1 or 0: a run with Nesterov's momentum is no repetition of one without. Words are
-    settings, too, such as the name of a schedule, but for those `setting_in_words` leaves out.
+    Switches are 1 or 0: a run with Nesterov's momentum is no repetition of one without. Words and
+    lists are settings, too, such as the name of a schedule or widths of layers, but for those that
+    `setting_in_words` leaves out.
 
     A batch size or a learning rate that several nested names give differently is not known.
 
@@ -120,6 +134,7 @@ def read_hparams(folder: Path) -> dict[str, Any]:
 
     plain: Any = type("Plain", (yaml.SafeLoader,), {})
     plain.add_multi_constructor("", lambda loader, tag, node: None)
+    plain.add_constructor("tag:yaml.org,2002:python/tuple", yaml.SafeLoader.construct_yaml_seq)
     try:
         found = yaml.load(file.read_text("utf-8"), plain)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -136,6 +151,8 @@ def _flatten(logged: Mapping[str, Any], before: str = "") -> Iterator[tuple[str,
     for name, value in logged.items():
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{before}{name}/")
+        elif isinstance(value, (list, tuple)):
+            yield f"{before}{name}", str([*value])
         else:
             yield f"{before}{name}", value
 

@@ -81,7 +81,7 @@ class _Evaluations:
     """The lines of one file, and what its columns mean."""
 
     def __init__(self, path: Path, metric: str) -> None:
-        names, rows, self.cut = table(path)
+        names, rows, self.cut = table(path, ends=True)
         self.path, self.metric = path, metric
         self.lines = [_Line(at, dict(zip(names, cells, strict=True))) for at, cells in rows]
         names = [name for name in names if name]  # an index of pandas has none
@@ -125,8 +125,11 @@ class _Evaluations:
             given = cells.get("optimizer", "") if submission is None else submission
             shared = {name: _settings(group, name) for name in hyperparameters}
             measured, fault = Measurements([], []), ""
+            size = rate = math.nan
             try:
-                measured = self._measurements_of(group, name)
+                size = self._number(group[0], "batch_size")
+                rate = self._number(group[0], self.rate)
+                measured = self._measurements_of(group, name, size)
             except ValueError as error:
                 errors.append(error)
                 fault = str(error)
@@ -137,8 +140,8 @@ class _Evaluations:
                     submission=cells.get("submission") or given,
                     workload=cells.get("workload", ""),
                     study=cells.get("study", ""),
-                    batch_size=self._number(group[0], "batch_size"),
-                    learning_rate=self._number(group[0], self.rate),
+                    batch_size=size,
+                    learning_rate=rate,
                     hyperparameters=MappingProxyType({n: v.pop() for n, v in shared.items() if v}),
                     optimizer=cells.get("optimizer", ""),
                     fault=fault,
@@ -150,14 +153,14 @@ class _Evaluations:
         metrics = partial(_number_columns, self.lines, [*self.others, self.metric])
         return Found(trials, metrics, errors)
 
-    def _measurements_of(self, group: Sequence[_Line], name: str) -> Measurements:
+    def _measurements_of(self, group: Sequence[_Line], name: str, size: float) -> Measurements:
         """Return the evaluations of one trial."""
         evaluated = [line for line in group if line.cells[self.metric]]
         return measurements_of(
             f"{name} in {self.path}",
             [self._number(line, self.step) for line in evaluated],
             [self._number(line, self.metric) for line in evaluated],
-            batch_size=self._number(group[0], "batch_size"),
+            batch_size=size,
             **{of: [self._number(e, n) for e in evaluated] for of, n in self.clocks.items()},
         )
 
@@ -171,7 +174,7 @@ class _Evaluations:
         for line in self.lines:
             cells = (
                 str(self._number(line, name))  # 0.1 and 0.10 are one
-                if name in ("batch_size", self.rate)
+                if name in ("batch_size", self.rate) and is_number(line.cells[name])
                 else line.cells[name]
                 for name in self.key
                 if name != without
@@ -221,7 +224,8 @@ class _Evaluations:
     def _refuse_schedules(self) -> None:
         """Refuse learning rates that change along a trial: each would make a trial of its own."""
         for group in self._groups(without=self.rate) if self.rate else ():
-            rates = {self._number(line, self.rate) for line in group} - {math.nan}
+            cells = {line.cells[self.rate] for line in group}
+            rates = {float(cell) for cell in cells if is_number(cell)} - {math.nan}
             if len(rates) > 1 and not self._find_repetition(group):
                 raise Refusal(
                     str(self.rate),

@@ -59,8 +59,8 @@ class CarbsSampler(BaseSampler):
             enqueued trial, else the middle of the range (of its logs, if it is searched in logs).
         spaces: Spaces of parameters (`noisescale.lab.tune.carbs.spaces`), where Optuna's
             distribution does not say enough. Default: linear or log spaces by the distributions.
-        max_cost: Two standard deviations above a trial's predicted cost must be below. Trials that
-            are repeated are not limited, nor without `cost_prior` the first ones.
+        max_cost: Two standard deviations above a trial's predicted cost must be below. Without
+            `cost_prior` the first trials are not limited.
         cost: Name of the user attribute with a trial's cost.
         cost_prior: From parameters to their predicted cost. The sampler then learns the ratio of
             the cost to it.

@@ -9,7 +9,7 @@ from noisescale.lab.compare.readers import hyperparameters as module
 from noisescale.lab.compare.readers.hyperparameters import hyperparameters, read_hparams
 
 
-def test_numbers_switches_and_words_count_wherever_they_are_nested_and_nothing_else() -> None:
+def test_numbers_switches_words_and_lists_count_wherever_they_are_nested_and_nothing_else() -> None:
     found = hyperparameters(
         {
             "model": {"width": 64, "bias": True, "name": "net", "optim": {"lr": 0.1}},
@@ -17,6 +17,7 @@ def test_numbers_switches_and_words_count_wherever_they_are_nested_and_nothing_e
             "optimizer": "adam",
             "schedule": {"kind": "cosine", "base_lr": "auto"},
             "layers": [1, 2],
+            "optim": {"betas": (0.9, 0.95)},
             "limit": math.inf,
             "none": None,
         }
@@ -28,6 +29,8 @@ def test_numbers_switches_and_words_count_wherever_they_are_nested_and_nothing_e
         "model/bias": 1,
         "model/name": "net",
         "schedule/kind": "cosine",
+        "layers": "[1, 2]",
+        "optim/betas": "[0.9, 0.95]",
     }
 
 
@@ -36,6 +39,7 @@ def test_numbers_switches_and_words_count_wherever_they_are_nested_and_nothing_e
     [
         *("name", "run_name", "logger/name", "output_dir", "ckpt_path", "tags", "start_time"),
         *("host", "data.root", "status", "ended", "experiment", "git-commit", "wandb/group-name"),
+        *("machine", "slurm/partition", "gpu", "data_files"),
     ],
 )
 def test_names_places_and_remarks_of_runs_are_no_settings(name: str) -> None:
@@ -71,7 +75,7 @@ def test_yaml_makes_no_objects(tmp_path: Path) -> None:
         "lr: 0.1\nnet: !!python/object/apply:os.mkdir [made]\nsize: !!python/tuple [1, 2]\n"
     )
 
-    assert read_hparams(tmp_path) == {"lr": 0.1, "net": None, "size": None}
+    assert read_hparams(tmp_path) == {"lr": 0.1, "net": None, "size": [1, 2]}
     assert not Path("made").exists()
 
 

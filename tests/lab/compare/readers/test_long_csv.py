@@ -26,7 +26,9 @@ def test_lines_in_any_order_make_trials_of_all_that_is_said_about_them(tmp_path:
     random.Random(0).shuffle(lines)
     header = "submission,workload,study,trial,batch_size,lr,momentum,steps,epoch,seconds,val_loss"
 
-    trials = read_trials(write(tmp_path, "\n".join([header, *lines])), "val_loss", submission="no")
+    trials = read_trials(
+        write(tmp_path, "\n".join([header, *lines, ""])), "val_loss", submission="no"
+    )
 
     assert len(trials) == len({trial.name for trial in trials}) == 2 * 2 * 2 * 2
     by_name = {trial.name: trial for trial in trials}
@@ -40,6 +42,40 @@ def test_lines_in_any_order_make_trials_of_all_that_is_said_about_them(tmp_path:
     assert adam.measurements.clock("epochs").tolist() == [1, 2]  # type: ignore[union-attr]
     assert adam.measurements.clock("seconds").tolist() == [200, 400]  # type: ignore[union-attr]
     assert [t.diverged for t in trials] == [t.submission == "sgd" for t in trials]
+
+
+def test_a_last_number_that_was_cut_off_reaches_no_goal(tmp_path: Path) -> None:
+    """0.1566 may have been written as far as "0.1"."""
+    whole = "trial,step,val_loss\na,10,0.5\na,20,0.2\nb,10,0.5\nb,20,0.1566\n"
+
+    cut = read_trials(write(tmp_path, whole[:-4]), "val_loss")
+    whole_one = read_trials(write(tmp_path, whole), "val_loss")
+
+    assert [trial.measurements.values.tolist() for trial in cut] == [[0.5, 0.2], [0.5], []]
+    assert "cut off in line 5" in cut[-1].fault
+    assert whole_one[-1].measurements.values.tolist() == [0.5, 0.1566]
+
+
+@pytest.mark.parametrize("column", ["batch_size", "lr"])
+def test_a_word_for_a_number_leaves_its_run_out(tmp_path: Path, column: str) -> None:
+    lines = ["batch_size,lr,step,val_loss", "32,0.1,10,0.5", "32,0.1,20,0.4", "64,0.2,10,0.5"]
+    lines.append("abc,0.2,20,0.3" if column == "batch_size" else "64,abc,20,0.3")
+
+    trials = read_trials(write(tmp_path, "\n".join([*lines, ""])), "val_loss")
+
+    assert [len(trial.measurements) for trial in trials] == [2, 1, 0]
+    assert [bool(trial.fault) for trial in trials] == [False, False, True]
+    assert f"`{column}` must be a number, got 'abc'" in trials[-1].fault
+
+
+def test_an_empty_column_of_examples_leaves_them_to_the_batch_size(tmp_path: Path) -> None:
+    text = "batch_size,step,examples,seconds,val_loss\n32,10,,,0.5\n32,20,,,0.4\n"
+
+    (trial,) = read_trials(write(tmp_path, text), "val_loss")
+
+    assert trial.measurements.examples is not None
+    assert trial.measurements.examples.tolist() == [320, 640]
+    assert trial.measurements.seconds is None
 
 
 def test_a_file_of_one_trial_needs_a_step_and_the_metric_alone(tmp_path: Path) -> None:
@@ -64,7 +100,7 @@ def test_without_a_column_of_trials_hyperparameters_tell_them_apart(tmp_path: Pa
         for optimizer in ("sgd", "lars")
         for step in (10, 20, 30)
     ]
-    text = "\n".join(["step,momentum,optimizer,loss,train_loss", *lines])
+    text = "\n".join(["step,momentum,optimizer,loss,train_loss", *lines, ""])
 
     trials = read_trials(write(tmp_path, text), "loss")
 
@@ -91,7 +127,7 @@ def test_a_column_of_seeds_tells_trials_apart_and_is_a_hyperparameter(tmp_path: 
 
 def test_one_seed_of_two_optimizers_is_two_trials(tmp_path: Path) -> None:
     lines = [f"{optimizer},0,{step},3" for optimizer in ("sgd", "lars") for step in (10, 20)]
-    text = "\n".join(["optimizer,seed,step,loss", *lines])
+    text = "\n".join(["optimizer,seed,step,loss", *lines, ""])
 
     trials = read_trials(write(tmp_path, text), "loss", submission="given")
 
@@ -168,7 +204,7 @@ def test_what_cannot_be_read_is_refused_with_the_place(
 
 def test_optimizers_that_were_evaluated_at_other_steps_are_two_trials(tmp_path: Path) -> None:
     lines = ("100,sgd,0.5", "200,sgd,0.3", "90,adam,0.4", "190,adam,0.1")
-    file = write(tmp_path, "\n".join(["step,optimizer,loss", *lines]))
+    file = write(tmp_path, "\n".join(["step,optimizer,loss", *lines, ""]))
 
     trials = {trial.name: trial for trial in read_trials(file, "loss")}
 
