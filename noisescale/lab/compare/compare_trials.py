@@ -27,7 +27,7 @@ from noisescale.lab.compare.profiles import (
     times_that_count,
 )
 from noisescale.lab.compare.speed_ups import speed_up_of
-from noisescale.lab.compare.steps_to_result import budget_mask, check_budget
+from noisescale.lab.compare.steps_to_result import check_budget
 from noisescale.lab.compare.swept import sweep_of
 from noisescale.refusal import Refusal
 
@@ -84,13 +84,16 @@ def compare_trials(
     given = list(trials)
     if not given:
         refuse("trials", "have one trial at least", "none", "Give the trials to compare.")
-    every, left_out = _divide_by_fault(given, goals, budget or {})
+    check_budget(budget or {})
+    every, left_out = _divide_by_fault(given, goals)
     sided = _goals_with_sides(every, goals)
-    outcomes = [outcome_of(trial, sided[trial.workload], budget) for trial in every]
+    outcomes, unknown = _outcomes_of(every, sided, budget)
+    left_out += unknown
+    _refuse_lost([outcome.trial for outcome in outcomes], left_out)
     outcomes, untimed = _divide_by_clock(outcomes, clock)
     left_out += untimed
     clock = _clock(outcomes, clock)
-    submissions = list(dict.fromkeys(trial.submission for trial in every))
+    submissions = list(dict.fromkeys(outcome.trial.submission for outcome in outcomes))
     reference = submissions[0] if reference is None else reference
     if reference not in submissions:
         names = ", ".join(submissions)
@@ -131,32 +134,32 @@ def compare_trials(
 
 
 def _divide_by_fault(
-    trials: Sequence[Trial],
-    goals: Goal | Mapping[str, Goal],
-    budget: Mapping[str, float],
+    trials: Sequence[Trial], goals: Goal | Mapping[str, Goal]
 ) -> tuple[list[Trial], tuple[Trial, ...]]:
     """Return the trials that count, and the others, each with its fault.
 
-    A trial without an evaluation is at fault, too: it may have reached the goal. So may one of
-    which it is not known what was within the budget. But one that failed by its own record missed
-    the goal.
+    A trial without an evaluation is at fault, too: it may have reached the goal. But one that
+    failed by its own record missed the goal.
 
     Raises:
-        ValueError: If no trial of a submission counts, or the budget is none.
+        ValueError: If no trial of a submission counts.
     """
-    check_budget(budget)
     counting, left_out = [], []
     for trial in trials:
         fault = trial.fault
         if not fault and not len(trial.measurements) and trial.feasible:
             goal = goals if isinstance(goals, Goal) else goals.get(trial.workload)
             fault = f"It did not log {goal.metric if goal else 'a metric'}."
-        elif not fault:
-            fault = _fault_of_budget(trial, budget)
         if fault:
             left_out.append(replace(trial, fault=fault))
         else:
             counting.append(trial)
+    _refuse_lost(counting, left_out)
+    return counting, tuple(left_out)
+
+
+def _refuse_lost(counting: Sequence[Trial], left_out: Sequence[Trial]) -> None:
+    """Refuse a submission of which no trial counts."""
     whole = {trial.submission for trial in counting}
     for trial in left_out:
         if not whole or (trial.submission and trial.submission not in whole):
@@ -169,16 +172,26 @@ def _divide_by_fault(
                 f"{of} that do not, for example {trial.name}: {trial.fault.rstrip('.')}",
                 "Correct the run, or leave the submission out.",
             )
-    return counting, tuple(left_out)
 
 
-def _fault_of_budget(trial: Trial, budget: Mapping[str, float]) -> str:
-    """Return why it is not known what was within the budget; "" if it is known."""
-    try:
-        budget_mask(trial.measurements, budget)
-    except Refusal as refused:
-        return str(refused)
-    return ""
+def _outcomes_of(
+    trials: Sequence[Trial], goals: Mapping[str, Goal], budget: Mapping[str, float] | None
+) -> tuple[list[Outcome], tuple[Trial, ...]]:
+    """Return the outcomes, and the trials that may have reached the goal within the budget or not.
+
+    What never reached the goal missed it, whatever the budget allows.
+    """
+    outcomes, unknown = [], []
+    for trial in trials:
+        goal = goals[trial.workload]
+        try:
+            outcomes.append(outcome_of(trial, goal, budget))
+        except Refusal as refused:
+            if goal.is_reached_by(trial.measurements.values).any():
+                unknown.append(replace(trial, fault=str(refused)))
+            else:
+                outcomes.append(outcome_of(trial, goal))
+    return outcomes, tuple(unknown)
 
 
 def _divide_by_clock(

@@ -15,6 +15,7 @@ from noisescale.lab.compare.names import name_of_sweep
 from noisescale.lab.compare.outcomes import Outcome, is_seed
 from noisescale.lab.compare.steps_to_result import budget_mask
 from noisescale.lab.compare.swept import Swept
+from noisescale.refusal import Refusal
 from noisescale.report.numbers import plural
 
 if TYPE_CHECKING:
@@ -272,7 +273,11 @@ def _unlike_examples(outcomes: Sequence[Outcome], budget: Mapping[str, float]) -
 def _is_ended(outcome: Outcome, steps: float, others: Mapping[str, float]) -> bool:
     """Return whether a budget in steps ends a run, and no other budget ends it sooner."""
     measured = outcome.trial.measurements
-    return bool((budget_mask(measured, others) & (measured.steps >= steps)).any())
+    try:
+        inside = budget_mask(measured, others)
+    except Refusal:  # what the others allowed is not known
+        return False
+    return bool((inside & (measured.steps >= steps)).any())
 
 
 def _is_short(few: Outcome, many: Outcome) -> bool:

@@ -57,14 +57,17 @@ def test_a_run_of_which_a_budget_is_not_known_is_left_out_and_named(last: bool) 
         compare_trials([trials[0], trials[-1]], GOAL, budget={"seconds": 105})
 
 
-def test_a_run_that_failed_by_its_own_record_missed_the_goal_within_any_budget() -> None:
+def test_a_run_that_failed_or_never_got_there_missed_the_goal_within_any_budget() -> None:
     timed = [trial(100, seconds=1.0, submission="a", name=f"{n}") for n in range(2)]
     failed = Trial("failed", Measurements([], []), submission="a", feasible=False)
+    missed = trial(math.inf, submission="a", name="missed")  # without seconds, but never there
 
-    found = compare_trials([*timed, failed], GOAL, budget={"seconds": 500})
+    found = compare_trials([*timed, failed, missed], GOAL, budget={"seconds": 500})
 
     assert not found.left_out
-    assert (standing(found, "a").reached, len(standing(found, "a").outcomes)) == (2, 3)
+    assert (standing(found, "a").reached, len(standing(found, "a").outcomes)) == (2, 4)
+    both = compare_trials([*timed, failed, missed], GOAL, budget={"seconds": 500, "steps": 900})
+    assert standing(both, "a").reached == 2
 
 
 def test_a_run_that_is_not_known_by_the_clock_is_left_out_if_others_are() -> None:
