@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -27,16 +27,18 @@ _CONTEXT = re.compile(
 """Names of dimensions: cp (torchtitan), sp (accelerate, verl), cp0 and cp1, and in full."""
 
 
-def refuse_context_parallel(mesh: Any = None) -> None:
+def refuse_context_parallel(meshes: Iterable[Any] = ()) -> None:
     """Raise if this rank shares its batch with others.
 
+    All objects of the process are searched for further meshes: call it once for a model.
+
     Args:
-        mesh: The mesh over which gradients are averaged, if they are averaged over a mesh.
+        meshes: Those over which gradients are averaged, if they are averaged over meshes.
 
     Raises:
-        NotMeasured: If a dimension of it, or of another mesh, is one of context parallelism.
+        NotMeasured: If a dimension of one, or of another mesh, is one of context parallelism.
     """
-    for name, size in (*_dimensions(mesh), *_groups(), *_dimensions_of_meshes()):
+    for name, size in (*_dimensions(meshes), *_groups(), *_dimensions_of_meshes()):
         if size > 1 and _CONTEXT.fullmatch(name):
             raise NotMeasured(
                 f"`model` must be data parallel only, got context parallelism over {size} ranks"
@@ -46,8 +48,8 @@ def refuse_context_parallel(mesh: Any = None) -> None:
             )
 
 
-def _dimensions(mesh: Any) -> Iterator[tuple[str, int]]:
-    if mesh is not None:
+def _dimensions(meshes: Iterable[Any]) -> Iterator[tuple[str, int]]:
+    for mesh in meshes:
         # Since torch 2.10.
         root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
         yield from zip(root.mesh_dim_names or (), root.shape, strict=False)
@@ -57,7 +59,10 @@ def _dimensions_of_meshes() -> Iterator[tuple[str, int]]:
     """Yield those of all meshes: one over all ranks has the default group, without a name."""
     module = sys.modules.get("torch.distributed.device_mesh")
     kind = getattr(module, "DeviceMesh", None)
-    for mesh in [one for one in gc.get_objects() if type(one) is kind]:
+    if kind is None:
+        return
+    # A mesh refers to its class. Forked ranks would copy all objects that a list of them touches.
+    for mesh in [one for one in gc.get_referrers(kind) if type(one) is kind]:
         yield from zip(mesh.mesh_dim_names or (), mesh.shape, strict=False)
 
 

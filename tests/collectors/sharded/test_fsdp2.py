@@ -2,10 +2,12 @@
 """What is odd about FSDP2: units, rounds, meshes, divisors, precisions, what is refused."""
 
 import contextlib
+import gc
 import inspect
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import devices
 import pytest
@@ -645,6 +647,18 @@ def test_what_is_no_fsdp2_over_one_mesh_is_not_measured(
             Fsdp2Collector(model, trained(model))
 
     on_ranks(ranks, refused)
+
+
+def test_all_objects_are_searched_for_meshes_once_a_model_and_not_once_a_parameter() -> None:
+    """A process of a training holds a million objects, and a model hundreds of parameters."""
+
+    def searches() -> int:
+        model = sharded(Net(), mesh_of((2,)))
+        with mock.patch.object(gc, "get_referrers", wraps=gc.get_referrers) as search:
+            Fsdp2Collector(model, trained(model))
+        return search.call_count
+
+    assert on_ranks(2, searches) == [1, 1]
 
 
 def test_sharded_is_what_fully_shard_was_applied_to() -> None:
