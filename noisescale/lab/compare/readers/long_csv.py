@@ -127,6 +127,7 @@ class _Evaluations:
             measured, fault = Measurements([], []), ""
             size = rate = math.nan
             try:
+                self._refuse_gap(group, groups)
                 size = self._number(group[0], "batch_size")
                 rate = self._number(group[0], self.rate)
                 measured = self._measurements_of(group, name, size)
@@ -212,6 +213,9 @@ class _Evaluations:
                     return before, line
         return None
 
+    def _is_evaluated(self, group: Sequence[_Line]) -> bool:
+        return any(line.cells[self.metric] for line in group)
+
     def _is_setting(self, group: Sequence[_Line], name: str) -> bool:
         """Return whether each value occurs at several steps, as no metric's does."""
         steps = _values_beside(group, name, self.step)
@@ -220,6 +224,26 @@ class _Evaluations:
     def _tells_apart(self, group: Sequence[_Line], name: str) -> bool:
         """Return whether lines of one step have several values."""
         return any(len(values) > 1 for values in _values_beside(group, self.step, name).values())
+
+    def _refuse_gap(self, group: Sequence[_Line], groups: Sequence[Sequence[_Line]]) -> None:
+        """Refuse evaluations without a cell with which they would be those of another group."""
+        cells = group[0].cells
+        for name in self.key:
+            rest = [of for of in self.key if of != name]
+            if not cells[name] and any(
+                other[0].cells[name]
+                and all(other[0].cells[of] == cells[of] for of in rest)
+                and self._is_evaluated(other)
+                and self._is_evaluated(group)
+                for other in groups
+            ):
+                raise Refusal(
+                    name,
+                    "be in every line of a trial, or in none",
+                    "an empty cell",
+                    "Fill it in, or remove the line.",
+                    at=(self.path, group[0].number),
+                )
 
     def _refuse_schedules(self) -> None:
         """Refuse learning rates that change along a trial: each would make a trial of its own."""

@@ -241,6 +241,31 @@ def test_a_trial_with_a_bad_cell_has_a_fault_and_leaves_the_others(tmp_path: Pat
     assert trials[3].diverged
 
 
+@pytest.mark.parametrize(("gap", "column"), [("a,,0.1", "batch_size"), ("a,64,", "lr")])
+def test_a_cell_that_is_empty_in_one_line_of_a_trial_makes_no_trial(
+    tmp_path: Path, gap: str, column: str
+) -> None:
+    """Its evaluation would count as a run of one evaluation, without a batch size."""
+    lines = ["run,batch_size,lr,step,loss", "a,64,0.1,1,3", f"{gap},2,1", "b,,,1,3", "b,,,2,2"]
+
+    whole, gone, without = read_trials(write(tmp_path, "\n".join([*lines, ""])), "loss")
+
+    assert gone.fault.startswith(f"`{column}` must be in every line of a trial, or in none, got an")
+    assert "in line 3 of" in gone.fault
+    assert not whole.fault
+    assert not without.fault
+    assert without.measurements.values.tolist() == [3, 2]
+
+
+def test_lines_of_a_logger_without_the_metric_take_no_part(tmp_path: Path) -> None:
+    """As a monitor of learning rates writes them."""
+    lines = ["run,lr,step,loss", "a,0.1,1,", "a,,1,3", "a,0.1,2,", "a,,2,2"]
+
+    trials = read_trials(write(tmp_path, "\n".join([*lines, ""])), "loss")
+
+    assert [trial.fault for trial in trials] == ["", ""]
+
+
 @pytest.mark.parametrize("last", ["b,2", "b,2,64"])
 def test_a_last_line_that_is_cut_off_is_left_out_and_named(tmp_path: Path, last: str) -> None:
     lines = f"run,step,batch_size,loss\na,1,64,3\nb,1,64,4\n{last}"
