@@ -5,14 +5,16 @@
 
 `test_goldens.py` makes it again and compares. A change that is meant to change no answer leaves
 every file of `outputs/` alone; one that changes an answer shows in the commit what it changed.
-Numbers are kept with seven digits, so that another machine has the same files. With `--exact`
-all digits go to another folder: compare two of them from before and after a change.
+Numbers are kept with seven digits, and files that differ in the first four are written: of what
+is fitted, other processors find other last digits. With `--exact` all digits go to another
+folder: compare two of them from before and after a change.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import shutil
@@ -21,6 +23,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import chdir
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -315,6 +318,28 @@ def rounded(text: str) -> str:
     )
 
 
+def difference(found: str, stored: str) -> str:
+    """What differs first, with its line; "" if nothing but last digits of numbers does."""
+    new, old = (re.split(r"(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)", text) for text in (found, stored))
+    line = 1
+    for position, (one, other) in enumerate(zip_longest(new, old, fillvalue="")):
+        is_number = position % 2 == 1
+        if one != other and not (is_number and differ_in_last_digits(one, other)):
+            return f"line {line}: {other[:200]!r} became {one[:200]!r}"
+        line += one.count("\n")
+    return ""
+
+
+def differ_in_last_digits(one: str, other: str) -> bool:
+    """Whether numbers, of which not both are whole, differ by less than what a reader is shown."""
+    whole = one.lstrip("-").isdigit() and other.lstrip("-").isdigit()
+    return (
+        not whole
+        and "" not in (one, other)
+        and math.isclose(float(one), float(other), rel_tol=1e-4, abs_tol=1e-9)
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[*NAMES, []])
@@ -322,10 +347,14 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in arguments.names or NAMES:
         folder = (arguments.exact or OUTPUTS) / name
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        for file, text in made_of(name).items():
-            (folder / file).write_text(text if arguments.exact else rounded(text))
+        folder.mkdir(parents=True, exist_ok=True)
+        made = made_of(name)
+        for file in {each.name for each in folder.iterdir()} - made.keys():
+            (folder / file).unlink()
+        for file, exact in made.items():
+            text, path = exact if arguments.exact else rounded(exact), folder / file
+            if arguments.exact or not path.exists() or difference(text, path.read_text()):
+                path.write_text(text)
         print(name, flush=True)
 
 
