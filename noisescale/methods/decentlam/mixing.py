@@ -102,10 +102,11 @@ def _elements_of_a_message(own: Tensor) -> int:
 
 
 def _add(into: Tensor, own: Tensor, theirs: Sequence[Tensor], shares: Sequence[float]) -> None:
-    if len(shares) == 2 and shares[0] == shares[1] and own.element_size() > 2:
-        # A pass less. Twice a number is exact, and 16 bits would round the sum too much.
-        both = theirs[0].add_(theirs[1]).sub_(own, alpha=2)
-        into.sub_(both, alpha=shares[0])
-        return
-    for each, share in zip(theirs, shares, strict=True):
+    left = list(zip(theirs, shares, strict=True))
+    while len(left) > 1 and left[0][1] == left[1][1] and own.element_size() > 2:
+        # Two ranks of one share take a pass less: twice a number is exact. 16 bits would round the
+        # sum too much.
+        (one, share), (other, _), *left = left
+        into.sub_(one.add_(other).sub_(own, alpha=2), alpha=share)
+    for each, share in left:
         into.add_(torch.sub(own, each, out=each), alpha=share)
