@@ -24,7 +24,8 @@ import torch.distributed as dist
 from huge_pages import use_huge_pages
 from torch import multiprocessing
 
-SECONDS = 60
+SECONDS = 110
+"""After which ranks hang. Machines that are shared are three times as slow at times."""
 
 
 def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:

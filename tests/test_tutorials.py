@@ -58,7 +58,6 @@ def test_every_tutorial_is_tested() -> None:
     assert [notebook.stem for notebook in NOTEBOOKS] == sorted(SMALLER)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_tutorials_code_runs(notebook: Path, tmp_path: Path) -> None:
     texts = {cell["id"]: source(cell) for cell in code(notebook)}
