@@ -13,6 +13,7 @@ import argparse
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -198,7 +199,9 @@ def terminal(
         command, shell=True, cwd=folder, env=environment, stdout=subprocess.PIPE, check=True
     )
     console = Console(record=True, width=WIDTH, file=StringIO())
-    console.print(Text.from_ansi(done.stdout.decode()))
+    host = rf" *\b{re.escape(socket.gethostname())}\b"
+    printed = re.sub(host, lambda at: "laptop".rjust(len(at[0])), done.stdout.decode())
+    console.print(Text.from_ansi(printed))
     picture = console.export_svg(title=title or command)
     # The fonts of the reader's system: nothing is loaded from elsewhere.
     picture = re.sub(r"@font-face \{.*?\}\n", "", picture, flags=re.DOTALL)
