@@ -6,8 +6,12 @@ A bad option, argument or file ends with one line that names it and its remedy, 
 
 from __future__ import annotations
 
+import atexit
+import os
 import re
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +29,9 @@ from noisescale.lab.jobs import work
 from noisescale.lab.sweep import command as sweep
 from noisescale.lab.tune import command as tune
 from noisescale.printable import printable
+
+PATIENCE = 10.0
+"""Seconds that threads of the user's script have to end."""
 
 app = typer.Typer(
     name="noisescale",
@@ -78,6 +85,7 @@ def main() -> None:
 
     An error about an option, value or file is one line and code 2. A warning of ours is one line.
     """
+    threads = threading.enumerate()
     try:
         with _warnings_in_a_line():
             code = app(prog_name=app.info.name, standalone_mode=False)
@@ -91,7 +99,29 @@ def main() -> None:
         _refuse(str(error))
     except typer.Abort:
         _refuse("Aborted.", code=1)
-    sys.exit(code if isinstance(code, int) else 0)
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
+    finally:
+        _end_threads(threads, sys.exc_info()[1])
+
+
+def _end_threads(before: list[threading.Thread], end: BaseException | None) -> None:
+    """Exit although threads of the user's script go on, once they had some seconds to end.
+
+    Python waits for them for ever.
+    """
+    until = time.monotonic() + PATIENCE
+    # Python ends those of executors by itself, as far as they have nothing left to do.
+    of_executors = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", ())
+    known = {*before, *of_executors}
+    others = [each for each in threading.enumerate() if each not in known and not each.daemon]
+    for thread in others:
+        thread.join(max(until - time.monotonic(), 0))
+    if isinstance(end, SystemExit) and any(thread.is_alive() for thread in others):
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code if isinstance(end.code, int) else 0)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +19,16 @@ from noisescale.refusal import Refusal
 
 _LOADING: ContextVar[str] = ContextVar("loading", default="")
 """The target whose module is being imported."""
+
+
+@contextmanager
+def shield_process() -> Iterator[None]:
+    """Keep the working folder and the standard streams, whatever a target does to them.
+
+    What the target prints goes to stderr: stdout has the answer alone, which may be JSON.
+    """
+    with chdir(Path.cwd()), redirect_stdout(sys.stderr), redirect_stderr(sys.stderr):
+        yield
 
 
 def load(target: str) -> Any:

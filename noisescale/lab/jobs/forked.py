@@ -40,6 +40,7 @@ def train_forked(folder: str) -> None:
             os.dup2(printed.fileno(), stream)
     multiprocessing.set_start_method(None, force=True)  # not the one that made this process
     multiprocessing.current_process().name = "MainProcess"
+    multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
     import numpy as np
     from torch.utils.data import _utils
 

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from noisescale.extras import need
 from noisescale.refusal import Refusal
@@ -128,7 +128,14 @@ def _journal(path: Path, new: bool) -> BaseStorage:
         if path.exists():
             _mend(path, lock)
             _check_first_line(path)
-        return JournalStorage(JournalFileBackend(str(path), lock))
+
+        class Backend(JournalFileBackend):
+            def append_logs(self, logs: list[dict[str, Any]]) -> None:
+                # A line that was cut off when the disk was full would take the next one with it.
+                _mend(path, lock)
+                super().append_logs(logs)
+
+        return JournalStorage(Backend(str(path), lock))
     except OSError as error:
         raise StorageError(
             "storage",
@@ -150,6 +157,8 @@ def _mend(path: Path, lock: object) -> None:
     from optuna.storages.journal._file import get_lock_file
 
     def torn() -> bool:
+        if not path.exists():
+            return False
         with path.open("rb") as file:
             if not file.seek(0, os.SEEK_END):
                 return False

@@ -60,7 +60,8 @@ def main() -> None:
     try:
         train_trial(Path(sys.argv[1]))
     except (ValueError, OSError, MissingExtraError) as error:
-        print(f"noisescale: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+        said = f"noisescale: {printable(' '.join(str(error).split()))}"
+        print(said, file=sys.__stderr__)  # the script may have replaced the other one
         sys.exit(2)
 
 

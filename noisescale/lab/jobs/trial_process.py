@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -103,7 +105,8 @@ class TrialProcess:
     """A running training.
 
     Args:
-        folder: Of the training. Its files are replaced.
+        folder: Of this training alone, see `new_folder`: of two trainings in one folder each would
+            have the other's result.
         spec: What is trained.
         devices: Devices that it takes.
         start: Starts a process that trains the task in a folder.
@@ -123,8 +126,6 @@ class TrialProcess:
     ) -> None:
         self.folder, self._devices, self._sharing = folder, devices, sharing
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (RESULT, LIMIT, IMPORTS):
-            (folder / name).unlink(missing_ok=True)
         (folder / SPEC).write_text(json.dumps(dict(spec), indent=1))
         self._limit = math.inf
         self.set_limit(limit)
@@ -144,12 +145,16 @@ class TrialProcess:
         written.write_text(str(steps))
         written.replace(self.folder / LIMIT)
 
+    @property
+    def has_result(self) -> bool:
+        """Whether the training has written what it has found."""
+        return (self.folder / RESULT).exists()
+
     def result(self) -> dict[str, Any] | None:
         """Return what the training has found; None if it failed."""
-        path = self.folder / RESULT
-        if not path.exists():  # it is written last: a crash at the exit of a process does no harm
+        if not self.has_result:  # it is written last: a crash at the exit does no harm
             return None
-        found: dict[str, Any] = json.loads(path.read_text())
+        found: dict[str, Any] = json.loads((self.folder / RESULT).read_text())
         spent = self._devices * (time.monotonic() - self._started) / self._sharing
         return {**found, "devices": self._devices, "device_seconds": round(spent, 3)}
 
@@ -160,6 +165,20 @@ class TrialProcess:
     def stop(self) -> None:
         """End the process, if it has not ended by itself."""
         self._process.kill()
+
+
+def new_folder(parent: Path, key: str) -> Path:
+    """Make a folder for a training, and return it: `key`, or `key-2` and so on.
+
+    Making a folder is one step also on a shared disk. So no other worker has the same one.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        folder = parent / (key if number == 1 else f"{key}-{number}")
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise AssertionError  # numbers do not end
 
 
 def command_of(folder: Path, devices: int) -> list[str]:

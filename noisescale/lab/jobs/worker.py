@@ -13,7 +13,7 @@ from pathlib import Path
 from noisescale.lab.jobs.jobs import FAILED, Entry, Job, Record, State
 from noisescale.lab.jobs.ledger import Ledger, LostError, results_of
 from noisescale.lab.jobs.storage import retry
-from noisescale.lab.jobs.trial_process import TrialProcess
+from noisescale.lab.jobs.trial_process import PATIENCE, TrialProcess, new_folder
 from noisescale.lab.jobs.warm import Starts
 from noisescale.refusal import Refusal
 
@@ -114,13 +114,11 @@ class Worker:
             self._refuse_if_only_this_one_fails()
 
     def _train(self, entry: Entry, limit: float) -> None:
-        again = f"-{entry.attempt}" if entry.attempt > 1 else ""
         self._on_event(f"{entry.key}: begun")
-        folder = (self._output / "trials" / f"{entry.key}{again}").absolute()
         process = None
         try:
             process = TrialProcess(
-                folder,
+                new_folder((self._output / "trials").absolute(), entry.key),
                 entry.spec,
                 self._job.devices,
                 self._starts.start,
@@ -141,8 +139,7 @@ class Worker:
         except LostError:
             self._on_event(f"{entry.key}: left to another worker, this one was silent too long")
         except BaseException:
-            if process is not None:
-                process.stop()
+            # At once: more signals may come in the seconds until the training has ended.
             with suppress(Exception):  # the reason to stop is what is told
                 self._ledger.put_back(entry)
                 self._on_event(f"{entry.key}: put back")
@@ -169,13 +166,22 @@ class Worker:
         )
 
     def _attend(self, entry: Entry, process: TrialProcess) -> None:
-        """Wait for the end of a training, renew its lease, and keep its limit up to date."""
+        """Wait for the end of a training, renew its lease, and keep its limit up to date.
+
+        A process that has told its result and does not end, as some thread of it goes on, is ended.
+        """
         every = self._ledger.lease / RENEWALS
         renewed = looked = time.monotonic()
+        told: float | None = None
         wait = LOOK
         while not process.wait(wait):
             wait = min(1.1 * wait, 2.0, every)
             now = time.monotonic()
+            if told is None and process.has_result:
+                told = now
+            if told is not None and now - told > PATIENCE:
+                process.stop()
+                return
             if now - renewed > every:
                 retry(lambda: self._ledger.renew(entry))
                 renewed = now

@@ -133,9 +133,14 @@ def interruptible(place: str) -> Iterator[None]:
     """Treat SIGTERM as Ctrl-C. After either of them, print how to go on, and exit with code 1."""
 
     def interrupt(*_: Any) -> None:
+        # Who ends a worker by Ctrl-C sends it this signal as well, and the worker is busy then.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
+    by_keyboard = signal.getsignal(signal.SIGINT)
+    if by_keyboard is signal.default_int_handler:  # else a shell has it ignored
+        signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     except KeyboardInterrupt:
@@ -147,3 +152,4 @@ def interruptible(place: str) -> Iterator[None]:
         raise SystemExit(1) from None
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, by_keyboard)

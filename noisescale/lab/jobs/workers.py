@@ -56,7 +56,8 @@ class Place:
     def work_command(self) -> list[str]:
         """The command by which further workers join."""
         storage = without_password(self.storage)
-        return ["noisescale", "work", "--storage", storage, "--name", self.name]
+        output = [] if self.output is None else ["--output", str(self.output)]
+        return ["noisescale", "work", "--storage", storage, "--name", self.name, *output]
 
 
 def work_options(lease: float, per_device: int, *, cold: bool) -> list[str]:

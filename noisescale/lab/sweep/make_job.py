@@ -11,7 +11,7 @@ from noisescale.lab.jobs.jobs import TOO_LARGE, Training
 from noisescale.lab.parameter_texts import Searched, sweep_parameters
 from noisescale.lab.sweep.search import Search
 from noisescale.lab.sweep.settings import SweepJob, check_goal, read_batch_sizes
-from noisescale.made.targets import module_and_data, refuse_out_of_memory
+from noisescale.made.targets import module_and_data, refuse_out_of_memory, shield_process
 
 MOST_SEED = 2**31
 """The end of the seeds. The seed of a later round is larger, and the sampler has a limit."""
@@ -65,7 +65,11 @@ def sweep_job(
     from noisescale.lightning.trainer_access import isolate_rng
 
     names = [parameter.name for parameter in parameters]
-    with isolate_rng(), refuse_out_of_memory("max_device_batch_size", TOO_LARGE):
+    with (
+        shield_process(),
+        isolate_rng(),
+        refuse_out_of_memory("max_device_batch_size", TOO_LARGE),
+    ):
         torch.manual_seed(UNUSUAL_SEED)
         module, data = module_and_data(training.target, training.data)
         seeded = torch.initial_seed() != UNUSUAL_SEED

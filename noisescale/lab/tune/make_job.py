@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from noisescale.checks import refuse, require_count
 from noisescale.lab.jobs.jobs import TOO_LARGE
 from noisescale.lab.parameter_texts import Searched, search_parameters
-from noisescale.made.targets import module_and_data, own_arguments, refuse_out_of_memory
+from noisescale.made.targets import (
+    module_and_data,
+    own_arguments,
+    refuse_out_of_memory,
+    shield_process,
+)
 
 if TYPE_CHECKING:
     from noisescale.lab.jobs.jobs import Training
@@ -79,13 +84,18 @@ def tune_job(
     if max_device_batch_size is not None:
         require_count("max_device_batch_size", max_device_batch_size, "Leave it out for no limit.")
 
-    defaults = own_arguments(training.target, [name for name in names if name not in FITTED])
+    with shield_process():
+        defaults = own_arguments(training.target, [n for n in names if n not in FITTED])
     begin = {each.name: each.with_center(defaults.get(each.name)).center for each in parameters}
     arguments = {name: value for name, value in begin.items() if name not in FITTED}
     size = {each.name: each for each in parameters}.get("batch_size")
     usual = int(size.low) if size is not None else training.devices
     searched = [name for name in SWEPT if name in names]
-    with isolate_rng(), refuse_out_of_memory("max_device_batch_size", TOO_LARGE):
+    with (
+        shield_process(),
+        isolate_rng(),
+        refuse_out_of_memory("max_device_batch_size", TOO_LARGE),
+    ):
         seed_all(seed)
         module, data = module_and_data(training.target, training.data, arguments)
         goal = Goal(metric, 0.0, "<")

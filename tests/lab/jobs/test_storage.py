@@ -63,6 +63,22 @@ def test_a_last_line_that_was_never_finished_is_cut_off(tmp_path: Path) -> None:
     assert len(Ledger.open(str(path)).entries()) == 4
 
 
+def test_a_line_that_a_full_disk_cut_off_does_not_take_the_next_one_with_it(
+    tmp_path: Path,
+) -> None:
+    """Nobody could read the journal from then on."""
+    path = tmp_path / "sweep.journal"
+    ledger = Ledger.begin(str(path), "test", Squares())
+    with path.open("ab") as file:
+        file.write(b'{"op_code":4,"worker_id":"x","tri')
+
+    ledger.want(Squares().next_tasks({}))
+    ledger.take([(Task("n=9", {"n": 9}), {"square": 81})])
+
+    assert len(ledger.entries()) == 4
+    assert len(Ledger.open(str(path)).entries()) == 4
+
+
 def test_a_journal_that_is_none_and_places_that_are_not_there_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no journal\n")
     (tmp_path / "closed").mkdir()

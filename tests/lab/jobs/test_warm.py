@@ -58,6 +58,7 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
     "looks": """
 print("LEFT" in os.environ, threading.active_count(), torch.get_num_threads())
 print(multiprocessing.get_start_method(), multiprocessing.current_process().name)
+print(multiprocessing.parent_process())
 print(sys.argv[0].endswith("trial.py"), len(sys.argv), __import__("__main__").__spec__.name)
 """,
     "exits": "os._exit(7)",
@@ -155,10 +156,11 @@ def test_what_a_training_leaves_behind_no_other_one_meets(trained: Trained) -> N
 
 
 def test_to_its_script_a_fork_is_a_process_of_its_own(trained: Trained) -> None:
-    _, start, main = one(trained, "looks")["printed"].splitlines()[:3]
+    _, start, parent, main = one(trained, "looks")["printed"].splitlines()[:4]
 
     usual = "fork" if sys.version_info < (3, 14) else "forkserver"
     assert start == f"{usual} MainProcess"
+    assert parent == "None"  # else it would be a worker of a data loader to its script
     assert main == "True 2 noisescale.lab.jobs.trial"
 
 

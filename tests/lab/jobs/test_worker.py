@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from noisescale.lab.jobs import trial_process, worker
 from noisescale.lab.jobs.jobs import FAILED, Entry, State, Task
 from noisescale.lab.jobs.ledger import ATTEMPTS, Ledger
 from noisescale.lab.jobs.train_job import train_by_workers
-from noisescale.lab.jobs.trial_process import Running
+from noisescale.lab.jobs.trial_process import ColdProcess, Running
 from noisescale.lab.jobs.worker import TELLING, AllFailedError, OnlyHereError, Worker
 from noisescale.lab.jobs.workers import WorkersToStart
 
@@ -53,6 +54,50 @@ def test_a_worker_trains_round_after_round(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "out/trials/sum=5/result.json").exists()
     assert all(result["devices"] == 1 for result in ledger.results().values())
     assert all(0 <= result["device_seconds"] < 60 for result in ledger.results().values())
+
+
+def test_two_jobs_in_one_folder_have_results_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have tasks of the same names, which are trained at the same time."""
+    body = "time.sleep(0.5); spec['n'] += 10 * FACTOR"
+    found = {}
+
+    def train(factor: int) -> None:
+        ledger = Ledger.begin(str(tmp_path / f"{factor}"), "test", Squares(2))
+        worker = Worker(ledger, Squares(2), tmp_path / "out")
+        worker._starts.start = lambda folder: ColdProcess(folder, factor)  # type: ignore[method-assign]
+        worker.work()
+        found[factor] = squares_in(ledger.results())
+
+    commands = {
+        factor: script(tmp_path / f"{factor}.py", body.replace("FACTOR", str(factor)))
+        for factor in (1, 2)
+    }
+    monkeypatch.setattr(
+        trial_process, "command_of", lambda folder, factor: [*commands[factor], str(folder)]
+    )
+    threads = [threading.Thread(target=train, args=(factor,)) for factor in commands]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert found[1].items() >= {"n=0": 100, "n=1": 121}.items()
+    assert found[2].items() >= {"n=0": 400, "n=1": 441}.items()
+
+
+def test_a_training_that_has_told_its_result_and_does_not_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread of the user's script may wait for ever."""
+    monkeypatch.setattr(worker, "PATIENCE", 0.5)
+    monkeypatch.setattr(trial_process, "PATIENCE", 0.5)
+    body = "import threading; threading.Thread(target=threading.Event().wait).start()"
+
+    ledger, _ = working(tmp_path, monkeypatch, body)
+
+    assert squares_in(ledger.results()) == ALL
 
 
 def test_trainings_that_share_a_device_share_its_time(

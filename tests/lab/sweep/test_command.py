@@ -204,11 +204,13 @@ def train_on_two_ranks(here: Path, spec: dict[str, Any]) -> None:
     sys.path.insert(0, str(here))
     found = []
     with mock.patch.object(subprocess, "Popen", Forked):
-        for command in (command_of(here / "task", 2), [*command_of(here, 2)[:-3], "dies.py"]):
+        commands = {
+            "task": command_of(here / "task", 2),
+            "dies": [*command_of(here, 2)[:-3], "dies.py"],
+        }
+        for name, command in commands.items():
             with mock.patch.object(trial_process, "command_of", lambda *_, words=command: words):
-                process = TrialProcess(
-                    here / "task", spec, 2, lambda folder: ColdProcess(folder, 2)
-                )
+                process = TrialProcess(here / name, spec, 2, lambda folder: ColdProcess(folder, 2))
             process.wait(50)
             process.stop()
             found.append((process.result(), process.reason()))
@@ -329,6 +331,24 @@ def test_a_training_step_that_fails_is_shown_before_anything_is_begun(
     assert code == 1
     assert "ArithmeticError: no such luck" in said
     assert not (here / "sweep").exists()
+
+
+def test_what_a_script_does_to_folder_and_streams_stays_out_of_the_answer(here: Path) -> None:
+    """As with `os.chdir`, a print, and a logger that takes stdout to a file."""
+    (here / "runs").mkdir()
+    disturbing = """
+import io, os, sys
+print("dataset ready")
+os.chdir("runs")
+sys.stdout = io.StringIO()
+"""
+    (here / "train.py").write_text(TRAIN + disturbing)
+
+    code, output, _ = sweep("--workers", "1", "--json", "--lease", "20")
+
+    assert json.loads(output)["goal"]
+    assert code == 0
+    assert (here / "sweep/sweep.csv").exists()
 
 
 def test_a_storage_of_another_sweep_is_refused_and_one_that_is_gone_too(here: Path) -> None:
