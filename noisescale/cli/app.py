@@ -118,7 +118,7 @@ def _end_threads(before: list[threading.Thread], end: BaseException | None) -> N
     for thread in others:
         thread.join(max(until - time.monotonic(), 0))
     if isinstance(end, SystemExit) and any(thread.is_alive() for thread in others):
-        atexit._run_exitfuncs()
+        atexit._run_exitfuncs()  # which `os._exit` leaves out
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(end.code if isinstance(end.code, int) else 0)

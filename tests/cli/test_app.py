@@ -15,21 +15,23 @@ def command(**_):
     THREAD
     return 3
 
-app.PATIENCE = 1.0
+app.PATIENCE = SECONDS
 app.app = mock.Mock(side_effect=command)
 app.main()
 """
 
 
 @pytest.mark.parametrize(
-    ("thread", "printed"),
+    ("seconds", "thread", "printed"),
     [
-        ("threading.Thread(target=threading.Event().wait).start()", ["the answer"]),
+        (1.0, "threading.Thread(target=threading.Event().wait).start()", ["the answer"]),
         (
+            300.0,
             "threading.Thread(target=lambda: (time.sleep(0.2), print('done'))).start()",
             ["the answer", "done"],
         ),
         (
+            300.0,
             "global kept; kept = ThreadPoolExecutor(1); kept.submit(print, 'worked').result()",
             ["the answer", "worked"],
         ),
@@ -37,12 +39,14 @@ app.main()
     ids=["one that never ends", "one that ends soon", "an executor"],
 )
 def test_a_command_ends_with_its_code_whatever_threads_a_script_has_started(
-    thread: str, printed: list[str]
+    seconds: float, thread: str, printed: list[str]
 ) -> None:
     """Python waits for threads for ever, and a sweep imports the user's script."""
-    words = [sys.executable, "-c", COMMAND.replace("THREAD", thread)]
+    command = COMMAND.replace("SECONDS", f"{seconds}").replace("THREAD", thread)
 
-    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, timeout=100
+    )
 
     assert done.stderr == ""
     assert done.stdout.splitlines() == printed
