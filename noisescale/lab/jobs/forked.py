@@ -40,6 +40,7 @@ def train_forked(folder: str) -> None:
             os.dup2(printed.fileno(), stream)
     multiprocessing.set_start_method(None, force=True)  # not the one that made this process
     multiprocessing.current_process().name = "MainProcess"
+    # A script may ask for it, to tell a training from a worker of a loader. Typeshed has it not.
     multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
     import numpy as np
     from torch.utils.data import _utils

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -129,6 +128,8 @@ class TrialProcess:
         (folder / SPEC).write_text(json.dumps(dict(spec), indent=1))
         self._limit = math.inf
         self.set_limit(limit)
+        self._told: float | None = None
+        self._ended: float | None = None
         self._started = time.monotonic()
         self._process = start(folder)
 
@@ -145,17 +146,24 @@ class TrialProcess:
         written.write_text(str(steps))
         written.replace(self.folder / LIMIT)
 
-    @property
-    def has_result(self) -> bool:
-        """Whether the training has written what it has found."""
-        return (self.folder / RESULT).exists()
+    def lingers(self) -> bool:
+        """Return whether the result has been there for `PATIENCE`, and the process goes on."""
+        now = time.monotonic()
+        if self._told is None and (self.folder / RESULT).exists():
+            self._told = now
+        if self._told is None or now - self._told <= PATIENCE:
+            return False
+        self._ended = self._told  # what it did afterwards was no training
+        return True
 
     def result(self) -> dict[str, Any] | None:
         """Return what the training has found; None if it failed."""
-        if not self.has_result:  # it is written last: a crash at the exit does no harm
+        path = self.folder / RESULT
+        if not path.exists():  # it is written last: a crash at the exit of a process does no harm
             return None
-        found: dict[str, Any] = json.loads((self.folder / RESULT).read_text())
-        spent = self._devices * (time.monotonic() - self._started) / self._sharing
+        found: dict[str, Any] = json.loads(path.read_text())
+        ended = time.monotonic() if self._ended is None else self._ended
+        spent = self._devices * (ended - self._started) / self._sharing
         return {**found, "devices": self._devices, "device_seconds": round(spent, 3)}
 
     def reason(self) -> str:
@@ -173,12 +181,13 @@ def new_folder(parent: Path, key: str) -> Path:
     Making a folder is one step also on a shared disk. So no other worker has the same one.
     """
     parent.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
-        folder = parent / (key if number == 1 else f"{key}-{number}")
+    folder, number = parent / key, 1
+    while True:
         with suppress(FileExistsError):
             folder.mkdir()
             return folder
-    raise AssertionError  # numbers do not end
+        number += 1
+        folder = parent / f"{key}-{number}"
 
 
 def command_of(folder: Path, devices: int) -> list[str]:

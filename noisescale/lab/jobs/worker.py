@@ -13,7 +13,7 @@ from pathlib import Path
 from noisescale.lab.jobs.jobs import FAILED, Entry, Job, Record, State
 from noisescale.lab.jobs.ledger import Ledger, LostError, results_of
 from noisescale.lab.jobs.storage import retry
-from noisescale.lab.jobs.trial_process import PATIENCE, TrialProcess, new_folder
+from noisescale.lab.jobs.trial_process import TrialProcess, new_folder
 from noisescale.lab.jobs.warm import Starts
 from noisescale.refusal import Refusal
 
@@ -172,14 +172,11 @@ class Worker:
         """
         every = self._ledger.lease / RENEWALS
         renewed = looked = time.monotonic()
-        told: float | None = None
         wait = LOOK
         while not process.wait(wait):
             wait = min(1.1 * wait, 2.0, every)
             now = time.monotonic()
-            if told is None and process.has_result:
-                told = now
-            if told is not None and now - told > PATIENCE:
+            if process.lingers():
                 process.stop()
                 return
             if now - renewed > every:

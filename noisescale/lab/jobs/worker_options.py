@@ -137,10 +137,10 @@ def interruptible(place: str) -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
-    by_keyboard = signal.getsignal(signal.SIGINT)
-    if by_keyboard is signal.default_int_handler:  # else a shell has it ignored
-        signal.signal(signal.SIGINT, interrupt)
+    signals = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else a shell has it ignored
+        signals.append(signal.SIGINT)
+    before = {each: signal.signal(each, interrupt) for each in signals}
     try:
         yield
     except KeyboardInterrupt:
@@ -151,5 +151,5 @@ def interruptible(place: str) -> Iterator[None]:
         )
         raise SystemExit(1) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
-        signal.signal(signal.SIGINT, by_keyboard)
+        for each, handler in before.items():
+            signal.signal(each, handler)

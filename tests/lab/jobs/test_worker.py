@@ -65,9 +65,9 @@ def test_two_jobs_in_one_folder_have_results_of_their_own(
 
     def train(factor: int) -> None:
         ledger = Ledger.begin(str(tmp_path / f"{factor}"), "test", Squares(2))
-        worker = Worker(ledger, Squares(2), tmp_path / "out")
-        worker._starts.start = lambda folder: ColdProcess(folder, factor)  # type: ignore[method-assign]
-        worker.work()
+        one = Worker(ledger, Squares(2), tmp_path / "out")
+        with mock.patch.object(one._starts, "start", lambda folder: ColdProcess(folder, factor)):
+            one.work()
         found[factor] = squares_in(ledger.results())
 
     commands = {
@@ -91,7 +91,6 @@ def test_a_training_that_has_told_its_result_and_does_not_end_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread of the user's script may wait for ever."""
-    monkeypatch.setattr(worker, "PATIENCE", 0.5)
     monkeypatch.setattr(trial_process, "PATIENCE", 0.5)
     body = "import threading; threading.Thread(target=threading.Event().wait).start()"
 

@@ -227,6 +227,8 @@ class _Evaluations:
 
     def _refuse_gap(self, group: Sequence[_Line], groups: Sequence[Sequence[_Line]]) -> None:
         """Refuse evaluations without a cell with which they would be those of another group."""
+        if not self._is_evaluated(group):
+            return
         cells = group[0].cells
         for name in self.key:
             rest = [of for of in self.key if of != name]
@@ -234,7 +236,6 @@ class _Evaluations:
                 other[0].cells[name]
                 and all(other[0].cells[of] == cells[of] for of in rest)
                 and self._is_evaluated(other)
-                and self._is_evaluated(group)
                 for other in groups
             ):
                 raise Refusal(
