@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
@@ -82,7 +82,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--save-durations",
         type=Path,
         metavar="FILE",
-        help="save how long each file's tests took, and each test of a second or more",
+        help="save the CPU seconds of each file's tests, and of each test that took one or more",
     )
 
 
@@ -120,16 +120,24 @@ collect_ignore = ["goldens/record.py", "save_transfers.py"]
 """Scripts."""
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """On a device modules in which nothing takes it are not even imported.
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Modules in which no test would run are not even imported.
 
-    Nor are those of the fake device on any other.
+    They are of the other tier, or on a device nothing in them takes it. The tests of the fake device
+    run on no other.
     """
-    if FAKE in collection_path.parents:
-        return None if devices.name == "fake" else True
-    if devices.name == "cpu" or collection_path.suffix != ".py":
+    if FAKE in collection_path.parents and devices.name != "fake":
+        return True
+    if collection_path.suffix != ".py" or collection_path.name == "conftest.py":
         return None
-    takes_it = re.search(r'def \w+\([^)]*\bdevice\b|"device"', collection_path.read_text())
+    text, tier = collection_path.read_text(), config.option.markexpr
+    if tier == QUICK and re.search(r"^pytestmark = .*\bslow\b", text, re.MULTILINE):
+        return True
+    if tier == "slow" and "slow" not in text:
+        return True
+    if devices.name == "cpu" or FAKE in collection_path.parents:
+        return None
+    takes_it = re.search(r'def \w+\([^)]*\bdevice\b|"device"', text)
     return None if takes_it else True
 
 
@@ -187,6 +195,29 @@ def figure(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, float], N
     return keep
 
 
+QUICK = "not slow and not weekly"
+"""What `make test` runs: see pyproject.toml."""
+
+SPENT = pytest.StashKey[float]()
+"""CPU seconds of this process and its children when the last phase of a test had ended."""
+
+
+def spent() -> float:
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Give each report the CPU seconds since the last one: those of processes that ended, too."""
+    report = yield
+    now = spent()
+    report.cpu_seconds = now - item.config.stash[SPENT]  # type: ignore[attr-defined]
+    item.config.stash[SPENT] = now
+    return report
+
+
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
@@ -195,17 +226,18 @@ def pytest_terminal_summary(
 
 
 def save_durations(stats: dict[str, list[Any]], path: Path) -> None:
-    """Save the seconds of files and of long tests, with their fixtures, the longest first."""
+    """Save the CPU seconds of files and of long tests, with their fixtures, the longest first."""
     tests: dict[str, float] = defaultdict(float)
     files: dict[str, float] = defaultdict(float)
     for report in chain.from_iterable(stats.values()):
         if isinstance(report, pytest.TestReport):
-            tests[report.nodeid] += report.duration
-            files[report.nodeid.partition("::")[0]] += report.duration
+            seconds = getattr(report, "cpu_seconds", 0.0)
+            tests[report.nodeid] += seconds
+            files[report.nodeid.partition("::")[0]] += seconds
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         lines = csv.writer(file)
-        lines.writerow(["seconds", "of"])
+        lines.writerow(["cpu_seconds", "of"])
         long = {name: seconds for name, seconds in tests.items() if seconds >= 1}
         for name, seconds in sorted({**files, **long}.items(), key=lambda each: -each[1]):
             lines.writerow([f"{seconds:.1f}", name])
@@ -249,6 +281,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     use_huge_pages()
+    session.config.stash[SPENT] = spent()
 
 
 @pytest.fixture
