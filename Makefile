@@ -17,39 +17,47 @@ export PYTHONDONTWRITEBYTECODE :=
 # Tests of several ranks start two to four processes each.
 WORKERS := -n logical --maxprocesses 4 --dist worksteal
 
-# How long each test took, the longest first.
+# The CPU seconds of tests, the most first.
 TOOK = --save-durations build/durations
+
+# Both tiers: what `make test` runs, and the slow tests that it leaves out.
+ALL := -m "not weekly"
 
 # What takes a device runs once more on one without hardware: tests/fake_device. There has to be a
 # C++ compiler, else these tests are skipped; `make DEVICE=--require-device ...` fails instead.
 DEVICE :=
-ON_FAKE = --device fake $(DEVICE) tests
+ON_FAKE = $(ALL) --device fake $(DEVICE) tests
 
-.PHONY: demo test test-weekly test-gpu test-mps test-deepspeed test-oldest lint docs dist wheel-test release-test clean
+.PHONY: demo test test-all test-weekly test-gpu test-mps test-deepspeed test-oldest lint docs dist wheel-test release-test clean
 
 demo: .venv/ready ## measure the noise scale of a small run on two CPU processes
 	@$(BIN)/python examples/digits_ddp.py
 
-test: .venv/ready ## run all tests
+test: .venv/ready ## test every claim once
 	$(BIN)/pytest $(WORKERS) $(TOOK).csv
+
+test-all: .venv/ready ## run the tests that `make test` leaves out: the slow ones, and those on a device
+	$(BIN)/pytest $(WORKERS) $(TOOK)_of_slow.csv -m slow
 	$(BIN)/pytest $(WORKERS) $(TOOK)_on_fake.csv $(ON_FAKE)
+	@if $(MAKE) -s $(DEEPSPEED_ENV)/ready; then $(MAKE) test-deepspeed; \
+	else echo "DeepSpeed cannot be installed here: its tests were left out."; fi
 
 test-weekly: .venv/ready ## run the benchmarks that repeat what other tests test
 	$(BIN)/pytest $(WORKERS) -m weekly tests
 
 # In the second run torch looks for streams that do not wait. What both find is in build.
 test-gpu: .venv/ready ## run the tests that take a device on a GPU; .venv needs a torch with CUDA
-	$(BIN)/pytest --device cuda --require-device tests
-	TORCH_CUDA_SANITIZER=1 $(BIN)/pytest --device cuda --require-device tests/collectors/test_contract.py
+	$(BIN)/pytest $(ALL) --device cuda --require-device tests
+	TORCH_CUDA_SANITIZER=1 $(BIN)/pytest $(ALL) --device cuda --require-device tests/collectors/test_contract.py
 
 test-mps: .venv/ready ## run the tests that take a device on a Mac's GPU
-	$(BIN)/pytest --device mps --require-device tests
+	$(BIN)/pytest $(ALL) --device mps --require-device tests
 
 test-deepspeed: $(DEEPSPEED_ENV)/ready ## run the tests with DeepSpeed, on CPU
-	$(DEEPSPEED_ENV)/bin/python -m pytest $(WORKERS) $$(find tests -name test_deepspeed.py)
+	$(DEEPSPEED_ENV)/bin/python -m pytest $(WORKERS) $(ALL) $$(find tests -name test_deepspeed.py)
 
 test-oldest: $(OLDEST_ENV)/ready ## run all tests with the oldest versions of everything (Python 3.11)
-	$(OLDEST_ENV)/bin/pytest $(WORKERS)
+	$(OLDEST_ENV)/bin/pytest $(WORKERS) $(ALL)
 	$(OLDEST_ENV)/bin/pytest $(WORKERS) $(ON_FAKE)
 
 lint: .venv/ready $(LINT_ENV)/ready ## check format, lint, spelling and types
@@ -84,7 +92,7 @@ wheel-test: $(WHEEL_ENV)/ready ## try the built wheel, out of reach of the sourc
 	cd $(WHEEL_ENV) && venv/bin/python -m pytest tests/installed_wheel.py
 
 release-test: $(WHEEL_ENV)/ready ## run all tests against the built wheel, out of reach of the sources
-	cd $(WHEEL_ENV) && venv/bin/python -m pytest $(WORKERS) tests --pyargs noisescale
+	cd $(WHEEL_ENV) && venv/bin/python -m pytest $(WORKERS) $(ALL) tests --pyargs noisescale
 	cd $(WHEEL_ENV) && venv/bin/python -m pytest $(WORKERS) $(ON_FAKE)
 
 clean:

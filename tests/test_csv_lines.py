@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-import re
 from pathlib import Path
 
 import pytest
+from refused import refused
 
 from noisescale.csv_lines import csv_lines, write_csv
 
@@ -20,43 +20,26 @@ def test_lines_have_the_numbers_an_editor_shows_whatever_the_file_begins_with(
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "requirement", "got"),
     [
-        (
-            b"batch_size,steps\n8,1,350\n",
-            "`{path}` must have 2 cells in each line, got 3 in line 2. The line may have a comma"
-            " within a number, be damaged, or not be complete yet. Correct or remove it.",
-        ),
-        (
-            b"batch_size,steps\n8,1350\n16\n",
-            "`{path}` must have 2 cells in each line, got 1 in line 3. The line may have a comma"
-            " within a number, be damaged, or not be complete yet. Correct or remove it.",
-        ),
-        (
-            b"\x89PNG\r\n",
-            "`{path}` must be a CSV file in UTF-8, got 'utf-8' codec can't decode byte 0x89 in"
-            " position 0: invalid start byte after line 0. Name another file, or save this one as"
-            " CSV.",
-        ),
-        (
-            b"batch_size,steps\n8," + 200_000 * b"9",
-            "`{path}` must be a CSV file in UTF-8, got field larger than field limit (131072) after"
-            " line 2. Name another file, or save this one as CSV.",
-        ),
-        (
-            b"steps,batch_size,steps,steps\n1,8,2,3\n",
-            "`{path}` must name each column once, got 'steps' in columns 1, 3 and 4. Remove or"
-            " rename all but one column.",
-        ),
+        (b"batch_size,steps\n8,1,350\n", "have 2 cells in each line", "3 in line 2"),
+        (b"batch_size,steps\n8,1350\n16\n", "have 2 cells in each line", "1 in line 3"),
+        (b"\x89PNG\r\n", "be a CSV file in UTF-8", "after line 0"),
+        (b"batch_size,steps\n8," + 200_000 * b"9", "be a CSV file in UTF-8", "after line 2"),
+        (b"a,b,a,a\n1,8,2,3\n", "name each column once", "'a' in columns 1, 3 and 4"),
     ],
     ids=["more cells", "fewer cells", "no text", "one endless cell", "one name for three columns"],
 )
-def test_files_that_are_no_table_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_files_that_are_no_table_are_refused(
+    tmp_path: Path, content: bytes, requirement: str, got: str
+) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(content)
 
-    with pytest.raises(ValueError, match=f"^{re.escape(message.format(path=path))}$"):
+    with refused(str(path), requirement=requirement) as error:
         list(csv_lines(path))
+
+    assert got in str(error.value)
 
 
 def test_columns_without_a_name_may_repeat(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from scripts import ROOT, printed
 
 from noisescale.history.reading import read_metric, read_run
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SCRIPTS = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 

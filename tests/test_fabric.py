@@ -12,6 +12,7 @@ from fits import data, loss_of, network
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision
 from ranks import as_torchrun, on_ranks
+from tiers import slow
 from torch import Tensor
 
 from noisescale import NoiseScaleMeter
@@ -63,8 +64,14 @@ def train(precision: str, *, clips: bool) -> tuple[Any, list[list[np.ndarray]]]:
     return meter.sums.mean, gradients
 
 
-@pytest.mark.parametrize("clips", [False, True], ids=["", "clipped before"])
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+@pytest.mark.parametrize(
+    ("precision", "clips"),
+    [
+        ("16-mixed", True),
+        slow("16-mixed", False),
+        *(slow(precision, clips) for precision in ("32-true", "bf16-mixed") for clips in (0, 1)),
+    ],
+)
 def test_the_wrapper_and_the_scaler_of_fabric_are_looked_through(
     precision: str, clips: bool
 ) -> None:

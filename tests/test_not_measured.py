@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 from fits import CLASSES, FEATURES, classifier, data, loss_of, network, opaque_network, trainer
+from tiers import slow, slow_but
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers_fits import Classifier, fit
 
 from noisescale import BatchSizeScheduler, NoiseScaleMeter, NoiseScaleMonitor
-from noisescale.hugging_face import NoiseScaleCallback, trainer_access
 from noisescale.lightning.supported import _UNSUPPORTED_STRATEGIES
 
 BATCH_SIZE, STEPS = 8, 6
@@ -108,6 +107,9 @@ CASES = {
     "nothing trained": Case("must have parameters that require a gradient", hosts="loop"),
 }
 
+QUICK = {"BatchNorm", "SAM", "batches of unknown size", "strategy", "distributed type"}
+"""Of the hosts that have a Trainer. A loop tries all."""
+
 Weights = list[Tensor]
 
 
@@ -159,6 +161,10 @@ def in_lightning(case: Case, *, measured: bool, scheduled: bool = False) -> Weig
 
 
 def in_hugging_face(case: Case, *, measured: bool) -> Weights:
+    from transformers_fits import Classifier, fit
+
+    from noisescale.hugging_face import NoiseScaleCallback
+
     callbacks = [NoiseScaleCallback(**case.options)] if measured else []
     run = fit(
         *callbacks,
@@ -222,12 +228,19 @@ def heard() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("host", "case"), [(h, name) for name, c in CASES.items() for h in c.hosts.split()]
+    ("host", "case"),
+    [
+        (host, name) if host == "loop" or name in QUICK else slow(host, name)
+        for name, case in CASES.items()
+        for host in case.hosts.split()
+    ],
 )
 def test_one_warning_says_why_and_training_is_what_it_is_without(
     host: str, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if case == "distributed type":
+        from noisescale.hugging_face import trainer_access
+
         monkeypatch.setattr(trainer_access, "distributed_type", lambda: "XLA")
     if case == "strategy":
         monkeypatch.setitem(_UNSUPPORTED_STRATEGIES, "SingleDeviceStrategy", "it hides gradients")
@@ -246,7 +259,7 @@ def test_one_warning_says_why_and_training_is_what_it_is_without(
     assert all(map(torch.equal, found, expected))
 
 
-@pytest.mark.parametrize("host", ["lightning", "hugging-face"])
+@pytest.mark.parametrize("host", slow_but(["lightning", "hugging-face"], "lightning"))
 def test_how_it_measures_is_said_once_it_is_known(host: str) -> None:
     """Under Hugging Face the unit is said of models of transformers, and of all others."""
     with heard() as said:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refusals: their text, their fields, and how they come from a worker."""
+"""Refusals: their text, their fields, and that they pickle, as workers send them."""
 
 import pickle
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import pytest
 
@@ -15,10 +13,6 @@ KINDS = [Refusal, TypeRefusal, FileRefusal, FolderRefusal, SettingRefusal]
 
 def refused(kind: type[Refusal]) -> Refusal:
     return kind(("low", "high"), "come with `price`", 3.5, "Give `price=1`.", word="alone")
-
-
-def refuse_in_a_worker() -> None:
-    raise refused(Refusal)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -47,15 +41,6 @@ def test_a_refusal_is_the_error_that_python_and_lightning_expect(
 ) -> None:
     assert isinstance(refused(kind), base)
     assert isinstance(refused(kind), Refusal)
-
-
-def test_a_refusal_that_a_worker_raises_arrives_with_its_fields() -> None:
-    workers = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
-    with workers, pytest.raises(Refusal) as raised:
-        workers.submit(refuse_in_a_worker).result(60)
-
-    assert raised.value.arguments == ("low", "high")
-    assert raised.value.word == "alone"
 
 
 def test_arguments_are_called_as_the_reader_knows_them_in_all_fields() -> None:

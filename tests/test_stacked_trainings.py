@@ -23,6 +23,8 @@ from benchmarks.lib.stacked import (
 )
 from benchmarks.lib.workloads import Batch
 
+pytestmark = pytest.mark.slow
+
 BETA2 = 0.999**2
 RATES, SEEDS = (0.01, 0.05), (0, 1)
 

@@ -35,6 +35,8 @@ from benchmarks.suite._submissions import (
 from benchmarks.suite._trials import Course, Method, Row, Task, step_seconds, train
 from benchmarks.suite._workloads import PROBLEMS, VARIANTS
 
+pytestmark = pytest.mark.slow
+
 SMALL = Size(
     externals=("sgd", "sgd, CARBS"),
     selves=("sgd, untuned",),

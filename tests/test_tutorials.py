@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from scripts import ROOT, printed
 
+pytestmark = pytest.mark.slow
+
 NOTEBOOKS = sorted((ROOT / "docs/tutorials").glob("*.ipynb"))
 
 SMALLER: dict[str, dict[str, float]] = {
