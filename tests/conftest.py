@@ -123,8 +123,8 @@ collect_ignore = ["goldens/record.py", "save_transfers.py"]
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Modules in which no test would run are not even imported.
 
-    They are of the other tier, or on a device nothing in them takes it. The tests of the fake device
-    run on no other.
+    They are of the other tier, or on a device nothing in them takes it. The tests of the fake
+    device run on no other.
     """
     if FAKE in collection_path.parents and devices.name != "fake":
         return True
@@ -270,18 +270,26 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    # Advice of Lightning to its users: few workers, no validation data, an unstateful loader.
-    # Among the filters of pyproject.toml it would have Lightning imported for every test.
-    for package in ("lightning.fabric", "lightning_fabric"):
-        if package in sys.modules:
-            category = f"{package}.utilities.warnings.PossibleUserWarning"
-            session.config.addinivalue_line("filterwarnings", f"ignore::{category}")
-    # Collections of garbage, one after each fit of transformers, leave out what is imported, and
-    # forks share its pages.
-    gc.collect()
-    gc.freeze()
+    freeze_modules(session.config)
     use_huge_pages()
     session.config.stash[SPENT] = spent()
+
+
+MODULES = pytest.StashKey[int]()
+"""How many there were when they were frozen."""
+
+
+def freeze_modules(config: pytest.Config) -> None:
+    """Have collections of garbage leave out what is imported, and forks share its pages."""
+    gc.collect()
+    gc.freeze()
+    config.stash[MODULES] = len(sys.modules)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Freeze what tests have imported, too: Lightning, transformers, Optuna."""
+    if len(sys.modules) > item.config.stash[MODULES] + 300:
+        freeze_modules(item.config)
 
 
 @pytest.fixture

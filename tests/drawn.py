@@ -2,12 +2,13 @@
 """What a figure has drawn, for tests of figures."""
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import plotly.graph_objects as go
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 
-def trace(figure: go.Figure, name: str, **style: Any) -> go.Scatter:
+def trace(figure: "go.Figure", name: str, **style: Any) -> "go.Scatter":
     """The one trace whose name starts so, and that has this style."""
     found = [
         each

@@ -11,8 +11,6 @@ from typing import Any
 import noisescale
 
 _PACKAGE = str(Path(noisescale.__file__).parent)
-
-
 OF_A_METER = {
     "Meter.step",
     "NoiseScaleMeter.step",

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits by a Lightning Trainer on forked ranks, and what each rank saw."""
 
+import importlib
+import math
 import tempfile
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -179,6 +183,7 @@ def fit(
 
     It is called when the fit has ended; by default it returns what the monitor knows then.
     """
+    _import_for_ranks()
     with tempfile.TemporaryDirectory() as folder:
         recorder = _recorder(package, Path(folder), results or monitored)
         fitting = trainer(ranks, package, callbacks=[*callbacks, recorder], **options)
@@ -188,6 +193,75 @@ def fit(
             ckpt_path=ckpt_path,
         )
         return [torch.load(Path(folder) / f"{rank}", weights_only=False) for rank in range(ranks)]
+
+
+def fit_here(
+    *callbacks: Any,
+    ranks: int = 1,
+    package: ModuleType = L,
+    model: Any = None,
+    train_loader: Any = None,
+    ckpt_path: Any = None,
+    **options: Any,
+) -> Any:
+    """Fit in this process, which may be one of some ranks; return the Trainer."""
+    options = {"strategy": "auto" if ranks == 1 else "ddp", "callbacks": list(callbacks), **options}
+    fitting = trainer(ranks, package, **options)
+    fitting.fit(
+        classifier(package) if model is None else model,
+        loader() if train_loader is None else train_loader,
+        ckpt_path=ckpt_path,
+    )
+    return fitting
+
+
+def fits_on_ranks(*fits: Callable[[], Any], ranks: int = 2) -> list[tuple[Any, ...]]:
+    """What each of some fits returns on each rank, one after the other in one group."""
+    _import_for_ranks()
+    of_ranks = on_ranks(ranks, as_torchrun(lambda: [one() for one in fits]))
+    return list(zip(*of_ranks, strict=True))
+
+
+def _import_for_ranks() -> None:
+    """Import what optimizers import once, and not in each rank."""
+    importlib.import_module("torch._dynamo")
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """All that a block warns of, in a list that is full when the block has ended."""
+    messages: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield messages
+    messages += [str(warning.message) for warning in caught]
+
+
+def check_norms(steps: Iterable[Any], expected: Iterable[Any], rel: float = 2e-6) -> None:
+    """Compare the norms and sizes of steps with those of an oracle."""
+    for got, want in zip(steps, expected, strict=True):
+        assert got.small_sq_norm == pytest.approx(want.small_sq_norm, rel=rel)
+        assert got.big_sq_norm == pytest.approx(want.big_sq_norm, rel=rel)
+        assert got.small_batch == pytest.approx(want.small_batch)
+        assert got.big_batch == pytest.approx(want.big_batch)
+
+
+class NotFinite(L.Callback):
+    """Spoils gradients where `bad(trainer)` is true, and leaves the parameters as they are."""
+
+    def __init__(self, bad: Callable[[Any], bool], value: float = math.nan) -> None:
+        self.bad, self.value = bad, value
+
+    def on_fit_start(self, fitting: Any, module: Any) -> None:
+        def spoil(gradient: Tensor) -> Tensor | None:
+            return torch.full_like(gradient, self.value) if self.bad(fitting) else None
+
+        def leave_out(*_: Any, **__: Any) -> None:
+            for p in module.parameters():
+                p.grad.nan_to_num_(0, 0, 0)
+
+        next(module.parameters()).register_hook(spoil)
+        module.configure_gradient_clipping = leave_out
 
 
 class FsdpAnywhere(FSDPStrategy):
@@ -208,7 +282,6 @@ def fit_sharded(
     ranks: int = 2,
     tensor_parallel: int = 1,
     strategy: Any = None,
-    ckpt_path: Any = None,
     results: Callable[[Any, Any], Any],
     **options: Any,
 ) -> list[Any]:
@@ -219,19 +292,16 @@ def fit_sharded(
     Lightning's launcher would carry weights back to this process, which sharded ones do not
     survive: so the ranks are ours, and Lightning finds itself under torchrun.
     """
-    model, train_loader = options.pop("model"), options.pop("train_loader", None)
 
     def on_one() -> Any:
         by = strategy or ModelParallelStrategy(ranks // tensor_parallel, tensor_parallel)
-        fitting = trainer(ranks, callbacks=list(callbacks), strategy=by, **options)
-        data = loader() if train_loader is None else train_loader
-        fitting.fit(model, data, ckpt_path=ckpt_path)
-        return results(fitting, model)
+        fitting = fit_here(*callbacks, ranks=ranks, strategy=by, **options)
+        return results(fitting, fitting.lightning_module)
 
-    return on_ranks(ranks, as_torchrun(on_one))
+    return list(fits_on_ranks(on_one, ranks=ranks)[0])
 
 
-def monitored(fitting: Any, module: Any) -> dict[str, Any]:
+def monitored(fitting: Any, module: Any = None) -> dict[str, Any]:
     (monitor,) = [c for c in fitting.callbacks if isinstance(c, NoiseScaleMonitor)]
     state = monitor.state_dict()
     return {

@@ -3,8 +3,6 @@
 
 from pathlib import Path
 
-from torch.utils.tensorboard import SummaryWriter
-
 from noisescale.history.history import History
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.history.record import Recorder
@@ -22,6 +20,8 @@ def log_run(
     rows: int = 100,
 ) -> None:
     """Steps of 64 examples on two devices, 0.1 s each, a row every 10 steps: 1,000 by default."""
+    from torch.utils.tensorboard import SummaryWriter
+
     prefix = "noise_scale/" + (f"{monitor}/" if monitor else "")
     prefix += f"optimizer_{optimizer}/" if optimizer else ""
     mix = OptimizerMix(OptimizerKind(optimizer_kind)) if optimizer_kind else None

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A module whose gradient names the examples it is of, and the windows there should be."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import lightning.pytorch as L
 import torch
+from fits import trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -112,3 +114,35 @@ class Asks:
 
     def __call__(self, noise_scale: Any, plan: Any, progress: Any) -> float:
         return self.of_one * self.lengths[progress.steps % len(self.lengths)]
+
+
+def stays(noise_scale: Any, plan: Any, progress: Any) -> float:
+    """A policy that leaves the batch as it is."""
+    return float(plan.batch_size)
+
+
+class Stops(L.Callback):
+    """End the fit after some steps or epochs."""
+
+    def __init__(self, steps: float = math.inf, epochs: float = math.inf) -> None:
+        self._steps, self._epochs = steps, epochs
+
+    def on_train_batch_end(self, fitting: Any, *_: Any) -> None:
+        fitting.should_stop |= fitting.global_step >= self._steps
+
+    def on_train_epoch_end(self, fitting: Any, module: Any) -> None:
+        fitting.should_stop |= fitting.current_epoch + 1 >= self._epochs
+
+
+def fitted(
+    *callbacks: Any,
+    module: Any,
+    data: Any,
+    validation: Any = None,
+    ckpt_path: Any = None,
+    **options: Any,
+) -> Any:
+    """The Trainer after a fit in this process."""
+    fitting = trainer(1, strategy="auto", callbacks=list(callbacks), **options)
+    fitting.fit(module, data, validation, ckpt_path=ckpt_path)
+    return fitting

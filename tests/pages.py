@@ -46,3 +46,20 @@ def opened(
 
 def background_of(page: "Page", element: str) -> str:
     return str(page.locator(element).first.evaluate("e => getComputedStyle(e).backgroundColor"))
+
+
+def check_fit(page: "Page", width: int, legends: int) -> None:
+    """Nothing leaves the page, no text is cut, and each of the legends is inside its figure."""
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    cut = page.locator("figure svg text").evaluate_all(
+        "all => all.map(e => [e.textContent, e.getBoundingClientRect()])"
+        f".filter(([text, {{left, right}}]) => text && (left < 0 || right > {width}))"
+    )
+    assert cut == []
+    bottom = "e => e.getBoundingClientRect().bottom"
+    found = 0
+    for figure in page.locator("figure [role=img]").all():
+        below = figure.locator(".legend .bg").evaluate_all(f"all => all.map({bottom})")
+        assert all(end <= figure.evaluate(bottom) + 1 for end in below)
+        found += len(below)
+    assert found == legends

@@ -72,6 +72,7 @@ def in_a_fork(test: Callable[..., None]) -> Callable[..., None]:
 
 def call_in_a_fork(test: Callable[..., None], *arguments: Any, **options: Any) -> None:
     """Call a test in a forked process. Its error is raised here."""
+    importlib.import_module("torch._dynamo")  # as for ranks
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         use_huge_pages()
@@ -116,6 +117,7 @@ def _raise_errors(folder: Path) -> None:
 @contextmanager
 def _ranks(world_size: int, folder: Path, function: Any, arguments: Any) -> Iterator[list[Any]]:
     """Processes that run a function; whatever is left of them is killed."""
+    importlib.import_module("torch._dynamo")  # which DDP and FSDP import: not in every fork
     use_huge_pages()
     context: Any = multiprocessing.get_context("fork")
     processes = [

@@ -4,13 +4,15 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import devices
 import pytest
 import torch
 import torch.distributed as dist
 from brute_force import columns_of, gradient_of, in_float64
+from forked_once import Ranks
+from tiers import slow
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
@@ -48,12 +50,16 @@ class Block(nn.Module):
 class Net(nn.Module):
     """Dimensions that do not divide evenly: shards are padded, some are empty."""
 
-    def __init__(self, inner: int = 7, wide: int = 9, *, reentrant: bool = False) -> None:
+    def __init__(
+        self, inner: int = 7, wide: int = 9, *, reentrant: bool = False, tied: bool = False
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.again, self.reentrant = partial(Net, inner, wide), reentrant
+        self.again, self.reentrant = partial(Net, inner, wide, tied=tied), reentrant
         self.first = nn.Linear(5, inner)
         self.blocks = nn.ModuleList([Block(inner, wide), Block(inner, wide)])
+        if tied:
+            self.blocks[1].side = self.blocks[0].side  # type: ignore[union-attr]
         self.last = nn.Linear(inner, 3)
         self.frozen = nn.Linear(2, 2).requires_grad_(False)
 
@@ -70,6 +76,10 @@ class Net(nn.Module):
 
 def always(step: int, pass_: int) -> bool:
     return True
+
+
+def in_first_pass_only(step: int, pass_: int) -> bool:
+    return pass_ == 0
 
 
 def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
@@ -160,10 +170,61 @@ def steps_of(
                     p.grad.mul_(0.1)  # as clipping would
         small, big = collector.small_sq_norms(), collector.big_sq_norms()
         dist.all_reduce(big, group=collector.group)
-        result["rows"].append((None if small is None else small.tolist(), big.tolist(), *expected))
+        result["rows"].append([None if small is None else small.tolist(), big.tolist(), *expected])
         collector.reset()
     collector.close()
     return result
+
+
+def called_twice(collector: RoundsCollector, model: Any) -> dict[str, Any]:
+    """What is captured of a pass that goes through a model twice, and what it should be."""
+    rank = dist.get_rank()
+    expected = brute_force(whole(model), 0, [[0, 1]], always, collector.norms, 2)
+    loss = (loss_of(model, 0, 0, rank) + loss_of(model, 0, 1, rank)) / 2
+    collector.before_backward(loss, 8)
+    loss.backward()
+    small, big = collector.small_sq_norms(), collector.big_sq_norms()
+    dist.all_reduce(big)
+    assert small is not None
+    return {"rows": [(small.tolist(), big.tolist(), *expected)]}
+
+
+class WithoutNorms:
+    """Steps of a model, and which of them had no small norms."""
+
+    def __init__(self, collector: RoundsCollector, model: Any) -> None:
+        self.collector, self.model = collector, model
+        self.found: dict[str, bool] = {}
+
+    def run(self, *reduces: bool, announced: bool = True) -> None:
+        """One pass after the other, that reduces gradients or adds to them."""
+        for on in reduces:
+            with reducing(self.model, on):
+                self.backward(announced=announced)
+
+    def backward(self, *, announced: bool = True) -> None:
+        loss = loss_of(self.model, 0, 0, dist.get_rank())
+        if announced:
+            self.collector.before_backward(loss, 1)
+        loss.backward()
+
+    def close(self, what: str) -> None:
+        self.found[what] = self.collector.small_sq_norms() is None
+        self.collector.reset()
+        self.model.zero_grad()
+
+    def go_through_all(self) -> None:
+        self.close("no pass")
+        self.run(True, announced=False)
+        self.close("none that was announced")
+        self.run(False)
+        self.close("none that reduces")
+        self.run(True)  # which reduces what was left
+        self.collector.reset()
+        self.run(True, False, True)
+        self.close("rounds of unequal length")
+        self.run(True)
+        self.close("a good step")
 
 
 def check(results: list[dict[str, Any]], tolerance: float = EXACT) -> None:
@@ -174,3 +235,41 @@ def check(results: list[dict[str, Any]], tolerance: float = EXACT) -> None:
 
 
 GROUPS = {"first block": r"blocks\.0", "vectors": r"bias|norm"}
+CAPTURE: dict[str, Any] = {"capture": True}
+WITHOUT: dict[str, Any] = {"branch": in_first_pass_only, "groups": GROUPS}
+IN_GROUPS: dict[str, Any] = {"groups": GROUPS}
+EVERY_WAY = [(SINGLE, GROUPS), (EVERY_PASS, None), (SUMMED, None), (TWO_ROUNDS, GROUPS)]
+
+
+class Run(NamedTuple):
+    """Steps of a model."""
+
+    make: Callable[[], Any]
+    rounds: Rounds
+    tolerance: float = EXACT
+    how: dict[str, Any] = {}  # noqa: RUF012 # nobody writes to it
+
+
+class Runs:
+    """Runs by name, all of which go through `steps` on ranks that are forked once.
+
+    Args:
+        steps: Called with a model, the rounds and the options of the run.
+    """
+
+    def __init__(self, steps: Callable[..., dict[str, Any]]) -> None:
+        self._steps = steps
+        self._found: dict[str, tuple[Callable[[], Any], float]] = {}
+        self.names: list[Any] = []
+
+    def add(self, ranks: Ranks, runs: dict[str, Run], *, quick: bool = True) -> None:
+        def call() -> dict[str, Any]:
+            return {n: self._steps(r.make(), r.rounds, **r.how) for n, r in runs.items()}
+
+        found = ranks(call)
+        self._found |= {name: (found, run.tolerance) for name, run in runs.items()}
+        self.names += runs if quick else map(slow, runs)
+
+    def check(self, name: str) -> None:
+        found, tolerance = self._found[name]
+        check([of_rank[name] for of_rank in found()], tolerance)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import devices
 import torch
-import torch._dynamo  # which FSDP2 imports, here once and not in every fork
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is counted along a run, and when a warning says that the number may be wrong."""
 
-import re
 from typing import Any
 
 import pytest
@@ -131,17 +130,12 @@ def test_values_on_a_device_are_read_in_the_first_batch_alone() -> None:
     assert [first, *counts] == [3] * 6
     assert OnDevice.reads == after_one > 0
     (warning,) = counter.warnings
-    assert re.search(
-        r"the number in the first batch is taken for all\. Return `cu_seqlens`", warning
-    )
-    assert warning.endswith(
-        "Monitor counts 3 examples. If this number is wrong, pass `batch_size_fn`."
-    )
+    assert "`cu_seqlens`" in warning
+    assert "Monitor counts 3 examples." in warning
 
 
 def test_boundaries_on_a_device_are_counted_and_not_read() -> None:
     counter = Counter()
-
     OnDevice.reads = 0
 
     assert counter(TOKENS | {"cu_seqlens": on_device(BOUNDARIES)}) == 3
@@ -153,8 +147,7 @@ def test_a_list_of_two_images_is_in_doubt() -> None:
     counter = Counter()
 
     assert counter([of(3, 20, 30), of(3, 24, 30)]) == 3
-    (warning,) = counter.warnings
-    assert "Each tensor may be one field of the batch, or one example." in warning
+    assert len(counter.warnings) == 1
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
@@ -190,4 +183,4 @@ def test_positions_may_be_counted_only_where_the_model_could_be_sequence_first(
     assert [counter(batch), counter(batch)] == [35, 35]
     assert len(counter.warnings) == doubted
     for warning in counter.warnings:
-        assert "but rnn has `batch_first=False`. Monitor counts 35 examples." in warning
+        assert "rnn has `batch_first=False`" in warning

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from logged_runs import log_run
 from program import ended, refused, run
-from torch.utils.tensorboard import SummaryWriter
 
 from noisescale import predict
 from noisescale.history.reading import read_run
@@ -33,30 +32,25 @@ def test_tables_of_a_run_are_printed_by_the_installed_script(logged: Path) -> No
     )
 
     assert (done.returncode, done.stderr) == (0, "")
-    output = done.stdout
-    assert re.search(r"Critical batch size +192 examples \(95 % interval 154 to 250\)", output)
-    assert "On the run's own 2 devices" in output
-    assert "waiting" in output
-    assert "kappa = 1: not calibrated by this model" in " ".join(output.split())
+    assert re.search(r"Critical batch size +192 examples \(95 % interval 154 to 250\)", done.stdout)
+    assert "waiting" in done.stdout
+    assert "kappa = 1" in done.stdout
 
 
-def test_json_is_what_the_package_predicts(logged: Path) -> None:
-    output = run("predict", logged, "--batch-sizes", "64,512", "--devices", "1,2", "--json")
-
-    expected = predict(read_run(logged), [64, 512], [1, 2])
-    assert json.loads(output) == json.loads(expected.to_json())
-
-
-def test_every_option_reaches_the_prediction(tmp_path: Path) -> None:
+def test_every_option_reaches_the_prediction_and_json_is_what_the_package_predicts(
+    tmp_path: Path,
+) -> None:
     log_run(tmp_path)
     log_run(tmp_path, optimizer=1, monitor="wide", noise_scale=50.0)
+    timings = [StepTiming(b, 1, 2, 1, 0.01 + b / 1000) for b in (16, 32, 64, 256)]
     options = {
         "batch_sizes": [64, 512],
         "devices": [2, 16],
         "price_per_device_hour": 2.5,
         "hour_worth": 40.0,
         "calibration": 1.5,
-        "max_device_batch_size": 16.0,
+        "step_times": write_timings(tmp_path / "times.csv", timings),
+        "max_device_batch_size": 256.0,
         "devices_per_node": 4,
         "unit": "sequences",
     }
@@ -73,92 +67,48 @@ def test_every_option_reaches_the_prediction(tmp_path: Path) -> None:
 
     expected = predict(read_run(tmp_path, optimizer=1, monitor="wide"), **options)  # type: ignore[arg-type]
     assert json.loads(output) == json.loads(expected.to_json())
+    row = next(row for row in json.loads(output)["rows"][::-1] if row["devices"] == 2)
+    assert (row["device_batch_size"], row["accumulation"]) == (256, 1)
+    assert row["hours"]["value"] * 3600 == pytest.approx(row["steps"]["value"] * 0.266, rel=0.01)
 
 
 def test_a_report_with_figures_is_written(logged: Path, tmp_path: Path) -> None:
     output = run("predict", logged, "--html", tmp_path / "report.html", "--unit", "sequences")
 
-    assert f"Report: {tmp_path}/report.html" in output
+    assert f"{tmp_path}/report.html" in output
     page = (tmp_path / "report.html").read_text()
     assert "192 sequences" in page
     assert "DecompressionStream" in page
 
 
-def test_step_times_of_a_profile_replace_those_of_the_run(logged: Path, tmp_path: Path) -> None:
-    times = write_timings(
-        tmp_path / "times.csv", [StepTiming(b, 1, 2, 1, 0.01 + b / 1000) for b in (16, 32, 64, 256)]
-    )
-
-    output = run("predict", logged, "--step-times", times, "--batch-sizes", 512, "--json")
-
-    row = next(row for row in json.loads(output)["rows"] if row["devices"] == 2)
-    assert (row["device_batch_size"], row["accumulation"]) == (256, 1)
-    assert row["hours"]["value"] * 3600 == pytest.approx(row["steps"]["value"] * 0.266, rel=0.01)
-
-
 def test_a_sweep_and_branches_calibrate(logged: Path, tmp_path: Path) -> None:
-    sweep, branches = tmp_path / "sweep.csv", tmp_path / "branches.csv"
+    """Of branches with two named orders the second one is worse by 0.05 throughout."""
+    sweep, branches, named = (tmp_path / f"{name}.csv" for name in ("sweep", "branches", "named"))
     rows = [f"{size},{100 * (1 + 400 / size)}" for size in (16, 64, 256, 1024, 4096)]
-    sweep.write_text("batch_size,steps\n" + "\n".join(rows))
+    sweep.write_text("\n".join(["batch_size,steps", *rows]))
     losses = [f"{size},{2 + size / (size + 256)}" for size in (64, 128, 256, 512)]
-    branches.write_text("batch_size,loss\n" + "\n".join(losses))
+    branches.write_text("\n".join(["batch_size,loss", *losses]))
+    sizes, lags = (16, 64, 256, 1024), {"a": 0.0, "b": 0.05}
+    orders = [f"{b},{2 + b / (b + 100) + lag},{o}" for o, lag in lags.items() for b in sizes]
+    named.write_text("\n".join(["batch_size,loss,order", *orders]))
 
     fitted = run("predict", logged, "--sweep", sweep, "--json")
-    branched = run("predict", logged, "--branches", branches, "--branch-step", 500, "--json")
+    branched, paired = (
+        json.loads(run("predict", logged, "--branches", file, "--branch-step", 500, "--json"))
+        for file in (branches, named)
+    )
 
     assert json.loads(fitted)["critical_batch_size"]["value"] == pytest.approx(400)
-    assert "fitted to a sweep of 5 batch sizes" in json.loads(fitted)["assumptions"][1]
-    kappa = json.loads(branched)["calibration"]["kappa"]["value"]
+    assert "5 batch sizes" in json.loads(fitted)["assumptions"][1]
+    kappa = branched["calibration"]["kappa"]["value"]
     assert kappa == pytest.approx(256 / 192, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ["--price-per-device-hour", "2", "--hour-worth", "-3"],
-            "`--hour-worth` must be positive and finite, got -3.0. Leave it out if it is unknown.",
-        ),
-        (
-            ["--branches", "b.csv"],
-            "`--branches` must be used with `--branch-step` if it is a CSV file, got no step. Give"
-            " the step of the run at which the branches started.",
-        ),
-        (
-            ["--branch-step", "500"],
-            "`--branch-step` must be used with a CSV file of losses in `--branches`, got no file."
-            " Leave `--branch-step` out.",
-        ),
-        (
-            ["--loss-scatter", "0.1"],
-            "`--loss-scatter` must be used with a CSV file of losses in `--branches`, got no file."
-            " Leave `--loss-scatter` out.",
-        ),
-        (
-            ["--sweep", "s.csv", "--branch-examples", "100"],
-            "`--branch-examples` must be used with a CSV file of losses in `--branches`, got no"
-            " file. Leave `--branch-examples` out.",
-        ),
-        (
-            ["--branches", "b.json", "--branch-examples", "100"],
-            "`--branch-examples` must be used with a CSV file of losses in `--branches`, got"
-            " b.json. Leave `--branch-examples` out.",
-        ),
-        (
-            ["--sweep", "s.csv", "--calibration", "2"],
-            "`--calibration`, `--sweep` and `--branches` must not be combined, got several of them."
-            " Give only the one that you trust most.",
-        ),
-    ],
-)
-def test_bad_options_are_one_line_and_nothing_is_written(
-    logged: Path, tmp_path: Path, options: list[str], message: str
-) -> None:
-    assert refused("predict", logged, *options, "--html", tmp_path / "r.html") == message
-    assert list(tmp_path.iterdir()) == []
+    (source,) = [said for said in paired["assumptions"] if "losses of branches" in said]
+    assert "scatter of 0.0001" in source
 
 
 def test_runs_that_hold_nothing_are_one_line(tmp_path: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
     empty, without, short = tmp_path / "empty", tmp_path / "without", tmp_path / "short"
     empty.mkdir()
     (empty / "events.out.tfevents.0").touch()
@@ -169,27 +119,10 @@ def test_runs_that_hold_nothing_are_one_line(tmp_path: Path) -> None:
     (file,) = short.iterdir()
     file.write_bytes(file.read_bytes()[:-7])
 
-    assert "must contain events, got 0 bytes" in refused("predict", empty)
-    assert "Add `NoiseScaleMonitor()` to the callbacks" in refused("predict", without)
+    assert "0 bytes" in refused("predict", empty)
+    assert "NoiseScaleMonitor" in refused("predict", without)
     assert "`--allow-truncated`" in refused("predict", short)
     assert RECORD in refused("predict", short, "--allow-truncated")
-
-
-def test_branches_of_named_orders_are_paired(logged: Path, tmp_path: Path) -> None:
-    """The second order is worse by 0.05 throughout."""
-    sizes, lags = (16, 64, 256, 1024), {"a": 0.0, "b": 0.05}
-    lines = [f"{b},{2 + b / (b + 100) + lag},{o}" for o, lag in lags.items() for b in sizes]
-    branches = tmp_path / "ends.csv"
-    branches.write_text("\n".join(["batch_size,loss,order", *lines]) + "\n")
-    options = ["--branches", branches, "--branch-step", 500]
-
-    (source,) = [
-        said
-        for said in json.loads(run("predict", logged, *options, "--json"))["assumptions"]
-        if "losses of branches" in said
-    ]
-
-    assert "at a scatter of 0.0001" in source
 
 
 def test_a_warning_is_one_line_that_names_no_place_in_the_sources(tmp_path: Path) -> None:
@@ -202,7 +135,4 @@ def test_a_warning_is_one_line_that_names_no_place_in_the_sources(tmp_path: Path
         warnings.simplefilter("default")
         _, _, errors = ended("predict", tmp_path)
 
-    assert errors.splitlines()[0] == (
-        f"noisescale: {tmp_path}/metrics.csv ends within line 5, as if the run was killed while it"
-        " wrote this line. The line is left out."
-    )
+    assert errors.startswith(f"noisescale: {tmp_path}/metrics.csv ends within line 5")

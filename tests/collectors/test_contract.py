@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every collector keeps, in every way of training; in each the ranks are forked once.
+"""What every collector keeps, in every way of training; in each the ranks are forked once a tier.
 
 The weights stand still, so that each example has one gradient in each step: see `brute_force`.
 """
@@ -7,8 +7,9 @@ The weights stand still, so that each example has one gradient in each step: see
 import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
+from itertools import product
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -27,6 +28,7 @@ from brute_force import (
     whole,
 )
 from ranks import on_ranks
+from tiers import slow
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from ways_of_capture import WAYS, Net, Way, batch, half_squares, not_averaging
@@ -81,22 +83,30 @@ class Case(NamedTuple):
     clipped: bool = False
     """Whether the step's gradient has to be taken before `backward` is over."""
     accidents: bool = False
+    quick: Sequence[str] = ()
+    """What is compared where it runs in `make test`: see `Way.part`."""
 
     def steps(self) -> range:
         return range(max(ACCIDENTS) + 2 if self.accidents else STEPS)
 
 
 UNEQUAL = ((3, 6, 2), (5, 1, 4), (2, 2, 7))
+WEIGHTS = ((1.0, 5.0, 2.0), (3.0, 1.0, 4.0), (2.0, 2.0, 1.0))
+IN_GROUPS = {"ends": ["^first", "^last"], "norms": "norm"}
+ALL_BUT_HALVES = ("rank", "micro_batch", "example")
 CASES = {
-    "one batch": Case(((5,), (3,), (6,))),
-    "unequal micro-batches, in groups": Case(
-        UNEQUAL, groups={"ends": ["^first", "^last"], "norms": "norm"}
+    "clipped, in groups": Case(UNEQUAL, groups=IN_GROUPS, clipped=True, quick=ALL_BUT_HALVES),
+    "losses with weights, some unused": Case(
+        UNEQUAL, weights=WEIGHTS, branch=lambda rank, micro: micro == 1, quick=ALL_BUT_HALVES
     ),
+    "accidents": Case(UNEQUAL, accidents=True, quick=ALL_BUT_HALVES),
+    "one batch": Case(((5,), (3,), (6,)), quick=("half",)),
+    "one batch, clipped": Case(((6,), (4,), (3,)), clipped=True, quick=("half",)),
+    "accidents of one batch": Case(((2,), (4,), (3,)), accidents=True, quick=("half",)),
+    "unequal micro-batches, in groups": Case(UNEQUAL, groups=IN_GROUPS),
     "counted in tokens": Case(UNEQUAL, size=lambda micro: 4.5 + micro),
-    "losses with weights": Case(UNEQUAL, weights=((1.0, 5.0, 2.0), (3.0, 1.0, 4.0), (2.0, 2, 1))),
-    "one mean over the step": Case(
-        UNEQUAL, weights=((1.0, 5.0, 2.0), (3.0, 1.0, 4.0), (2.0, 2, 1)), over_step=True
-    ),
+    "losses with weights": Case(UNEQUAL, weights=WEIGHTS),
+    "one mean over the step": Case(UNEQUAL, weights=WEIGHTS, over_step=True),
     "a short last window": Case(((3, 6), (5, 1), (4, 4)), divisor=3),
     "some are frozen": Case(UNEQUAL, frozen=("first.bias", "norm.weight", "last.weight")),
     "some are asked for": Case(UNEQUAL, only="weight"),
@@ -104,30 +114,34 @@ CASES = {
     "some are unused in some passes": Case(UNEQUAL, branch=lambda rank, micro: micro == 1),
     "some are unused on some ranks": Case(UNEQUAL, branch=lambda rank, micro: rank + micro == 0),
     "clipped": Case(UNEQUAL, clipped=True),
-    "one batch, clipped": Case(((6,), (4,), (3,)), clipped=True),
-    "accidents": Case(UNEQUAL, accidents=True),
-    "accidents of one batch": Case(((2,), (4,), (3,)), accidents=True),
 }
 
 
 ON_HOST = {
     "counted in tokens",
     "losses with weights",
+    "losses with weights, some unused",
     "one mean over the step",
     "a short last window",
 }
 """Cases whose arithmetic the host does. They run on the CPU only."""
 
 
-def cases_of(way: Way) -> list[str]:
+FIRST = ("micro-batches", "halves", "examples", "DDP", "FSDP2", "FSDP1")
+"""The first way of each collector: accidents and resumed runs of the others are slow."""
+
+
+def cases_of(name: str, *, quick: bool) -> list[str]:
     """All but those that have nothing to compare, and what the engine cannot train."""
+    way = WAYS[name]
     least = 2 if way.part == "micro_batch" and way.ranks == 1 else 1
     return [
-        name
-        for name, case in CASES.items()
-        if len(case.rows[0]) >= least
-        and not (devices.name != "cpu" and name in ON_HOST)
-        and name not in way.impossible
+        each
+        for each, case in CASES.items()
+        if (way.part in case.quick and (name in FIRST or not case.accidents)) == quick
+        and len(case.rows[0]) >= least
+        and not (devices.name != "cpu" and each in ON_HOST)
+        and each not in way.impossible
     ]
 
 
@@ -144,7 +158,7 @@ class Measured(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What a rank saw of a way of training."""
+    """What a rank saw of a way of training, for the quick tests or for the slow ones."""
 
     cases: dict[str, Measured]
     equal_gradients: list[bool]
@@ -175,9 +189,10 @@ class Training:
             parameters=parameters,
         )
 
-    def step(self, step: int) -> MeasuredStep | None:
+    def step(self, step: int, accident: str = "") -> MeasuredStep | None:
         """Train for one step, as the meter does."""
-        accident = ACCIDENTS.get(step, "") if self.case.accidents else ""
+        if self.case.accidents:
+            accident = ACCIDENTS.get(step, "")
         collector, sizes = self.collector, []
         self.model.zero_grad()
         rows = [] if accident == "no pass" else self.case.rows[self.rank]
@@ -203,6 +218,11 @@ class Training:
                         )
                         sizes.append(size)
                     loss.backward()
+        if self.case.clipped:
+            assert collector is None or not sizes or collector.average_captured
+            for p in self.model.parameters():
+                if p.grad is not None:
+                    p.grad.mul_(0.1)
         return None if collector is None else self._closed(collector, sizes, step)
 
     def _batch(self, step: int, micro: int, rows: int) -> list[Tensor]:
@@ -231,11 +251,6 @@ class Training:
         return 1 / (case.divisor or len(case.rows[0]))
 
     def _closed(self, collector: Collector, sizes: list[float], step: int) -> MeasuredStep:
-        if self.case.clipped:
-            assert collector.average_captured
-            for p in self.model.parameters():
-                if p.grad is not None:
-                    p.grad.mul_(0.1)
         small, layout = None, UNKNOWN
         try:
             small = collector.small_sq_norms()
@@ -266,62 +281,59 @@ def spoiled(really: bool) -> Iterator[None]:
     if not really:
         yield
         return
-    first, second, third = (patch(name, fails) for name in SPOILED)
-    with first, second, third:
+    with ExitStack() as stack:
+        for name in SPOILED:
+            stack.enter_context(patch(name, fails))
         yield
 
 
-def facts_of(way: Way) -> Facts:
-    """Go through all of it on one rank."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # examples: which parameters are left out
-        measured = {}
-        for name in cases_of(way):
-            training = Training(way, CASES[name])
-            collector = training.collector
-            assert collector is not None
-            steps = [training.step(step) for step in CASES[name].steps()]
-            measured[name] = Measured(
-                collector.norms.names,
-                collector.norms.group_names,
-                steps,
-                training.accidents,
-                training.without_norms,
-            )
-            collector.close()
-        return Facts(measured, equal_gradients(way), hooks(way), resumed(way))
+def measured(way: Way, names: Sequence[str]) -> dict[str, Measured]:
+    """Go through cases on one rank."""
+    found = {}
+    for name in names:
+        training = Training(way, CASES[name])
+        collector = training.collector
+        assert collector is not None
+        steps = [training.step(step) for step in CASES[name].steps()]
+        found[name] = Measured(
+            collector.norms.names,
+            collector.norms.group_names,
+            steps,
+            training.accidents,
+            training.without_norms,
+        )
+        collector.close()
+    return found
 
 
-def equal_gradients(way: Way) -> list[bool]:
-    """Of each step with a collector and without."""
+def short_case(way: Way) -> Case:
+    several = way.part == "micro_batch" and way.ranks == 1
+    return CASES["counted in tokens" if several else "one batch"]
 
-    def trained(*, measured: bool) -> Iterator[Tensor]:
-        training = Training(way, CASES[cases_of(way)[0]], measured=measured)
+
+def neutral(way: Way) -> tuple[list[bool], list[list[str]]]:
+    hooks: list[list[str]] = []
+
+    def trained(*, with_one: bool) -> Iterator[Tensor]:
+        training = Training(way, short_case(way)._replace(clipped=True), measured=False)
+        hooks.append(hooks_of(training.model))
+        if with_one:
+            training.collector = training.new_collector()
         for step in range(STEPS):
-            training.step(step)
+            training.step(step, accident="not watching" if step == 1 else "")
             for p in training.model.parameters():
                 if p.grad is not None:
-                    yield p.grad.clone()
+                    yield getattr(p.grad, "_local_tensor", p.grad).clone()
             yield torch.get_rng_state()
+            if training.collector is not None and step == 0:
+                training.collector.watching = True
+                hooks.append(hooks_of(training.model))
         if training.collector is not None:
             training.collector.close()
+            hooks.append(hooks_of(training.model))
 
-    pairs = zip(trained(measured=True), trained(measured=False), strict=True)
-    return [torch.equal(getattr(a, "_local_tensor", a), getattr(b, "_local_tensor", b))
-            for a, b in pairs]  # fmt: skip
-
-
-def hooks(way: Way) -> list[list[str]]:
-    training = Training(way, CASES[cases_of(way)[0]], measured=False)
-    before = hooks_of(training.model)
-    training.collector = training.new_collector()
-    training.step(0)
-    training.collector.watching = True
-    during = hooks_of(training.model)
-    for step in range(1, STEPS):
-        training.step(step)
-    training.collector.close()
-    return [before, during, hooks_of(training.model)]
+    ours, theirs = list(trained(with_one=True)), list(trained(with_one=False))
+    return [torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)], hooks[:3]
 
 
 def hooks_of(model: nn.Module) -> list[str]:
@@ -345,7 +357,7 @@ def hooks_of(model: nn.Module) -> list[str]:
 
 
 def resumed(way: Way) -> list[list[MeasuredStep]]:
-    case = CASES[cases_of(way)[0]]
+    case = short_case(way)
     runs: list[list[Any]] = []
     state: dict[str, Any] = {}
     for goes_on in (True, False):
@@ -363,32 +375,44 @@ def resumed(way: Way) -> list[list[MeasuredStep]]:
     return runs
 
 
+HERE = [name for name, way in WAYS.items() if way.ranks <= devices.most_ranks()]
+of_each_way = pytest.mark.parametrize("way", HERE)
+of_first_ways = pytest.mark.parametrize("way", [w if w in FIRST else slow(w) for w in HERE])
+
+
 @cache
-def facts_or_error(way: str) -> list[Facts] | Exception:
+def facts_or_error(name: str, quick: bool) -> list[Facts] | Exception:
+    way = WAYS[name]
+
+    def of_rank() -> Facts:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # examples: which parameters are left out
+            return Facts(
+                measured(way, cases_of(name, quick=quick)),
+                *(neutral(way) if quick else ([], [])),
+                resumed(way) if quick == (name in FIRST) else [],
+            )
+
     try:
-        if WAYS[way].ranks == 1 and not devices.forks():
-            return [facts_of(WAYS[way])]
-        return on_ranks(WAYS[way].ranks, facts_of, WAYS[way])
+        if way.ranks == 1 and not devices.forks():
+            return [of_rank()]
+        return on_ranks(way.ranks, of_rank)
     except Exception as error:
         return error
 
 
-def facts(way: str) -> list[Facts]:
+def facts(way: str, *, quick: bool = True) -> list[Facts]:
     """Of every rank, found out once."""
-    found = facts_or_error(way)
+    found = facts_or_error(way, quick)
     if isinstance(found, Exception):
         raise found
     return found
 
 
-HERE = [name for name, way in WAYS.items() if way.ranks <= devices.most_ranks()]
-of_each_way = pytest.mark.parametrize("way", HERE)
-
-
 @pytest.fixture(autouse=True)
-def found_out(way: str) -> None:
+def found_out(way: str, request: pytest.FixtureRequest) -> None:
     """Before tests that are forked each: ranks of all of them are the same."""
-    facts_or_error(way)
+    facts_or_error(way, request.node.get_closest_marker("slow") is None)
 
 
 # ---- what is expected
@@ -446,29 +470,45 @@ def agree(got: StepNorms, want: Expected, tolerance: float) -> bool:
 
 @pytest.mark.parametrize(
     ("way", "name"),
-    [(way, name) for way in HERE for name in cases_of(WAYS[way])],
+    [
+        case if quick else slow(*case)
+        for quick in (True, False)
+        for way in HERE
+        for case in product([way], cases_of(way, quick=quick))
+    ],
 )
-def test_norms_and_sizes_are_those_of_single_gradients(way: str, name: str) -> None:
-    """Those of the whole gradient and of every group, and so |G|² and tr(Σ)."""
+def test_norms_and_sizes_are_those_of_single_gradients(
+    way: str, name: str, request: pytest.FixtureRequest
+) -> None:
+    """Those of the whole gradient and of every group, and so |G|² and tr(Σ).
+
+    By example what is measured also had a gradient on every rank in the first step.
+    """
+    quick = request.node.get_closest_marker("slow") is None
     case, tolerance = CASES[name], 1e-5
-    first, *others = (one.cases[name] for one in facts(way))
+    of_ranks = [cases[name] for cases, *_ in facts(way, quick=quick)]
+    first, *others = of_ranks
 
     assert all(repr(other.steps) == repr(first.steps) for other in others)  # NaN is NaN
+    left_out = [*case.frozen]
+    if WAYS[way].part == "example" and not all(used_on_ranks(WAYS[way], case)):
+        left_out.append("side.weight")
+    everything = [n for n, p in Net().named_parameters() if p.requires_grad]
+    wanted = sorted(n for n in everything if case.only in n and n not in left_out)
+    assert [sorted(one.names) for one in of_ranks] == [wanted] * len(of_ranks)
     compared = 0
     for step, measured in zip(case.steps(), first.steps, strict=True):
         assert measured is not None
         accident = ACCIDENTS.get(step, "") if case.accidents else ""
         probes = WAYS[way].part == "example" and step == 0
-        if probes or accident not in ("", "zero_grad"):
-            assert not measured.norms.comparable
-            continue
         columns = columns_of(Net(case.frozen), first.names.__contains__)
-        wanted = expectations(WAYS[way], case, step, columns)
-        if not wanted:  # one micro-batch is left of the step
-            assert not measured.norms.comparable
+        choices = expectations(WAYS[way], case, step, columns)
+        # Without a choice one micro-batch is left of the step.
+        if probes or accident not in ("", "zero_grad") or not choices:
+            assert not measured.norms.comparable, step
             continue
         compared += 1
-        assert any(agree(measured.norms, want, tolerance) for want in wanted), (step, wanted)
+        assert any(agree(measured.norms, want, tolerance) for want in choices), step
         for entry, group in enumerate((*first.group_names, None)):
             names = [n for n in first.names if group_of(n, case) == group]
             of_group = columns_of(Net(case.frozen), names.__contains__)
@@ -485,66 +525,43 @@ def group_of(name: str, case: Case) -> str | None:
     return {"first": "ends", "last": "ends", "norm": "norms"}.get(name.split(".")[0])
 
 
-@of_each_way
-def test_what_is_measured_is_what_is_trained_and_asked_for(way: str) -> None:
-    """By example also what had a gradient on every rank in the first step."""
-    everything = [n for n, p in Net().named_parameters() if p.requires_grad]
-    for one in facts(way):
-        for name, measured in one.cases.items():
-            case = CASES[name]
-            by_example = WAYS[way].part == "example"
-            left_out = ["side.weight"] * (by_example and not all(used_on_ranks(WAYS[way], case)))
-            assert sorted(measured.names) == sorted(
-                n for n in everything if case.only in n and n not in (*case.frozen, *left_out)
-            )
-
-
 def used_on_ranks(way: Way, case: Case) -> Iterator[bool]:
     for rank in range(way.ranks):
         yield any(case.branch(rank, micro) for micro in range(len(case.rows[rank])))
 
 
-@of_each_way
-def test_an_error_in_a_hook_ends_no_pass_and_is_raised_once_in_the_step(way: str) -> None:
-    """So do gradients that were dropped begin the step anew."""
-    for rank, one in enumerate(facts(way)):
-        for name, measured in one.cases.items():
-            if CASES[name].accidents:
-                raised = ["raised in a hook"] if rank == 0 else []
-                assert measured.accidents == [*raised, "dropped False True"]
+@of_first_ways
+def test_accidents_end_no_pass_and_leave_nothing_behind(way: str) -> None:
+    """An error in a hook is raised once, in its step. Gradients that were dropped begin it anew.
 
-
-@of_each_way
-def test_without_an_announced_pass_there_are_no_norms(way: str) -> None:
-    """Nothing is left of the step before, which was measured."""
+    Without an announced pass there are no norms: nothing is left of the step before.
+    """
     empty = {
         s for s, what in ACCIDENTS.items() if what in ("no pass", "not announced", "not watching")
     }
-    for one in facts(way):
-        for name, measured in one.cases.items():
+    for rank, (cases, *_) in enumerate(facts(way, quick=way in FIRST)):
+        for name, measured in cases.items():
             if CASES[name].accidents:
+                raised = ["raised in a hook"] if rank == 0 else []
+                assert measured.accidents == [*raised, "dropped False True"]
                 assert empty <= set(measured.without_norms)
                 assert not {2, 4, 6, 8, 10, 12, 14} & set(measured.without_norms)
 
 
 @of_each_way
 def test_gradients_and_random_numbers_are_bitwise_those_without(way: str) -> None:
+    """And closing removes every hook."""
     for one in facts(way):
         assert len(one.equal_gradients) > STEPS
         assert all(one.equal_gradients)
-
-
-@of_each_way
-def test_closing_removes_every_hook(way: str) -> None:
-    for one in facts(way):
         before, during, after = one.hooks
         assert during != before
         assert after == before
 
 
-@of_each_way
+@of_first_ways
 def test_a_resumed_run_measures_what_the_one_that_goes_on_does(way: str) -> None:
-    for one in facts(way):
+    for one in facts(way, quick=way in FIRST):
         went_on, resumed = one.resumed
         assert all(step.norms.comparable for step in went_on)
         if WAYS[way].ranks < 3:

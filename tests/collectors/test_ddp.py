@@ -129,15 +129,36 @@ def check(way: str, *, big: float = 1e-6, but: int | None = None) -> None:
             assert got.big[step] == pytest.approx(average, rel=big)
 
 
-def phases(way: str) -> list[Phase]:
-    first, second = (of_rank[way].phases for of_rank in every_way())
-    assert first == second
-    return first
+PROBING, HOOKS, END = Phase.PROBING, Phase.BY_HOOKS, Phase.AT_BACKWARD_END
 
 
-def test_hooks_give_way_to_the_end_of_the_backward_pass() -> None:
-    check("default")
-    assert phases("default") == [Phase.PROBING, *[Phase.AT_BACKWARD_END] * 3]
+@pytest.mark.parametrize(
+    ("way", "phases"),
+    [
+        ("default", [PROBING, END, END, END]),
+        ("bucket views", [HOOKS] * STEPS),  # there the gradient is the bucket
+        ("reentrant", [HOOKS] * STEPS),  # where the end of the pass would read averages
+        ("static graph", None),  # from its special first step on
+    ],
+)
+def test_hooks_give_way_to_the_end_of_the_backward_pass_or_stay(
+    way: str, phases: list[Phase] | None
+) -> None:
+    check(way)
+    if phases is not None:
+        assert [of_rank[way].phases for of_rank in every_way()] == [phases, phases]
+
+
+def test_reentrant_checkpointing_that_starts_later_costs_one_step() -> None:
+    check("reentrant later", but=2)
+    for of_rank in every_way():
+        assert of_rank["reentrant later"].phases[1:] == [END, HOOKS, HOOKS]
+
+
+def test_a_users_comm_hook_stays_and_local_norms_do_not_see_it() -> None:
+    check("comm hook", big=1e-2)
+    with pytest.raises(AssertionError):
+        check("comm hook", big=1e-7)  # the hook did round to half
 
 
 @pytest.mark.parametrize(
@@ -151,32 +172,6 @@ def test_before_a_step_that_is_not_measured_no_parameter_has_a_hook(
         found, after = zip(*of_rank[way].hooked, strict=True)
         assert list(found) == in_the_pass
         assert after[1::2] == (0, 0)
-
-
-def test_where_the_gradient_is_the_bucket_hooks_stay() -> None:
-    check("bucket views")
-    assert phases("bucket views") == [Phase.BY_HOOKS] * STEPS
-
-
-def test_static_graph_is_captured_from_its_special_first_step_on() -> None:
-    check("static graph")
-
-
-def test_a_users_comm_hook_stays_and_local_norms_do_not_see_it() -> None:
-    check("comm hook", big=1e-2)
-    with pytest.raises(AssertionError):
-        check("comm hook", big=1e-7)  # the hook did round to half
-
-
-def test_reentrant_checkpointing_is_seen_and_hooks_stay() -> None:
-    """There the end-of-backward callback would read averages: see the next test."""
-    check("reentrant")
-    assert phases("reentrant") == [Phase.BY_HOOKS] * STEPS
-
-
-def test_reentrant_checkpointing_that_starts_later_costs_one_step() -> None:
-    check("reentrant later", but=2)
-    assert phases("reentrant later")[1:] == [Phase.AT_BACKWARD_END, *[Phase.BY_HOOKS] * 2]
 
 
 class SparseNet(nn.Module):
@@ -221,22 +216,16 @@ def sparse_norms(micros: int, by_micro_batch: bool, **options: Any) -> list[tupl
     return found
 
 
-@pytest.mark.parametrize(
-    ("ranks", "ways"),
-    [
-        (
-            2,
-            [
-                (1, {}),
-                (3, {}),
-                (2, {"gradient_as_bucket_view": True}),
-                (2, {"find_unused_parameters": True}),
-                (1, {"static_graph": True}),
-            ],
-        ),
-        (3, [(2, {})]),
-    ],
-)
+OF_TWO: list[tuple[int, dict[str, Any]]] = [
+    (1, {}),
+    (3, {}),
+    (2, {"gradient_as_bucket_view": True}),
+    (2, {"find_unused_parameters": True}),
+    (1, {"static_graph": True}),
+]
+
+
+@pytest.mark.parametrize(("ranks", "ways"), [(2, OF_TWO), (3, [(2, {})])])
 def test_norms_of_sparse_gradients_are_those_of_brute_force(ranks: int, ways: Any) -> None:
     """DDP divides and reduces sparse gradients in place while the backward pass still runs."""
     runs = [(micros, by, options) for micros, options in ways for by in (False, True)]

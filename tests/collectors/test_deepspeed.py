@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from deepspeed_engines import engine_of
 from ranks import as_torchrun, on_ranks
+from refused import refused
 from rounds import (
     GROUPS,
     STEPS,
@@ -24,6 +25,7 @@ from rounds import (
     brute_force,
     check,
     examples,
+    in_first_pass_only,
     loss_of,
     whole,
 )
@@ -38,6 +40,7 @@ from noisescale.meter.options import MeterOptions
 
 pytestmark = deepspeed_engines.QUIET
 STAGES = range(4)
+BUCKETS = {"reduce_bucket_size": 40, "allgather_bucket_size": 40}
 
 
 def steps(
@@ -96,41 +99,27 @@ def test_captured_norms_are_those_of_brute_force(ranks: int, stage: int) -> None
 
 
 def test_a_parameter_without_gradient_counts_as_zeros() -> None:
-    def in_first_pass_only(step: int, pass_: int) -> bool:
-        return pass_ == 0
-
     check_all(
         2, lambda: [steps(Net(), s, 2, in_first_pass_only, groups=GROUPS) for s in STAGES[:3]]
     )
 
 
 def test_tied_weights_and_checkpoints() -> None:
-    class Tied(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.again = Tied
-            self.blocks[1].side = self.blocks[0].side  # type: ignore[union-attr]
-
-    check_all(2, lambda: [steps(Tied(), s, 2, groups=GROUPS) for s in STAGES])
-
-
-@pytest.mark.parametrize("zero", [{"overlap_comm": True}, {"contiguous_gradients": False}])
-def test_buckets_that_overlap_or_are_written_in_place(zero: dict[str, Any]) -> None:
-    small = {"reduce_bucket_size": 40, "allgather_bucket_size": 40, **zero}
-
-    check_all(2, lambda: [steps(Net(), s, 2, zero=small) for s in (1, 2)])
+    check_all(2, lambda: [steps(Net(tied=True), s, 2, groups=GROUPS) for s in STAGES])
 
 
 @pytest.mark.parametrize(
     "config",
     [
+        {"zero": {**BUCKETS, "overlap_comm": True}},
+        {"zero": {**BUCKETS, "contiguous_gradients": False}},
         {"gradient_predivide_factor": 4.0, "zero": {"reduce_scatter": False}},
         {"zero": {"compute_grad_norm": False}, "gradient_clipping": 0.0},
     ],
     ids=str,
 )
 def test_other_ways_to_average(config: dict[str, Any]) -> None:
-    """Where the engine computes no norm, gradients are gathered."""
+    """In buckets that overlap or are written in place, and where the engine computes no norm."""
     check_all(2, lambda: [steps(Net(), s, 2, **config) for s in (1, 2)])
 
 
@@ -288,9 +277,9 @@ def test_a_meter_that_is_stopped_or_closed_leaves_the_engine_alone() -> None:
 
     def steps() -> list[int]:
         found = []
-        for refused in (False, True):
+        for is_refused in (False, True):
             engine = engine_of(Net(), 1, 2)
-            engine.has_moe_layers = refused
+            engine.has_moe_layers = is_refused
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 meter = NoiseScaleMeter(engine, every_n_steps=1)
@@ -355,37 +344,31 @@ def test_an_error_leaves_out_its_step() -> None:
         assert on_ranks(2, as_torchrun(measured)) == [[(3, 2)] * 5] * 2
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("gradient_average", False),
-        ("zero_quantized_gradients", lambda: True),
-        ("fp16_enabled", lambda: True),
-        ("pipeline_parallelism", True),
-        ("has_moe_layers", True),
-        ("dp_world_size", 1),
-        ("enable_backward_allreduce", False),
-        ("zenflow", True),
-        ("is_deepcompile_enabled", lambda: True),
-        ("optimizer", nn.Identity()),
-    ],
-)
-def test_other_engines_are_refused(name: str, value: Any) -> None:
-    """They are not made here: some need hardware, some another launcher."""
-
-    def refused() -> None:
-        engine = engine_of(Net(), 0)
-        object.__setattr__(engine, name, value)
-        with pytest.raises(NotMeasured, match="must be an engine that averages"):
-            choose_collector(engine, MeterOptions())
-
-    on_ranks(2, as_torchrun(refused))
+OTHERS: dict[str, Any] = {
+    "gradient_average": False,
+    "zero_quantized_gradients": lambda: True,
+    "fp16_enabled": lambda: True,
+    "pipeline_parallelism": True,
+    "has_moe_layers": True,
+    "dp_world_size": 1,
+    "enable_backward_allreduce": False,
+    "zenflow": True,
+    "is_deepcompile_enabled": lambda: True,
+    "optimizer": nn.Identity(),
+}
 
 
-@pytest.mark.parametrize("options", [{"small_batch": "half"}, {"averaged": False}], ids=str)
-def test_other_small_batches_are_refused(options: dict[str, Any]) -> None:
-    def refused() -> None:
-        with pytest.raises(ValueError, match="small batch there"):
-            NoiseScaleMeter(engine_of(Net(), 1), **options)
+def test_other_engines_and_small_batches_are_refused() -> None:
+    """Engines are not made here: some need hardware, some another launcher."""
 
-    on_ranks(2, as_torchrun(refused))
+    def refusals() -> None:
+        for name, value in OTHERS.items():
+            engine = engine_of(Net(), 0)
+            object.__setattr__(engine, name, value)
+            with pytest.raises(NotMeasured, match="an engine that averages"):
+                choose_collector(engine, MeterOptions())
+        for options in ({"small_batch": "half"}, {"averaged": False}):
+            with refused("small_batch", requirement="under DeepSpeed"):
+                NoiseScaleMeter(engine_of(Net(), 1), **options)
+
+    on_ranks(2, as_torchrun(refusals))

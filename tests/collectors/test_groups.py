@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-import re
 from typing import Any
 
 import pytest
 import torch
+from refused import refused
 from torch import nn
 
 from noisescale import NoiseScaleMeter, NoiseScaleMonitor
@@ -27,46 +27,39 @@ def test_a_parameter_belongs_to_the_first_group_that_fits(groups: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("groups", "error", "message"),
+    ("groups", "error", "requirement"),
     [
-        (3, TypeError, "`groups` must be a mapping or a function, got 3. Pass a dict"),
-        ({"a": 3}, TypeError, "`groups` must map names to regular expressions, got 'a': 3. Pass"),
-        ({"a": []}, TypeError, "`groups` must map names to regular expressions, got 'a': []. Pass"),
-        ({"a": ["b", 3]}, TypeError, "`groups` must map names to regular expressions, got 'a': "),
-        ({3: "a"}, TypeError, "`groups` must map names to regular expressions, got 3: 'a'. Pass"),
-        ({"": "a"}, ValueError, "`groups` must have names of letters, digits, spaces and `_-./`"),
-        ({"a*": ["b"]}, ValueError, "`groups` must have names of letters, digits, spaces and"),
-        ({"a*": "b:"}, ValueError, "`groups` must have names of letters, digits, spaces and"),
-        ({"a": "(b"}, ValueError, "`groups` must have regular expressions, got '(b' for 'a': miss"),
-        ({"a//b": ["c"]}, ValueError, "`groups` must have names of letters, digits, spaces and"),
-        ({"../a": ["c"]}, ValueError, "`groups` must have names of letters, digits, spaces and"),
+        (3, TypeError, "a mapping or a function"),
+        ({"a": []}, TypeError, "map names to"),
+        ({"a": ["b", 3]}, TypeError, "map names to"),
+        ({3: "a"}, TypeError, "map names to"),
+        ({"": "a"}, ValueError, "have names of"),
+        ({"a*": ["b"]}, ValueError, "have names of"),
+        ({"a//b": ["c"]}, ValueError, "have names of"),
+        ({"../a": ["c"]}, ValueError, "have names of"),
+        ({"a": "(b"}, ValueError, "have regular expressions"),
     ],
 )
 def test_what_is_wrong_for_any_model_is_refused_at_construction(
-    groups: Any, error: type[Exception], message: str
+    groups: Any, error: type[Exception], requirement: str
 ) -> None:
-    with pytest.raises(error, match=f"^{re.escape(message)}"):
-        check_groups(groups)
-    with pytest.raises(error, match=f"^{re.escape(message)}"):
-        NoiseScaleMonitor(groups=groups)
-    with pytest.raises(error, match=f"^{re.escape(message)}"):
-        NoiseScaleMeter(nn.Linear(2, 2), groups=groups)
+    for make in (
+        lambda: check_groups(groups),
+        lambda: NoiseScaleMonitor(groups=groups),
+        lambda: NoiseScaleMeter(nn.Linear(2, 2), groups=groups),
+    ):
+        with refused("groups", error=error, requirement=requirement):
+            make()
 
 
-def test_an_expression_that_matches_nothing_is_refused() -> None:
-    message = (
-        "`groups` must have regular expressions that match parameters, got 'atn' for"
-        " 'attention', which matches none. Some names: blocks.0.attention.weight,"
-        " blocks.0.norm.weight, blocks.1.norm.bias, head.weight."
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+def test_what_does_not_fit_the_models_names_is_refused() -> None:
+    """An expression that matches nothing, and what a function gives."""
+    with refused("groups", requirement="that match parameters") as error:
         groups_of(NAMES, {"norms": "norm", "attention": ["attention", "atn"]})
-
-
-def test_what_a_function_gives_is_checked_with_the_models_names() -> None:
-    with pytest.raises(TypeError, match=r"^`groups` must give a name or None, got 1 for 'blocks"):
+    assert "'atn' for 'attention'" in error.value.got
+    with refused("groups", error=TypeError, requirement="give a name or None"):
         groups_of(NAMES, lambda name: 1)
-    with pytest.raises(ValueError, match=r"^`groups` must have names of .* got 'blocks\[0\]'\."):
+    with refused("groups", got="'blocks[0]'"):
         groups_of(NAMES, lambda name: "blocks[0]")
 
 

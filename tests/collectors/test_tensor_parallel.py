@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch._dynamo  # which FSDP2 imports, here once and not in every fork
 import torch.distributed as dist
 from brute_force import (
     columns_of,
@@ -22,7 +21,9 @@ from brute_force import (
     over_step,
     whole,
 )
-from ranks import on_ranks
+from forked_once import Ranks
+from refused import refused
+from tiers import slow_but
 from torch import Tensor, nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
@@ -40,13 +41,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import NoiseScaleMeter
 from noisescale.collectors.rows.step_rows import MeasuredStep, StepRows
+from noisescale.guard import NotMeasured
 from noisescale.meter.choosing import choose_collector
 from noisescale.meter.options import MeterOptions
 
 DDP = DistributedDataParallel
 
 WORDS, WIDTH, LENGTH = 13, 8, 6  # an odd vocabulary: shards of 7 and 6
-STEPS, EXACT = 3, 1e-5
+STEPS, EXACT = 2, 1e-5
 
 
 class Block(nn.Module):
@@ -247,10 +249,24 @@ def expectation(case: Case, step: int, micros: int, columns: Any) -> Any:
     return expected(parts, columns)
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("alone, no sequence", "alone, tied, by loss", "FSDP2", "DDP")
+two, four, two_slow, four_slow = Ranks(2), Ranks(4), Ranks(2), Ranks(4)
+
+
+FOUND: dict[str, Callable[[], list[Trained]]] = {
+    name: (
+        (two if case.data == 1 else four)
+        if name in QUICK
+        else (two_slow if case.data == 1 else four_slow)
+    )(partial(trained, case))
+    for name, case in CASES.items()
+}
+
+
+@pytest.mark.parametrize("name", slow_but(CASES, *QUICK))
 def test_norms_are_those_of_the_model_on_one_process(name: str) -> None:
     case = CASES[name]
-    first, *others = on_ranks(4 if case.data > 1 else 2, trained, case)
+    first, *others = FOUND[name]()
 
     assert all(repr(other.steps) == repr(first.steps) for other in others)
     assert first.same
@@ -268,92 +284,7 @@ def test_norms_are_those_of_the_model_on_one_process(name: str) -> None:
             assert got.entries[entry][:4] == pytest.approx(tuple(of_group), rel=EXACT)
 
 
-def over_parts(*, tied: bool = False, run: bool = False, data: int = 2) -> nn.Module:
-    """DDP over parts of a model."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-    model = Model()
-    parallelized(model, mesh["tensor"], sequence=False)
-    if tied:  # torch itself fails as long as it copies the weights of the first rank
-        model.blocks[1].up.weight = model.blocks[0].up.weight
-    _pre_dp_module_transform(model)
-    ranks = mesh["data"].get_group() if data == 2 else dist.new_subgroups(1)[0]
-    ddp = DDP(model, process_group=ranks, init_sync=not tied)
-    if run:
-        ddp(torch.zeros(1, 2, dtype=torch.int64))
-    return ddp
-
-
-def neither() -> nn.Module:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-    parallelized(model := Model(), mesh["tensor"], sequence=False)
-    return model
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (partial(over_parts, tied=True), "must not have tied weights .* got 'module.blocks.1.up"),
-        (partial(over_parts, run=True), "must not have run yet"),
-        (partial(over_parts, data=1), "got 1 x 2 ranks in 4 processes"),
-        (neither, "got neither in 4 processes with 2 of tensor parallelism"),
-    ],
-)
-def test_data_parallelism_that_is_not_known_is_refused(
-    make: Callable[[], nn.Module], message: str
-) -> None:
-    def refused() -> None:
-        model = make()
-        with pytest.raises(ValueError, match=message):
-            choose_collector(model, MeterOptions())
-
-    on_ranks(4, refused)
-
-
-@pytest.mark.parametrize("small_batch", ["half", "micro_batch", "example"])
-def test_over_parts_only_ranks_are_compared(small_batch: Any) -> None:
-    def refused() -> None:
-        model = over_parts()
-        with pytest.raises(ValueError, match="if the model is DistributedDataParallel over tensor"):
-            choose_collector(model, MeterOptions(small_batch=small_batch))
-        with pytest.raises(ValueError, match="must hold whole parameters if each rank steps"):
-            choose_collector(model, MeterOptions(), averaged=False)
-
-    on_ranks(4, refused)
-
-
-@pytest.mark.parametrize("small_batch", ["half", "rank", "example"])
-def test_alone_only_micro_batches_are_compared(small_batch: Any) -> None:
-    def refused() -> None:
-        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tensor",))
-        parallelized(model := Model(), mesh, sequence=False)
-        with pytest.raises(ValueError, match="if the model is tensor parallel alone"):
-            choose_collector(model, MeterOptions(small_batch=small_batch))
-
-    on_ranks(2, refused)
-
-
-def test_parts_of_gradients_that_are_not_averaged_are_refused() -> None:
-    def refused() -> None:
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-        parallelized(model := Model(), mesh["tensor"], sequence=False)
-        with pytest.raises(ValueError, match="must hold whole parameters if each rank steps"):
-            choose_collector(model, MeterOptions(), averaged=False)
-
-    on_ranks(4, refused)
-
-
-@pytest.mark.parametrize("averaged", [True, False])
-def test_context_parallelism_over_all_ranks_is_refused(averaged: bool) -> None:
-    """Its mesh of one dimension has the group of all ranks, which has no name."""
-
-    def refused() -> None:
-        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
-        model = DDP(nn.Linear(2, 2)) if averaged else nn.Linear(2, 2)
-        with pytest.raises(ValueError, match="got context parallelism over 2 ranks"):
-            choose_collector(model, MeterOptions(), averaged=averaged)
-        assert mesh.size() == 2
-
-    on_ranks(2, refused)
+# ---- a loss over the tokens of all ranks
 
 
 MASKED = -100
@@ -412,14 +343,11 @@ def as_torchtitan_trains(by: Any, *, tensor: int = 2) -> tuple[float, ...]:
     return (sums.grad_sq_norm, sums.noise_trace, meter.examples)
 
 
-def test_a_loss_over_all_ranks_tokens_is_weighted_as_torchtitan_weighs_it() -> None:
-    plain = on_ranks(2, lambda: as_torchtitan_trains(DDP, tensor=1))
-    found = on_ranks(4, lambda: as_torchtitan_trains(fully_shard))
-    over_parts = on_ranks(4, lambda: as_torchtitan_trains(DDP))
+plain = two(lambda: as_torchtitan_trains(DDP, tensor=1))
+over_parts_of_tensors = [four_slow(partial(as_torchtitan_trains, by)) for by in (fully_shard, DDP)]
 
-    assert plain[0] == plain[1]
-    for one in found + over_parts:
-        assert one == pytest.approx(plain[0], rel=1e-4)
+
+def test_a_loss_over_all_ranks_tokens_is_weighted_as_torchtitan_weighs_it() -> None:
     model, signals = in_float64(Model()), []
     for step in range(STEPS):
         parts, examples = [], 0
@@ -432,4 +360,77 @@ def test_a_loss_over_all_ranks_tokens_is_weighted_as_torchtitan_weighs_it() -> N
             parts.append(micro_batch(gradient, len(x), tokens))
             examples += len(x)
         signals.append(over_step(parts, examples)[0])
-    assert found[0][0] == pytest.approx(sum(signals) / STEPS, rel=1e-4)
+
+    assert plain()[0] == plain()[1]
+    assert plain()[0][0] == pytest.approx(sum(signals) / STEPS, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_loss_over_all_ranks_tokens_is_weighted_alike_over_parts() -> None:
+    for one in [*over_parts_of_tensors[0](), *over_parts_of_tensors[1]()]:
+        assert one == pytest.approx(plain()[0], rel=1e-4)
+
+
+# ---- what is refused
+
+
+def over_parts(*, tied: bool = False, run: bool = False, data: int = 2) -> nn.Module:
+    """DDP over parts of a model."""
+    model, mesh = parts_of_two()
+    if tied:  # torch itself fails as long as it copies the weights of the first rank
+        model.blocks[1].up.weight = model.blocks[0].up.weight  # type: ignore[union-attr]
+    _pre_dp_module_transform(model)
+    ranks = mesh["data"].get_group() if data == 2 else dist.new_subgroups(1)[0]
+    ddp = DDP(model, process_group=ranks, init_sync=not tied)
+    if run:
+        ddp(torch.zeros(1, 2, dtype=torch.int64))
+    return ddp
+
+
+def parts_of_two() -> tuple[Model, Any]:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    parallelized(model := Model(), mesh["tensor"], sequence=False)
+    return model, mesh
+
+
+@four
+def refusals_of_four() -> None:
+    for make, message in (
+        (partial(over_parts, tied=True), "not have tied weights .* got 'module.blocks.1.up"),
+        (partial(over_parts, run=True), "not have run yet"),
+        (partial(over_parts, data=1), "got 1 x 2 ranks"),
+        (lambda: parts_of_two()[0], "got neither in 4 processes"),
+    ):
+        with pytest.raises(NotMeasured, match=message):
+            choose_collector(make(), MeterOptions())  # type: ignore[no-untyped-call]
+    for small_batch in SMALL_BATCHES - {"rank"}:
+        with refused("small_batch", requirement="DistributedDataParallel over tensor"):
+            choose_collector(over_parts(), MeterOptions(small_batch=small_batch))
+    for model in (over_parts(), parts_of_two()[0]):
+        with pytest.raises(NotMeasured, match="hold whole parameters"):
+            choose_collector(model, MeterOptions(), averaged=False)
+
+
+@two
+def refusals() -> None:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tensor",))
+    parallelized(model := Model(), mesh, sequence=False)
+    for small_batch in SMALL_BATCHES - {"micro_batch"}:
+        with refused("small_batch", requirement="tensor parallel alone"):
+            choose_collector(model, MeterOptions(small_batch=small_batch))
+    # The mesh of one dimension has the group of all ranks, which has no name.
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
+    for averaged in (True, False):
+        plain = DDP(nn.Linear(2, 2)) if averaged else nn.Linear(2, 2)
+        with pytest.raises(NotMeasured, match="context parallelism over 2"):
+            choose_collector(plain, MeterOptions(), averaged=averaged)
+    assert mesh.size() == 2
+
+
+SMALL_BATCHES: set[Any] = {"half", "rank", "micro_batch", "example"}
+
+
+def test_what_is_not_known_to_be_averaged_is_refused() -> None:
+    """And every other small batch than the one that there is."""
+    assert refusals_of_four() == [None] * 4
+    assert refusals() == [None] * 2

@@ -2,12 +2,14 @@
 """A rank's own gradient, and the mean that nobody else computes."""
 
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
+from forked_once import Ranks
+from refused import refused
 from torch import Tensor, nn
 
 from noisescale import AdasumOptimizer, NoiseScaleMeter
@@ -34,33 +36,35 @@ def gradients(rank: int, micro_batches: int = 1) -> Tensor:
     return torch.cat([p.grad.to_dense().double().flatten() for p in net.parameters()])
 
 
-def measured(monkeypatch_bucket: int = 2**22, micro_batches: int = 1, **options: Any) -> list[Any]:
-    def one_rank() -> list[float]:
-        unaveraged._BUCKET = monkeypatch_bucket
-        net = model()
-        meter = NoiseScaleMeter(net, averaged=False, **options)
-        collector = meter._capture.collector
-        assert isinstance(collector, UnaveragedCollector)
-        for step in range(micro_batches):
-            loss = loss_of(net, dist.get_rank(), step) / micro_batches
-            meter.backward(loss, local_batch_size=5 + dist.get_rank())
-        before = [p.grad.clone() for p in net.parameters()]
-        small, big = collector.small_sq_norms(), collector.big_sq_norms()
-        assert all(
-            torch.equal(p.grad.to_dense(), one.to_dense())
-            for p, one in zip(net.parameters(), before, strict=True)
-        )
-        dist.all_reduce(big)
-        meter.step()
-        return [*small.tolist(), *big.tolist(), meter.average_moments.grad_sq_norm]
-
-    return on_ranks(3, one_rank)
+def measured(bucket: int = 2**22, micro_batches: int = 1, **options: Any) -> list[float]:
+    """Small norms of this rank, big ones of all, and |G|²."""
+    unaveraged._BUCKET = bucket
+    net = model()
+    meter = NoiseScaleMeter(net, averaged=False, **options)
+    collector = meter._capture.collector
+    assert isinstance(collector, UnaveragedCollector)
+    for step in range(micro_batches):
+        loss = loss_of(net, dist.get_rank(), step) / micro_batches
+        meter.backward(loss, local_batch_size=5 + dist.get_rank())
+    before = [p.grad.clone() for p in net.parameters()]
+    small, big = collector.small_sq_norms(), collector.big_sq_norms()
+    assert all(
+        torch.equal(p.grad.to_dense(), one.to_dense())
+        for p, one in zip(net.parameters(), before, strict=True)
+    )
+    dist.all_reduce(big)
+    meter.step()
+    return [*small.tolist(), *big.tolist(), meter.average_moments.grad_sq_norm]
 
 
-@pytest.mark.parametrize("bucket", [1, 20, 2**22])
-@pytest.mark.parametrize("micro_batches", [1, 2])
+two, three = Ranks(2), Ranks(3)
+NORMS = {(b, m): three(partial(measured, b, m)) for b in (1, 20, 2**22) for m in (1, 2)}
+of_groups = three(partial(measured, groups={"last": r"^2\."}))
+
+
+@pytest.mark.parametrize(("bucket", "micro_batches"), NORMS)
 def test_norms_are_those_of_this_rank_and_of_the_mean(bucket: int, micro_batches: int) -> None:
-    found = measured(bucket, micro_batches)
+    found = NORMS[bucket, micro_batches]()
 
     each = torch.stack([gradients(rank, micro_batches) for rank in range(3)])
     for rank, (small, big, _) in enumerate(found):
@@ -74,7 +78,7 @@ def test_norms_are_those_of_this_rank_and_of_the_mean(bucket: int, micro_batches
 
 
 def test_groups_have_their_own_norms() -> None:
-    found = measured(groups={"last": r"^2\."})
+    found = of_groups()
 
     each = torch.stack([gradients(rank) for rank in range(3)]).mean(0)
     last = 3 * 2 + 2
@@ -82,37 +86,41 @@ def test_groups_have_their_own_norms() -> None:
     assert found[0][3] == pytest.approx(float(each[:-last].square().sum()), rel=1e-5)
 
 
+@two
+def without_gradients_on_a_rank() -> int:
+    net = model()
+    meter = NoiseScaleMeter(net, averaged=False)
+    for step in range(3):
+        if dist.get_rank() or step == 1:
+            meter.backward(loss_of(net, dist.get_rank(), step), local_batch_size=5)
+        meter.step()
+        net.zero_grad()
+    return meter.measured_steps
+
+
 def test_a_rank_without_a_gradient_counts_as_zero_and_leaves_nobody_waiting() -> None:
-    def one_rank() -> int:
+    assert without_gradients_on_a_rank() == [1, 1]
+
+
+@two
+def late_and_early() -> list[Any]:
+    found = []
+    for early in (False, True):
         net = model()
         meter = NoiseScaleMeter(net, averaged=False)
-        for step in range(3):
-            if dist.get_rank() or step == 1:
-                meter.backward(loss_of(net, dist.get_rank(), step), local_batch_size=5)
-            meter.step()
-            net.zero_grad()
-        return meter.measured_steps
-
-    assert on_ranks(2, one_rank) == [1, 1]
+        loss = loss_of(net, dist.get_rank())
+        meter.before_backward(loss, 5, capture_average=early)
+        loss.backward()
+        if early:
+            for p in net.parameters():
+                p.grad.mul_(0.001)
+        meter.step()
+        found.append(tuple(meter.average_moments))
+    return found
 
 
 def test_norms_of_a_pass_that_is_clipped_before_the_step_are_taken_at_its_end() -> None:
-    def one_rank() -> list[list[float]]:
-        found = []
-        for early in (False, True):
-            net = model()
-            meter = NoiseScaleMeter(net, averaged=False)
-            loss = loss_of(net, dist.get_rank())
-            meter.before_backward(loss, 5, capture_average=early)
-            loss.backward()
-            if early:
-                for p in net.parameters():
-                    p.grad.mul_(0.001)
-            meter.step()
-            found.append([meter.average_moments.grad_sq_norm, meter.average_moments.noise_trace])
-        return found
-
-    plain, early = on_ranks(2, one_rank)[0]
+    plain, early = late_and_early()[0]
     assert plain == pytest.approx(early)
 
 
@@ -127,75 +135,80 @@ class AveragesInItsStep(torch.optim.SGD):
         super().step(closure)
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("micro_batches", [1, 2])
+def averaged_in_the_step(late: bool, micro_batches: int) -> tuple[int, list[str]]:
+    net = model()
+    optimizer = AveragesInItsStep(net.parameters(), lr=0.0)
+    meter = NoiseScaleMeter(net, averaged=False, every_n_steps=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(3):
+            optimizer.zero_grad()
+            for pass_ in range(micro_batches):
+                loss = loss_of(net, dist.get_rank(), 2 * step + pass_) / micro_batches
+                meter.backward(loss, local_batch_size=5)
+            if late:
+                optimizer.step()
+            meter.step()
+            if not late:
+                optimizer.step()
+        return meter.measured_steps, [str(one.message) for one in caught]
+
+
+IN_THE_STEP = {
+    (late, micros): two(partial(averaged_in_the_step, late, micros))
+    for late in (False, True)
+    for micros in (1, 2)
+}
+
+
+@pytest.mark.parametrize(("late", "micro_batches"), IN_THE_STEP)
 def test_an_optimizer_that_averages_in_its_step_is_measured_before_it(
     late: bool, micro_batches: int
 ) -> None:
     """After the step the ranks' gradients are gone, which a warning tells."""
-
-    def one_rank() -> tuple[int, list[str]]:
-        net = model()
-        optimizer = AveragesInItsStep(net.parameters(), lr=0.0)
-        meter = NoiseScaleMeter(net, averaged=False, every_n_steps=1)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for step in range(3):
-                optimizer.zero_grad()
-                for pass_ in range(micro_batches):
-                    loss = loss_of(net, dist.get_rank(), 2 * step + pass_) / micro_batches
-                    meter.backward(loss, local_batch_size=5)
-                if late:
-                    optimizer.step()
-                meter.step()
-                if not late:
-                    optimizer.step()
-            return meter.measured_steps, [str(one.message) for one in caught]
-
-    first, second = on_ranks(2, one_rank)
+    first, second = IN_THE_STEP[late, micro_batches]()
 
     assert first[0] == second[0] == (0 if late else 3)
-    assert any("between the last pass and `meter.step()`" in text for text in first[1]) == late
+    assert any("`meter.step()`" in text for text in first[1]) == late
 
 
-@pytest.mark.parametrize("unscaled", [False, True])
-def test_the_loss_scale_is_taken_out(unscaled: bool) -> None:
-    def one_rank() -> list[float]:
-        found = []
-        for scale in (None, 1024.0):
-            net = model()
-            scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
-            optimizer = AdasumOptimizer(torch.optim.SGD(list(net.parameters())[1:], 0.1))
-            meter = NoiseScaleMeter(
-                net, averaged=False, grad_scaler=scaler, parameters=list(net.parameters())[1:]
-            )
-            loss = loss_of(net, dist.get_rank())
-            meter.backward(loss if scaler is None else scaler.scale(loss), 5)
-            if scaler is not None and unscaled:
-                scaler.unscale_(optimizer)
-            meter.step()
-            found.append(meter.average_moments.noise_trace)
-        return found
-
-    plain, scaled = on_ranks(2, one_rank)[0]
-    assert scaled == pytest.approx(plain, rel=1e-5)
+@two
+def with_loss_scales() -> list[float]:
+    """Without a scale, with one, and unscaled by the loop."""
+    found = []
+    for scale, unscaled in ((None, False), (1024.0, False), (1024.0, True)):
+        net = model()
+        scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
+        optimizer = AdasumOptimizer(torch.optim.SGD(list(net.parameters())[1:], 0.1))
+        meter = NoiseScaleMeter(
+            net, averaged=False, grad_scaler=scaler, parameters=list(net.parameters())[1:]
+        )
+        loss = loss_of(net, dist.get_rank())
+        meter.backward(loss if scaler is None else scaler.scale(loss), 5)
+        if scaler is not None and unscaled:
+            scaler.unscale_(optimizer)
+        meter.step()
+        found.append(meter.average_moments.noise_trace)
+    return found
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"small_batch": "micro_batch"},
-        {"small_batch": "half"},
-        {"extra": [NoiseAlongGradient]},
-    ],
-)
-def test_only_ranks_can_be_compared(options: dict[str, Any]) -> None:
-    def one_rank() -> str:
-        with pytest.raises(ValueError, match="`averaged` must be True with") as caught:
-            NoiseScaleMeter(model(), averaged=False, **options)
-        return str(caught.value)
+def test_the_loss_scale_is_taken_out() -> None:
+    plain, *scaled = with_loss_scales()[0]
+    assert scaled == pytest.approx([plain, plain], rel=1e-5)
 
-    on_ranks(2, one_rank)
+
+@two
+def refusals() -> None:
+    for options in ({"small_batch": "micro_batch"}, {"small_batch": "half"}, {"extra": EXTRA}):
+        with refused("averaged", requirement="be True with"):
+            NoiseScaleMeter(model(), averaged=False, **options)  # type: ignore[arg-type]
+
+
+EXTRA = [NoiseAlongGradient]
+
+
+def test_only_ranks_can_be_compared() -> None:
+    assert refusals() == [None, None]
 
 
 def test_in_one_process_there_is_nothing_to_average() -> None:

@@ -50,7 +50,7 @@ def test_weights_make_the_moments_of_a_mean_over_tokens() -> None:
     """Each batch has as many gradients as its weight says; the truth knows all of them."""
     rng = np.random.default_rng(1)
     traces, signals = [], []
-    for _ in range(300):
+    for _ in range(150):
         tokens = rng.integers(1, 6, size=20)
         each = [drawn(rng, n, 3, noise=6.0) * [1, 0, 0] + [1, 0, 0] for n in tokens]
         gradients = np.array([some.mean(axis=0) for some in each]) - [1, 0, 0]
@@ -68,19 +68,11 @@ def test_weights_make_the_moments_of_a_mean_over_tokens() -> None:
 def test_the_variance_of_the_signal_is_no_less_than_what_it_scatters(noise: float) -> None:
     """As a mean of independent terms it would be a third of it where noise is small."""
     rng = np.random.default_rng(2)
-    mean = np.array([1.0, *np.zeros(19)])
+    found = [products(drawn(rng, 40, 20, noise)) for _ in range(600)]
 
-    def one() -> IndependentBatches:
-        return products(mean + rng.normal(size=(40, 20)) * (noise / 20) ** 0.5)
-
-    found = [one() for _ in range(600)]
-
-    scatter = np.var([one.grad_sq_norm for one in found])
-    claimed = np.mean([one.covariance[2] for one in found])
-    assert 0.9 < claimed / scatter < 4
-    assert np.mean([one.covariance[0] for one in found]) == pytest.approx(
-        np.var([one.noise_trace for one in found]), rel=0.2
-    )
+    of_noise, _, of_signal = np.mean([one.covariance for one in found], axis=0)
+    assert 0.9 < of_signal / np.var([one.grad_sq_norm for one in found]) < 4
+    assert of_noise == pytest.approx(np.var([one.noise_trace for one in found]), rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -99,12 +91,8 @@ def test_few_batches_say_nothing() -> None:
 
     found = products(gradients).noise_scale(unit="sequences")
 
-    assert (found.low, found.resolved, found.steps, found.unit) == (
-        0,
-        False,
-        LEAST - 1,
-        "sequences",
-    )
+    assert (found.low, found.resolved) == (0, False)
+    assert (found.steps, found.unit) == (LEAST - 1, "sequences")
 
 
 def test_an_interval_that_hangs_on_one_batch_is_known() -> None:
@@ -122,7 +110,7 @@ def test_an_interval_that_hangs_on_one_batch_is_known() -> None:
 
 def test_bounds_are_in_order_whatever_the_batches() -> None:
     rng = np.random.default_rng(6)
-    for _ in range(300):
+    for _ in range(200):
         lengths = np.exp(1.5 * rng.normal(size=(rng.integers(10, 40), 1)))
         scale = products(lengths * [[1.0, 0.0]]).noise_scale()
         assert 0 <= scale.low <= scale.high

@@ -1,21 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import itertools
-import re
+import math
 
 import numpy as np
 import pytest
+from refused import refused
 
 from noisescale.estimation.moments import effective_batch_sizes, gradient_moments
-
-
-def test_the_moments_that_made_the_norms_are_recovered() -> None:
-    signal, noise = 3.0, 40.0
-    small, big = signal + noise / 4, signal + noise / 12
-
-    moments = gradient_moments(small, big, small_batch=4, big_batch=12)
-
-    assert moments.grad_sq_norm == pytest.approx(signal)
-    assert moments.noise_trace == pytest.approx(noise)
 
 
 @pytest.mark.parametrize("sizes", [(8, 8), (1, 31), (3, 5, 40)])
@@ -23,7 +14,7 @@ def test_moments_are_unbiased_on_gaussian_gradients(sizes: tuple[int, ...]) -> N
     """For unequal parts too, where the peers' formula with the mean sizes is far off."""
     rng = np.random.default_rng(0)
     true_gradient, spread = np.full(10, 0.3), np.linspace(0.5, 2, 10)
-    steps = 20_000
+    steps = 10_000
     parts = [
         true_gradient + spread * rng.normal(size=(steps, 10)) / np.sqrt(size) for size in sizes
     ]
@@ -68,28 +59,22 @@ def test_the_ratio_of_one_steps_moments_is_biased() -> None:
     assert np.mean([m.noise_trace / m.grad_sq_norm for m in estimates]) == pytest.approx(-19 / 7)
 
 
-def test_one_batch_size_is_refused() -> None:
-    message = (
-        "`big_batch` must exceed `small_batch` and be finite, got 8 against 8. One batch size"
-        " cannot separate signal and noise: measure on two or more devices, or accumulate"
-        " gradients."
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        gradient_moments(1.0, 1.0, small_batch=8, big_batch=8)
-    with pytest.raises(ValueError, match=r"^`big_batch` must exceed"):
-        gradient_moments(1.0, 1.0, small_batch=8, big_batch=float("inf"))
-
-
-@pytest.mark.parametrize("small_batch", [0, -1, float("nan"), float("inf")])
-def test_an_impossible_small_batch_is_refused(small_batch: float) -> None:
-    with pytest.raises(ValueError, match="`small_batch` must be a positive number of examples"):
-        gradient_moments(1.0, 1.0, small_batch=small_batch, big_batch=8)
+@pytest.mark.parametrize(
+    ("name", "small", "big"),
+    [
+        ("big_batch", 8, 8),
+        ("big_batch", 8, math.inf),
+        *(("small_batch", bad, 8) for bad in (0, -1, math.nan, math.inf)),
+    ],
+)
+def test_impossible_batches_are_refused(name: str, small: float, big: float) -> None:
+    with refused(name):
+        gradient_moments(1.0, 1.0, small_batch=small, big_batch=big)
 
 
 def test_impossible_parts_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"`sizes` must have at least 2 parts, got \[8\]\."):
+    with refused("sizes", got="[8]"):
         effective_batch_sizes([8])
-    with pytest.raises(ValueError, match=r"`sizes` and `weights` must be positive, got \[8, 0\]"):
-        effective_batch_sizes([8, 0])
-    with pytest.raises(ValueError, match=r"`sizes` and `weights` must be positive"):
-        effective_batch_sizes([8, 8], [1.5, -0.5])
+    for sizes, *weights in (([8, 0],), ([8, 8], [1.5, -0.5])):
+        with refused("sizes", "weights", requirement="positive"):
+            effective_batch_sizes(sizes, *weights)

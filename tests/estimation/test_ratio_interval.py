@@ -21,20 +21,6 @@ def test_fieller_ends_are_where_the_test_of_the_ratio_turns() -> None:
     assert high == pytest.approx(optimize.brentq(excess, s / q, 1e3))
 
 
-@pytest.mark.parametrize("q", [0.19, 0.0, -0.15])
-def test_fieller_is_unbounded_where_the_signal_may_be_zero(q: float) -> None:
-    s, (ss, sq, qq), t = 30.0, (4.0, 0.0, 0.01), 2.0
-
-    low, high = fieller_interval(s, q, np.array([ss, sq, qq]), t)
-
-    def excess(ratio: float) -> float:
-        return (s - ratio * q) ** 2 - t**2 * (ss - 2 * ratio * sq + ratio**2 * qq)
-
-    assert math.isinf(high)
-    assert low == pytest.approx(optimize.brentq(excess, 0, 1e6))
-    assert all(excess(ratio) <= 0 for ratio in np.geomspace(low * 1.001, 1e9, 50))
-
-
 def test_fieller_knows_nothing_where_both_may_be_zero_or_signal_is_negative() -> None:
     assert fieller_interval(1.0, 0.1, np.array([4.0, 0.0, 0.01]), 2.0) == (0.0, math.inf)
     assert fieller_interval(30.0, -1.0, np.array([4.0, 0.0, 0.01]), 2.0) == (0.0, math.inf)
@@ -44,22 +30,19 @@ def test_fieller_knows_nothing_where_both_may_be_zero_or_signal_is_negative() ->
 
 @pytest.mark.parametrize("noise_unit", [1e-150, 1e-20, 1e90, 1e150])
 @pytest.mark.parametrize("signal_unit", [1e-140, 1.0, 1e100])
-@pytest.mark.parametrize(("s", "q"), [(30.0, 1.0), (30.0, 0.1), (1.0, 3.0), (0.0, 1.0)])
-def test_the_interval_does_not_depend_on_units(
-    s: float, q: float, noise_unit: float, signal_unit: float
-) -> None:
+def test_the_interval_does_not_depend_on_units(noise_unit: float, signal_unit: float) -> None:
     """Also where products of the moments would overflow, or vanish."""
     units = np.array([noise_unit * noise_unit, noise_unit * signal_unit, signal_unit * signal_unit])
-    covariance = np.array([4.0, -0.05, 0.01])
-    low, high = fieller_interval(s, q, covariance, 2.0)
+    covariance, unit = np.array([4.0, -0.05, 0.01]), noise_unit / signal_unit
+    for s, q in ((30.0, 1.0), (30.0, 0.1), (1.0, 3.0), (0.0, 1.0)):
+        low, high = fieller_interval(s, q, covariance, 2.0)
 
-    scaled = fieller_interval(s * noise_unit, q * signal_unit, covariance * units, 2.0)
+        scaled = fieller_interval(s * noise_unit, q * signal_unit, covariance * units, 2.0)
 
-    unit = noise_unit / signal_unit
-    assert scaled == pytest.approx((low * unit, high * unit), rel=1e-9, abs=0)
+        assert scaled == pytest.approx((low * unit, high * unit), rel=1e-9, abs=0)
 
 
-RATIOS = np.concatenate([[0.0], np.geomspace(1e-7, 1e9, 320_001)])
+RATIOS = np.concatenate([[0.0], np.geomspace(1e-7, 1e9, 40_001)])
 
 
 def accepted(s: float, q: float, covariance: np.ndarray, t: float) -> np.ndarray:
@@ -139,10 +122,8 @@ def test_a_value_without_scatter_is_within_its_interval() -> None:
 
 
 def test_the_scale_of_weights_does_not_matter() -> None:
-    weight, r = (
-        np.array([1.0, 2.0, 4.0, 1.0]),
-        np.array([[3.0, -1.0], [-2.0, 1.0], [1, 0], [-3, -1]]),
-    )
+    weight = np.array([1.0, 2.0, 4.0, 1.0])
+    r = np.array([[3.0, -1.0], [-2.0, 1.0], [1, 0], [-3, -1]])
 
     def means(weight: NDArray[np.float64]) -> WeightedMeans[float]:
         ss, sq, _, qq = ((weight**2)[:, None, None] * r[:, :, None] * r[:, None, :]).sum(0).ravel()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise scale of the last steps: as averages written out, without lag, with its coverage."""
+"""The noise scale of the last steps: as averages written out, with its coverage."""
 
 import math
 
@@ -21,6 +21,11 @@ def draws(
     of_signal = signal + noise / batch * rng.normal(size=len(signal)) * math.sqrt(2 / parts)
     of_noise = noise * (1 + rng.normal(size=len(signal)) * math.sqrt(2 / parts / 8))
     return [GradientMoments(q, s) for q, s in zip(of_signal, of_noise, strict=True)]
+
+
+def constant(steps: int, batch: float, seed: int = 0) -> list[GradientMoments]:
+    """Of a noise scale of 40."""
+    return draws(np.ones(steps), np.full(steps, 40.0), batch, seed)
 
 
 def recent_after(steps: list[GradientMoments], batch: float, **options: float) -> RecentSteps:
@@ -100,21 +105,9 @@ def test_estimate_agrees_with_sums_written_out(window: int, measured: int) -> No
     assert estimate.grad_sq_norm == pytest.approx(raw / value, rel=1e-12)
 
 
-def test_a_falling_gradient_does_not_make_it_lag() -> None:
-    """|G|² falls a thousandfold while the noise scale rises tenfold: an average of both is late."""
-    progress = np.linspace(0, 1, 120)
-    steps = draws(10.0 ** (-3 * progress), 10.0 ** (1 + progress), batch=64)
-    average = sum(s.noise_trace for s in steps) / sum(s.grad_sq_norm for s in steps)
-
-    now = recent_after(steps, 64).estimate()
-
-    assert now.value == pytest.approx(93, rel=0.2)  # the mean over its 8 steps
-    assert average < 20
-
-
 def test_old_steps_say_less_about_now() -> None:
     """No step was measured after the 100th: the interval widens while the run goes on."""
-    recent = recent_after(draws(np.ones(100), np.full(100, 40.0), batch=16), 16)
+    recent = recent_after(constant(100, 16), 16)
     now, later, much_later = (recent.estimate(step) for step in (100, 200, 10_000))
 
     assert now.value == pytest.approx(later.value, rel=0.2) == much_later.value
@@ -131,6 +124,7 @@ def test_a_bound_that_is_not_resolved_holds_later_too() -> None:
 
     assert not now.resolved
     assert not later.resolved
+    assert now.low > 200  # noise alone
     assert 0 < later.low < now.low / 2
 
 
@@ -148,19 +142,16 @@ def test_the_longest_window_has_the_last_steps_of_the_run() -> None:
 
 @pytest.mark.parametrize("drift", [0.0, -0.05])
 def test_the_interval_covers_a_constant_noise_scale(drift: float) -> None:
-    signal = np.exp(drift * np.arange(60))
-    covered = [
-        estimate.low <= 40 <= estimate.high
-        for seed in range(400)
-        for estimate in [
-            recent_after(draws(signal, np.full(60, 40.0), batch=16, seed=seed), 16).estimate()
-        ]
-    ]
+    signal, covered = np.exp(drift * np.arange(60)), 0
+    for seed in range(200):
+        steps = draws(signal, np.full(60, 40.0), batch=16, seed=seed)
+        estimate = recent_after(steps, 16).estimate()
+        covered += estimate.low <= 40 <= estimate.high
 
-    error = 4 * math.sqrt(0.95 * 0.05 / 400)
-    assert 0.95 - error < np.mean(covered) <= 1
+    assert covered / 200 > 0.95 - 4 * math.sqrt(0.95 * 0.05 / 200)
 
 
+@pytest.mark.slow
 def test_noise_in_two_directions_does_not_read_as_a_larger_noise_scale() -> None:
     """|g|² is skewed here. Cut at 6 times its level, 7 % of the intervals lie above the truth.
 
@@ -188,45 +179,15 @@ def test_noise_in_two_directions_does_not_read_as_a_larger_noise_scale() -> None
 @pytest.mark.parametrize(("batch", "window"), [(400.0, 8), (3.3, 85)])
 def test_the_window_is_as_long_as_the_noise_asks_for(batch: float, window: int) -> None:
     """cv²/n + DRIFT²·n/(3·1000) is least at n = cv·√3000/DRIFT; cv is (b/B)·√(2/200) here."""
-    steps = draws(np.ones(1000), np.full(1000, 40.0), batch)
-
-    assert recent_after(steps, batch).estimate().steps == pytest.approx(window, rel=0.35)
-
-
-def test_nothing_is_told_before_two_steps_count() -> None:
-    for count in range(3):
-        estimate = recent_after([GradientMoments(1.0, 20.0)] * count, 8).estimate()
-
-        assert (estimate.low, estimate.high, estimate.resolved) == (0.0, math.inf, False)
-    assert recent_after([GradientMoments(1.0, 20.0)] * 3, 8).estimate().resolved
-
-
-def test_noise_alone_is_not_resolved() -> None:
-    rng = np.random.default_rng(0)
-    steps = [GradientMoments(0.1 * rng.normal(), 20 + rng.normal()) for _ in range(200)]
-
-    estimate = recent_after(steps, 8).estimate()
-
-    assert not estimate.resolved
-    assert estimate.low > 200
+    assert recent_after(constant(1000, batch), batch).estimate().steps == pytest.approx(
+        window, rel=0.35
+    )
 
 
 @pytest.mark.parametrize("count", [10, 41, 42, 100])
 def test_only_the_last_steps_are_kept(count: int) -> None:
-    steps = draws(np.ones(count), np.full(count, 40.0), 8.0)
+    steps = constant(count, 8.0)
     recent = recent_after(steps, 8.0, most_steps=20)
 
     assert len(recent) == min(count - 1, 20)
     assert recent.state_dict()["steps"] == recent_after(steps, 8.0).state_dict()["steps"][-20:]
-
-
-def test_it_goes_on_exactly_from_its_state() -> None:
-    steps = draws(np.ones(90), np.full(90, 40.0), 8.0)
-    whole, resumed = recent_after(steps, 8.0), RecentSteps()
-
-    resumed.load_state_dict(recent_after(steps[:45], 8.0).state_dict())
-    for moments in steps[45:]:
-        resumed.add(moments, 8.0)
-
-    assert resumed.estimate() == whole.estimate()
-    assert resumed.state_dict() == whole.state_dict()

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The noise scale at each checkpoint of a run, and the record of it that `predict` reads."""
 
+import json
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as L
 import pytest
 import torch
+from fits import trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from program import refused, run
 
@@ -50,28 +51,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoints = ModelCheckpoint(
         made / "checkpoints", every_n_train_steps=10, save_top_k=-1, save_last=True
     )
-    L.Trainer(
-        accelerator="cpu",
-        max_steps=30,
-        logger=False,
-        callbacks=[checkpoints],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    ).fit(module, loader)
+    options = {"callbacks": [checkpoints], "enable_checkpointing": True}
+    trainer(1, strategy="auto", max_epochs=None, max_steps=30, **options).fit(module, loader)
     return made
+
+
+def measured(folder: Path, output: str, **options: Any) -> MeasuredRun:
+    return measure_checkpoints(
+        f"{folder}/measured_run.py:make",
+        checkpoints=folder / "checkpoints",
+        output=folder / output,
+        groups={"all": "weight"},
+        accelerator="cpu",
+        **options,
+    )
 
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> MeasuredRun:
     torch.manual_seed(0)
-    return measure_checkpoints(
-        f"{folder}/measured_run.py:make",
-        checkpoints=folder / "checkpoints",
-        output=folder / "record",
-        batches=60,
-        groups={"all": "weight"},
-        accelerator="cpu",
-    )
+    return measured(folder, "record", batches=60, ways=[])
 
 
 def test_each_checkpoint_is_a_row(found: MeasuredRun) -> None:
@@ -109,15 +108,7 @@ def test_a_checkpoint_without_a_number_leaves_a_gap(
 ) -> None:
     monkeypatch.setattr("noisescale.frozen.measure.DRIFTS", 1.1)  # all of them drift
 
-    gaps = measure_checkpoints(
-        f"{folder}/measured_run.py:make",
-        checkpoints=folder / "checkpoints",
-        output=folder / "gaps",
-        batches=10,
-        groups={"all": "weight"},
-        ways=[],
-        accelerator="cpu",
-    )
+    gaps = measured(folder, "gaps", batches=10, ways=[])
 
     read = read_run(gaps.record)
     assert read["step"].tolist() == [10, 20, 30]
@@ -128,11 +119,8 @@ def test_a_checkpoint_without_a_number_leaves_a_gap(
 
 
 def test_it_says_how_the_noise_scale_went(found: MeasuredRun) -> None:
-    text = " ".join(found.to_text().split())
-
-    assert text.startswith("The noise scale rose ")
-    assert "from step 10 to step " in text
-    assert "noisescale predict" in text
+    assert "rose" in found.document().headline
+    assert "noisescale predict" in found.to_text()
     (figure,) = found.document().figures()
     resolved = [one.step for one in found.measurements if one.noise_scale.resolved]
     assert figure.drawing["data"][0]["x"] == resolved
@@ -143,28 +131,24 @@ def test_the_command_measures_one_or_all(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(folder)
     target = "measured_run.py:make", "--accelerator", "cpu", "--batches", "12"
 
-    text = run("measure", *target, "--checkpoint", "checkpoints/last.ckpt", "--group", "b=bias")
-    one = " ".join(text.split())
-    assert "at step 30, from 12 batches of 16" in one
-    assert "Groups of parameters" in one
-    every = run("measure", *target, "--checkpoints", "checkpoints", "--json")
-    assert '"record": "noise_scale"' in every
+    options = "--checkpoint", "checkpoints/last.ckpt", "--group", "b=bias"
+    one = json.loads(run("measure", *target, *options, "--json"))
+    assert (one["step"], one["batch_size"], [*one["groups"]]) == (30, 16, ["b"])
+    every = json.loads(run("measure", *target, "--checkpoints", "checkpoints", "--json"))
+    assert every["record"] == "noise_scale"
     assert (folder / "noise_scale").is_dir()
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--checkpoints", "."], "`--checkpoints` must be a folder with checkpoints of Lightning"),
-        (
-            ["--checkpoints", "checkpoints", "--checkpoint", "a"],
-            "`--checkpoint` and `--checkpoints` must be one of both",
-        ),
-        (["--group", "bias"], "`--group` must be written as NAME=PATTERN, got bias"),
-        (["--batches", "few"], "`--batches` must be \"auto\" or at least 10, got 'few'"),
+        (["--checkpoints", "."], "`--checkpoints`"),
+        (["--checkpoints", "checkpoints", "--checkpoint", "a"], "`--checkpoint` and `--checkp"),
+        (["--group", "bias"], "`--group`"),
+        (["--batches", "few"], "`--batches`"),
     ],
 )
-def test_bad_input(
+def test_bad_input_is_refused_by_its_flag(
     folder: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], said: str
 ) -> None:
     monkeypatch.chdir(folder)

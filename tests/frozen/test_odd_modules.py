@@ -4,9 +4,12 @@
 from collections.abc import Iterator
 from typing import Any
 
+import fits
 import lightning.pytorch as L
 import pytest
 import torch
+from refused import refused
+from tiers import slow
 from torch import Tensor, nn
 from torch.utils.data import (
     DataLoader,
@@ -52,6 +55,11 @@ TRUTH = truth(*numbers())
 def loader(batch_size: int = 32, count: int = 2000, **options: Any) -> DataLoader[Any]:
     data = TensorDataset(*numbers(count))
     return DataLoader(data, batch_size=batch_size, **{"shuffle": True, **options})
+
+
+def of_linear(data: Any, **options: Any) -> Measurement:
+    """Of the linear model."""
+    return measure(linear(), data, **{"loss": loss_of, **ON_CPU, **options})
 
 
 class Module(L.LightningModule):
@@ -137,17 +145,6 @@ def test_what_a_module_does_beside_its_steps_changes_nothing(kind: Any) -> None:
     assert holds(measure(kind(), loader(), **ON_CPU))
 
 
-class StepsData(Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.net.weight.data.mul_(1.01)
-        return super().training_step(batch, batch_idx)
-
-
-def test_weights_that_change_without_autograds_knowing_are_found() -> None:
-    with pytest.raises(ValueError, match=r"leave its weights as they are .* 'net.weight' changed"):
-        measure(StepsData(), loader(), **ON_CPU)
-
-
 class Fades(Module):
     """In an attribute that nobody can see."""
 
@@ -163,7 +160,6 @@ def test_noise_that_changes_along_the_batches_has_no_number() -> None:
 
     assert not found.noise_scale.resolved
     assert found.drifts
-    assert "something in the module or the data changes" in " ".join(found.to_text().split())
 
 
 class Laid(Module):
@@ -178,32 +174,30 @@ class Laid(Module):
             self.net = linear()
 
 
-def test_a_checkpoint_is_loaded_after_setup(tmp_path: Any) -> None:
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_steps=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(Laid(), loader())
+def test_a_checkpoint_is_loaded_after_setup_and_measured_as_the_module_that_left_it(
+    tmp_path: Any,
+) -> None:
+    trained = Laid()
+    trainer = fits.trainer(1, strategy="auto", max_epochs=None, max_steps=5)
+    trainer.fit(trained, loader())
     trainer.save_checkpoint(tmp_path / "a.ckpt")
+    linear()  # draws what `setup` of a new module draws
+    same = measure(trained, loader(), batches=10, **ON_CPU)
 
     found = measure(Laid(), loader(), checkpoint=tmp_path / "a.ckpt", batches=10, **ON_CPU)
 
-    assert found.step == 1
+    assert found.step == 5
+    assert found.noise_scale == same.noise_scale
 
 
-@pytest.mark.parametrize(("count", "batch_size"), [(60, 20), (64, 32), (100, 10)])
+@pytest.mark.parametrize(("count", "batch_size"), [(60, 20), slow(64, 32), slow(100, 10)])
 def test_small_data_sets_have_the_noise_scale_of_their_examples(
     count: int, batch_size: int
 ) -> None:
     """Batches of an epoch share no example: they vary less, and halves of one do not."""
     torch.manual_seed(0)
-    options = {**ON_CPU, "ways": ["half"], "batches": 60}
 
-    found = measure(linear(), loader(batch_size, count), loss=loss_of, **options)
+    found = of_linear(loader(batch_size, count), ways=["half"], batches=60)
 
     scale = found.noise_scale
     assert scale.low < truth(*numbers(count)) < scale.high
@@ -218,7 +212,7 @@ def test_the_signal_of_a_small_data_set_is_not_what_an_epoch_cancels() -> None:
     loss_of(net, (x, y)).backward()
     exact = sum(float(p.grad.square().sum()) for p in net.parameters() if p.grad is not None)
 
-    found = measure(linear(), loader(12, 60), loss=loss_of, batches=100, **ON_CPU)
+    found = of_linear(loader(12, 60), batches=100)
 
     assert found.noise_scale.grad_sq_norm == pytest.approx(exact, rel=0.005)
 
@@ -236,9 +230,7 @@ def test_it_goes_on_while_one_batch_makes_the_noise_and_not_for_ever() -> None:
 
         return DataLoader(Stream(), batch_size=None)
 
-    even, uneven = (
-        measure(linear(), stream(size), loss=loss_of, width=40.0, **ON_CPU) for size in (1.0, 3.0)
-    )
+    even, uneven = (of_linear(stream(size), width=40.0) for size in (1.0, 3.0))
 
     assert not even.products.hangs_on_one
     assert uneven.products.hangs_on_one
@@ -247,8 +239,8 @@ def test_it_goes_on_while_one_batch_makes_the_noise_and_not_for_ever() -> None:
 
 
 def test_a_batch_of_more_than_half_of_the_data_is_refused() -> None:
-    with pytest.raises(ValueError, match="`batch_size` must be at most half of the examples"):
-        measure(linear(), loader(40, 60), loss=loss_of, **ON_CPU)
+    with refused("batch_size", got="40 of 60"):
+        of_linear(loader(40, 60))
 
 
 def test_bounds_stand_in_order_where_few_examples_make_the_noise() -> None:
@@ -260,7 +252,7 @@ def test_bounds_stand_in_order_where_few_examples_make_the_noise() -> None:
     def loss(net: nn.Module, batch: Any) -> Tensor:
         return (net(torch.ones_like(batch[0])) * batch[0]).mean()
 
-    for seed in range(6):
+    for seed in range(3):
         torch.manual_seed(seed)
         found = measure(net, data, loss=loss, batches=60, **ON_CPU)
         assert found.noise_scale.low <= found.noise_scale.high
@@ -277,15 +269,8 @@ def test_weights_that_vary_tell_nothing_of_the_order() -> None:
                 rows = torch.randint(len(x), (count,), generator=g)
                 yield x[rows], y[rows]
 
-    found = measure(
-        linear(),
-        DataLoader(Unequal(), batch_size=None),
-        loss=loss_of,
-        batch_size_fn=lambda _: 8.0,
-        weight_fn=lambda batch: float(len(batch[0])),
-        batches=60,
-        **ON_CPU,
-    )
+    weights = {"batch_size_fn": lambda _: 8.0, "weight_fn": lambda batch: float(len(batch[0]))}
+    found = of_linear(DataLoader(Unequal(), batch_size=None), batches=60, **weights)
 
     assert found.order.independent
     assert found.noise_scale.resolved
@@ -298,12 +283,12 @@ def in_batches(count: int) -> Iterator[Any]:
 
 
 def test_what_can_be_gone_through_once_ends() -> None:
-    found = measure(linear(), in_batches(30), loss=loss_of, width=1.01, **ON_CPU)
+    found = of_linear(in_batches(30), width=1.01)
 
     assert found.noise_scale.steps == 30
-    assert "all that the loader has" in found.stopped
-    with pytest.raises(ValueError, match="at least 10 different batches, got 5"):
-        measure(linear(), in_batches(5), loss=loss_of, **ON_CPU)
+    assert "loader" in found.stopped
+    with refused("data", got="5"):
+        of_linear(in_batches(5))
 
 
 def test_batches_without_tensors_are_known_again() -> None:
@@ -314,26 +299,14 @@ def test_batches_without_tensors_are_known_again() -> None:
         rows = [int(name) for name in batch]
         return loss_of(net, (x[rows], y[rows]))
 
-    with pytest.raises(ValueError, match="at least 10 different batches, got 5"):
-        measure(
-            linear(),
-            DataLoader(names, batch_size=8),  # type: ignore[arg-type]  # a list will do
-            loss=loss,
-            batch_size_fn=len,
-            **ON_CPU,
-        )
+    with refused("data", got="5"):
+        of_linear(DataLoader(names, batch_size=8), loss=loss, batch_size_fn=len)  # type: ignore[arg-type]  # a list will do
 
 
 def test_samplers_of_torch_draw_at_random() -> None:
     data = TensorDataset(*numbers())
     for sampler in (SubsetRandomSampler(range(1000)), WeightedRandomSampler([1.0] * 2000, 2000)):
-        found = measure(
-            linear(),
-            DataLoader(data, batch_size=32, sampler=sampler),
-            loss=loss_of,
-            batches=10,
-            **ON_CPU,
-        )
+        found = of_linear(DataLoader(data, batch_size=32, sampler=sampler), batches=10)
         assert found.order.at_random
 
 
@@ -366,40 +339,35 @@ def test_a_network_is_measured_in_the_mode_to_train() -> None:
     assert not net.training
 
 
-def test_transformers_trainer_brings_its_precision_and_its_optimizer(tmp_path: Any) -> None:
+def test_transformers_trainer_is_a_target_with_its_precision_sampler_and_optimizer(
+    tmp_path: Any,
+) -> None:
+    from torch.utils.data import SequentialSampler
     from transformers import Trainer, TrainingArguments
     from transformers_fits import Classifier, digits
 
     kinds = set()
 
-    class Half(Trainer):
+    class Odd(Trainer):
         def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
             kinds.add(torch.is_autocast_enabled("cpu"))
             return super().compute_loss(model, inputs)
 
-    arguments = TrainingArguments(
-        str(tmp_path), use_cpu=True, per_device_train_batch_size=4, report_to=[], bf16=True
-    )
-    found = measure(Half(Classifier(), arguments, train_dataset=digits()), batches=10, **ON_CPU)
-
-    assert kinds == {True}
-    assert found.optimizer == OptimizerMix(OptimizerKind.ADAM)  # its default
-
-
-def test_transformers_trainer_brings_its_sampler_and_its_mode(tmp_path: Any) -> None:
-    from torch.utils.data import SequentialSampler
-    from transformers import Trainer, TrainingArguments
-    from transformers_fits import Classifier, digits
-
-    class InOrder(Trainer):
         def _get_train_sampler(self, *_: Any) -> Any:
             return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]  # a list
 
     arguments = TrainingArguments(
-        str(tmp_path), use_cpu=True, per_device_train_batch_size=4, report_to=[]
+        str(tmp_path), use_cpu=True, per_device_train_batch_size=4, report_to=[], bf16=True
     )
-    found = measure(InOrder(Classifier(), arguments, train_dataset=digits()), batches=12, **ON_CPU)
+    trainer = Odd(Classifier(), arguments, train_dataset=digits())
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    found = measure(trainer, batches=12, unit="sequences", **ON_CPU)
 
+    scale = found.noise_scale
+    assert (found.batch_size, scale.steps, scale.unit) == (4, 12, "sequences")
+    assert all(map(torch.equal, trainer.model.parameters(), before))
+    assert kinds == {True}
+    assert found.optimizer == OptimizerMix(OptimizerKind.ADAM)  # its default
     assert not found.order.at_random
-    with pytest.raises(ValueError, match="`target` must come with data, got a Trainer without"):
+    with refused("target", got="a Trainer without `train_dataset`"):
         measure(Trainer(Classifier(), arguments), **ON_CPU)

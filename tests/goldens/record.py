@@ -25,8 +25,8 @@ from typing import Any
 
 import pandas
 import torch
-from goldens.targets import Classifier, Sentences, convolutions, digits, sentences
-from lightning.pytorch import LightningModule, Trainer, seed_everything
+from goldens.targets import Classifier, digits
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import nn
@@ -71,138 +71,37 @@ def fit(
     return trainer
 
 
-def plain(folder: Path) -> None:
-    fit(folder, Classifier(), digits(32), steps=600)
+Record = Callable[[Path], Any]
 
 
-def in_csv(folder: Path) -> None:
-    fit(folder, Classifier(), digits(32), steps=400, log=CSVLogger)
+def trained(batch_size: int, steps: int, module: Record = Classifier, **settings: Any) -> Record:
+    """What trains on digits, and leaves its log in a folder."""
+    return lambda folder: fit(folder, module(), digits(batch_size), steps=steps, **settings)
 
 
-def short(folder: Path) -> None:
-    fit(folder, Classifier(), digits(64), steps=12, every=2)
-
-
-def momentum(folder: Path) -> None:
-    fit(folder, Classifier(0.05, momentum=0.9), digits(64), steps=400)
-
-
-def adamw_decayed(folder: Path) -> None:
-    fit(folder, Classifier(0.003, "AdamW", decay=500), digits(64), steps=500)
-
-
-def without_a_way(folder: Path) -> None:
-    """One process, and rows that batch normalization ties together: nothing is measured."""
-    fit(folder, Classifier(net=convolutions()), digits(64), steps=100)
-
-
-def two_ranks(folder: Path) -> None:
-    # Forked ranks leave through `os._exit`, so the log is complete when `fit` returns.
-    fit(folder, Classifier(), digits(32), steps=500, devices=2, strategy="ddp_fork")
-
-
-def accumulated(folder: Path) -> None:
-    fit(folder, Classifier(), digits(16), steps=300, accumulate_grad_batches=4, every=3)
-
-
-def grown(folder: Path) -> None:
-    scheduler = BatchSizeScheduler(policy="tradeoff", max_batch_size=512)
-    fit(folder, Classifier(), digits(8), steps=900, callbacks=(scheduler,), every=10)
-
-
-def near_full_batch(folder: Path) -> None:
-    fit(folder, Classifier(0.4), digits(700), steps=200)
-
-
-def _resumed(folder: Path, log: Any, first: int, saved: int, last: int) -> None:
+def resumed(first: int, saved: int, last: int, log: Any = TensorBoardLogger) -> Record:
     """Killed at step `first`, resumed from step `saved`, and trained up to step `last`."""
-    with tempfile.TemporaryDirectory() as made:
-        keep = ModelCheckpoint(made, every_n_train_steps=saved, save_top_k=-1)
-        fit(folder, Classifier(), digits(32), steps=first, callbacks=(keep,), log=log)
-        file = str(next(Path(made).glob(f"*step={saved}.ckpt")))
-        kept = {each: pandas.read_csv(each) for each in folder.glob("metrics.csv")}
-        fit(folder, Classifier(), digits(32), steps=last, log=log, ckpt_path=file)
-        for each, rows in kept.items():  # a CSVLogger begins anew; other writers go on
-            pandas.concat([rows, pandas.read_csv(each)]).to_csv(each, index=False)
+
+    def train(folder: Path) -> None:
+        with tempfile.TemporaryDirectory() as made:
+            keep = ModelCheckpoint(made, every_n_train_steps=saved, save_top_k=-1)
+            fit(folder, Classifier(), digits(32), steps=first, callbacks=(keep,), log=log)
+            file = str(next(Path(made).glob(f"*step={saved}.ckpt")))
+            kept = {each: pandas.read_csv(each) for each in folder.glob("metrics.csv")}
+            fit(folder, Classifier(), digits(32), steps=last, log=log, ckpt_path=file)
+            for each, rows in kept.items():  # a CSVLogger begins anew; other writers go on
+                pandas.concat([rows, pandas.read_csv(each)]).to_csv(each, index=False)
+
+    return train
 
 
-def resumed(folder: Path) -> None:
-    _resumed(folder, TensorBoardLogger, 300, 300, 500)
-
-
-def resumed_earlier(folder: Path) -> None:
-    _resumed(folder, TensorBoardLogger, 400, 200, 450)
-
-
-def resumed_and_shorter(folder: Path) -> None:
-    _resumed(folder, TensorBoardLogger, 400, 150, 250)
-
-
-def resumed_in_csv(folder: Path) -> None:
-    _resumed(folder, CSVLogger, 300, 200, 400)
-
-
-def grouped(folder: Path) -> None:
-    module = Classifier()
-    groups = {"first": ["net.0.*"], "last": ["net.2.*"]}
-    fit(folder, module, digits(32), steps=300, monitor=NoiseScaleMonitor(groups=groups))
-
-
-def skipping(folder: Path) -> None:
-    fit(folder, Classifier(broken=(50, 51, 120)), digits(32), steps=300)
-
-
-def in_sequences(folder: Path) -> None:
-    monitor = NoiseScaleMonitor(unit="sequences")
-    fit(folder, Sentences(), (sentences(20),), steps=600, monitor=monitor)
-
-
-def adam_on_sentences(folder: Path) -> None:
-    fit(folder, Sentences("AdamW", 0.002), (sentences(32),), steps=600)
-
-
-def each_step(folder: Path) -> None:
-    monitor = NoiseScaleMonitor(every_n_steps=1, small_batch="example")
-    fit(folder, Classifier(), digits(16), steps=300, monitor=monitor)
-
-
-def two_monitors(folder: Path) -> None:
-    more = NoiseScaleMonitor(name="other", window=50)
-    fit(folder, Classifier(), digits(32), steps=200, callbacks=(more,))
-
-
-def adasum(folder: Path) -> None:
-    module, reduction = Classifier(0.1), AdasumReduction()
-    fit(
-        folder,
-        module,
-        digits(32),
-        steps=200,
-        devices=2,
-        strategy="ddp_fork",
-        callbacks=(reduction,),
-    )
-
-
-def with_pictures(folder: Path) -> None:
-    from lightning.pytorch import Callback
-
-    class Pictures(Callback):
-        def on_train_batch_end(self, trainer: Trainer, *rest: Any) -> None:
-            if trainer.global_step % 50 == 0:
-                board = trainer.logger.experiment  # type: ignore[union-attr]
-                noise = torch.rand(3, 24, 24)
-                board.add_image("noise", noise, trainer.global_step)
-                board.add_histogram("weights", noise, trainer.global_step)
-
-    fit(folder, Classifier(), digits(32), steps=300, callbacks=(Pictures(),))
-
-
-def under_way(folder: Path) -> None:
-    """Cut off within a record, as in a file that is still written to."""
-    plain(folder)
-    file = next(folder.glob("events*"))
-    file.write_bytes(file.read_bytes()[:100_003])
+class Pictures(Callback):
+    def on_train_batch_end(self, trainer: Trainer, *rest: Any) -> None:
+        if trainer.global_step % 50 == 0:
+            board = trainer.logger.experiment  # type: ignore[union-attr]
+            noise = torch.rand(3, 24, 24)
+            board.add_image("noise", noise, trainer.global_step)
+            board.add_histogram("weights", noise, trainer.global_step)
 
 
 def transformers(folder: Path) -> None:
@@ -241,12 +140,38 @@ def transformers(folder: Path) -> None:
         ).train()
 
 
-RUNS: tuple[Callable[[Path], None], ...] = (
-    *(plain, in_csv, short, momentum, adamw_decayed, without_a_way, two_ranks, accumulated, grown),
-    *(near_full_batch, resumed, resumed_earlier, resumed_and_shorter, resumed_in_csv, grouped),
-    *(skipping, in_sequences, adam_on_sentences, each_step, two_monitors, adasum),
-    *(with_pictures, under_way, transformers),
-)
+# Forked ranks leave through `os._exit`, so the log is complete when `fit` returns.
+TWO_RANKS: dict[str, Any] = {"devices": 2, "strategy": "ddp_fork"}
+
+RUNS: dict[str, Record] = {
+    "plain": trained(32, 600),
+    "in_csv": trained(32, 400, log=CSVLogger),
+    "momentum": trained(64, 400, lambda: Classifier(0.05, momentum=0.9)),
+    "adamw_decayed": trained(64, 500, lambda: Classifier(0.003, "AdamW", decay=500)),
+    "two_ranks": trained(32, 500, **TWO_RANKS),
+    "accumulated": trained(16, 300, accumulate_grad_batches=4, every=3),
+    "grown": trained(
+        *(8, 900), callbacks=(BatchSizeScheduler(policy="tradeoff", max_batch_size=512),), every=10
+    ),
+    "near_full_batch": trained(700, 200, lambda: Classifier(0.4)),
+    "resumed": resumed(300, 300, 500),
+    "resumed_earlier": resumed(400, 200, 450),
+    "resumed_and_shorter": resumed(400, 150, 250),
+    "resumed_in_csv": resumed(300, 200, 400, CSVLogger),
+    "grouped": trained(
+        32, 300, monitor=NoiseScaleMonitor(groups={"first": ["net.0.*"], "last": ["net.2.*"]})
+    ),
+    "skipping": trained(32, 300, lambda: Classifier(broken=(50, 51, 120))),
+    "each_step": trained(
+        16, 300, monitor=NoiseScaleMonitor(every_n_steps=1, small_batch="example")
+    ),
+    "two_monitors": trained(32, 200, callbacks=(NoiseScaleMonitor(name="other", window=50),)),
+    "adasum": trained(
+        32, 200, lambda: Classifier(0.1), callbacks=(AdasumReduction(),), **TWO_RANKS
+    ),
+    "with_pictures": trained(32, 300, callbacks=(Pictures(),)),
+    "transformers": transformers,
+}
 
 
 def states(folder: Path) -> None:
@@ -309,32 +234,16 @@ def branch(folder: Path) -> None:
     keep = ModelCheckpoint(folder / "saved", every_n_train_steps=100, save_top_k=-1)
     fit(folder / "run", Classifier(), digits(16), steps=200, callbacks=(keep,))
     _command(
-        *(
-            "branch",
-            "run",
-            "saved",
-            "targets.py:alone",
-            "--batch-sizes",
-            "1x,4x,16x",
-            "--orders",
-            "2",
-        ),
-        *("--loss-examples", "1400", "--accelerator", "cpu"),
+        *("branch", "run", "saved", "targets.py:alone", "--batch-sizes", "1x,4x,16x"),
+        *("--orders", "2", "--loss-examples", "1400", "--accelerator", "cpu"),
         cwd=folder,
     )
 
 
 def profile(folder: Path) -> None:
     _command(
-        *(
-            "profile",
-            "targets.py:alone",
-            "--device-batch-sizes",
-            "8,32,128,512",
-            "--accumulation",
-            "1,2",
-        ),
-        *("--accelerator", "cpu"),
+        *("profile", "targets.py:alone", "--device-batch-sizes", "8,32,128,512"),
+        *("--accumulation", "1,2", "--accelerator", "cpu"),
         cwd=_working(folder),
     )
 
@@ -353,7 +262,7 @@ def trials(folder: Path) -> None:
                 )  # fmt: skip
 
 
-OTHERS = (states, sweep, tune, branch, profile, trials)
+OTHERS: tuple[Any, ...] = (states, sweep, tune, branch, profile, trials)
 
 
 def without_names(folder: Path) -> None:
@@ -374,7 +283,7 @@ def without_names(folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    known = {each.__name__: each for each in (*RUNS, *OTHERS)}
+    known = RUNS | {each.__name__: each for each in OTHERS}
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[*known, []])
     names = parser.parse_args().names or list(known)
     warnings.simplefilter("ignore")

@@ -2,30 +2,28 @@
 """A run's history from its checkpoints, of Lightning and of transformers' Trainer."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from fits import classifier, loader, trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
-from transformers_fits import fit
 
-from noisescale import NoiseScaleMonitor, predict
+from noisescale import predict
 from noisescale.history.following import FollowedRun
 from noisescale.history.history import History
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.history.reading import read_metric, read_run
-from noisescale.hugging_face import NoiseScaleCallback
 from noisescale.refusal import Refusal
 
 
-def checkpoint(folder: Path, *monitors: NoiseScaleMonitor, **module: Any) -> Path:
+def checkpoint(folder: Path, *monitors: Any) -> Path:
     """One that a fit of 26 steps saves at its end, without a logger."""
-    made = classifier()
-    for name, value in module.items():
-        setattr(made, name, value)
+    from fits import classifier, loader, trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
     fitting = trainer(
         1,
         strategy="auto",
@@ -34,7 +32,7 @@ def checkpoint(folder: Path, *monitors: NoiseScaleMonitor, **module: Any) -> Pat
         callbacks=[*monitors, ModelCheckpoint(folder, save_last=True, save_top_k=0)],
         enable_checkpointing=True,
     )
-    fitting.fit(made, loader())
+    fitting.fit(classifier(), loader())
     return folder / "last.ckpt"
 
 
@@ -48,44 +46,67 @@ def refusal(path: Path, **which: Any) -> Refusal:
     return refused.value
 
 
-def test_a_checkpoint_has_the_history_of_its_monitor(tmp_path: Path) -> None:
-    monitor = NoiseScaleMonitor(unit="digits", groups={"first": r"net\.0"})
+def monitor_of(**options: Any) -> Any:
+    from noisescale import NoiseScaleMonitor
 
-    history = read_run(path := checkpoint(tmp_path, monitor))
+    return NoiseScaleMonitor(**options)
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The checkpoint of a fit, and its monitor."""
+    monitor = monitor_of(unit="digits", groups={"first": r"net\.0"})
+    return checkpoint(tmp_path_factory.mktemp("fitted"), monitor), monitor
+
+
+@pytest.fixture
+def path(fitted: tuple[Path, Any], tmp_path: Path) -> Path:
+    """A copy of the checkpoint."""
+    return Path(shutil.copy(fitted[0], tmp_path))
+
+
+def load(path: Path) -> tuple[Any, Any]:
+    """What is in a checkpoint, and the state of the monitor's first optimizer."""
+    saved = torch.load(path, weights_only=True)
+    return saved, saved["callbacks"]["NoiseScaleMonitor"]["optimizers"][0]
+
+
+def test_a_checkpoint_has_the_history_of_its_monitor(
+    fitted: tuple[Path, Any],
+) -> None:
+    path, monitor = fitted
+
+    history = read_run(path)
 
     assert len(history) >= 4
     assert same(history, monitor.history)
     assert (history.unit, history.optimizer) == ("digits", OptimizerMix(OptimizerKind.SGD))
     assert history.source == path
-    assert "You train at batch size 8" in predict(path).to_text()
+    assert predict(path).own_batch_size == 8
 
 
-def test_what_the_optimizer_is_is_in_a_checkpoint_or_in_its_settings(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path, NoiseScaleMonitor())
-    saved = torch.load(path, weights_only=True)
-    history = saved["callbacks"]["NoiseScaleMonitor"]["optimizers"][0]["history"]
+def test_what_the_optimizer_is_is_in_a_checkpoint_or_in_its_settings(path: Path) -> None:
+    saved, state = load(path)
+    history = state["history"]
     weight = torch.nn.Parameter(torch.zeros(2, 2))
     mix = OptimizerMix(OptimizerKind.SPECTRAL, OptimizerKind.ADAM, 0.625)
 
-    def read(**changed: Any) -> OptimizerMix | None:
-        torch.save(saved | changed, path)
+    def read(*optimizers: torch.optim.Optimizer) -> OptimizerMix | None:
+        states = {"optimizer_states": [x.state_dict() for x in optimizers]} if optimizers else {}
+        torch.save(saved | states, path)
         return read_run(path).optimizer
-
-    def states(optimizer: torch.optim.Optimizer) -> list[Any]:
-        return [optimizer.state_dict()]
 
     history["optimizer"] = mix.numbers
     assert read() == mix
     del history["optimizer"]  # as an earlier version saved it
     assert read() == OptimizerMix(OptimizerKind.SGD)
-    muon, other = torch.optim.Muon([weight]), torch.optim.RMSprop([weight])
-    assert read(optimizer_states=states(muon)) == OptimizerMix(OptimizerKind.SPECTRAL)
-    assert read(optimizer_states=states(other)) is None
+    assert read(torch.optim.Muon([weight])) == OptimizerMix(OptimizerKind.SPECTRAL)
+    assert read(torch.optim.RMSprop([weight])) is None
 
 
 def test_several_monitors_and_optimizers_are_told_apart(tmp_path: Path) -> None:
-    wide = NoiseScaleMonitor(small_batch="half", name="wide")
-    path = checkpoint(tmp_path, NoiseScaleMonitor(), wide)
+    wide = monitor_of(small_batch="half", name="wide")
+    path = checkpoint(tmp_path, monitor_of(), wide)
 
     assert same(read_run(path, monitor="wide"), wide.history)
     assert refusal(path, monitor="other").got == "'other'"
@@ -93,22 +114,36 @@ def test_several_monitors_and_optimizers_are_told_apart(tmp_path: Path) -> None:
     assert refusal(path, optimizer=1).arguments == ("optimizer",)
 
 
-def test_what_is_in_a_checkpoint_and_no_history_is_said(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path)
-    assert refusal(path).got == "one without the state of a monitor"
+def test_what_is_in_a_checkpoint_and_no_history_is_said(path: Path) -> None:
+    content = path.read_bytes()
 
-    early = NoiseScaleMonitor()
-    saved = torch.load(path, weights_only=True)
-    saved["callbacks"]["NoiseScaleMonitor"] = early.state_dict()
-    torch.save(saved, path)
-    assert refusal(path).word == "unmeasured"
+    def saved_with(change: Callable[[Any, Any], object]) -> Refusal:
+        path.write_bytes(content)
+        saved, state = load(path)
+        change(saved, state)
+        torch.save(saved, path)
+        return refusal(path)
 
+    callbacks = {"NoiseScaleMonitor": monitor_of().state_dict()}
+    no_monitor = saved_with(lambda saved, _: saved["callbacks"].clear())
+    assert no_monitor.got == "one without the state of a monitor"
+    assert saved_with(lambda saved, _: saved.update(callbacks=callbacks)).word == "unmeasured"
+    part = saved_with(lambda _, state: state["history"]["columns"].pop("step"))
+    assert part.got == "one in which a part is missing"
+    empty = saved_with(
+        lambda _, state: state["history"].update(
+            columns={key: [] for key in state["history"]["columns"]}
+        )
+    )
+    assert empty.word == "empty"
+    objects = saved_with(lambda saved, _: saved.update(hyper_parameters={"data": Path("data")}))
+    assert objects.requirement == "have builtins and tensors only"
+    assert "folder of the run" in objects.remedy
     torch.save([1], path)
     assert refusal(path).got == "an object of type list"
 
 
-def test_an_empty_or_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path, NoiseScaleMonitor())
+def test_an_empty_or_damaged_checkpoint_is_refused(path: Path) -> None:
     content = path.read_bytes()
 
     path.write_bytes(content[: len(content) // 2])
@@ -119,54 +154,23 @@ def test_an_empty_or_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     assert "the folder of the run" in refusal(path).remedy
 
 
-def test_a_checkpoint_with_objects_names_what_torch_does_not_load(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path, NoiseScaleMonitor())
-    torch.save(
-        torch.load(path, weights_only=True) | {"hyper_parameters": {"data": Path("data")}}, path
-    )
-
-    assert refusal(path).requirement == "have builtins and tensors only"
-    assert refusal(path).remedy == "Name the folder of the run instead."
+def test_a_folder_of_checkpoints_alone_names_the_last(path: Path) -> None:
+    assert f"name {path}." in refusal(path.parent).remedy
 
 
-def test_a_state_in_which_a_part_is_missing_is_refused(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path, NoiseScaleMonitor())
-    saved = torch.load(path, weights_only=True)
-    (state,) = saved["callbacks"]["NoiseScaleMonitor"]["optimizers"]
-
-    del state["history"]["columns"]["step"]
-    torch.save(saved, path)
-
-    assert refusal(path).got == "one in which a part is missing"
-
-
-def test_a_monitor_that_had_not_logged_yet_is_said(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path, NoiseScaleMonitor())
-    saved = torch.load(path, weights_only=True)
-    (state,) = saved["callbacks"]["NoiseScaleMonitor"]["optimizers"]
-
-    state["history"]["columns"] = {name: [] for name in state["history"]["columns"]}
-    torch.save(saved, path)
-
-    assert refusal(path).word == "empty"
-
-
-def test_a_folder_of_checkpoints_alone_names_the_last(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path / "checkpoints", NoiseScaleMonitor())
-
-    assert refusal(tmp_path).remedy.endswith(f"if the run had a monitor: name {path}.")
-
-
-def test_other_metrics_and_news_are_in_no_checkpoint(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path, NoiseScaleMonitor())
-
-    with pytest.raises(Refusal, match="a checkpoint, which has the history alone"):
+def test_other_metrics_and_news_are_in_no_checkpoint(path: Path) -> None:
+    with pytest.raises(Refusal, match="a checkpoint, which"):
         read_metric(path, "loss")
-    with pytest.raises(Refusal, match="Run `noisescale predict` with it"):
+    with pytest.raises(Refusal, match="`noisescale predict`"):
         FollowedRun(path).read()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_transformers_has_the_history(tmp_path: Path) -> None:
+    from transformers_fits import fit
+
+    from noisescale.hugging_face import NoiseScaleCallback
+
     callback = NoiseScaleCallback(unit="digits")
     fit(callback, output_dir=str(tmp_path), save_strategy="steps", save_steps=4)
 

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 import io
 import sys
+from collections.abc import Collection
 
 import numpy as np
 import pytest
 import torch
+from refused import refused
 
 from noisescale import GradientMoments, History
 from noisescale.history.history import COLUMNS
-from noisescale.history.increments import Increments
+from noisescale.history.increments import INCREMENTS, Increments
 from noisescale.history.run_law import tradeoff_of
 
 
@@ -19,13 +21,17 @@ def filled(rows: int, most_rows: int = 4096) -> History:
     return history
 
 
-def test_columns_are_arrays_of_one_length() -> None:
-    history = filled(3)
+def test_columns_are_arrays_of_one_length_which_is_the_number_of_rows() -> None:
+    empty, one, history = (filled(rows) for rows in (0, 1, 3))
 
     assert list(history) == list(COLUMNS)
     assert history["step"].tolist() == [10, 20, 30]
     assert np.isnan(history["low"]).all()
     assert {len(values) for values in history.values()} == {3}
+    assert [(len(x), bool(x)) for x in (empty, one, history)] == [(0, False), (1, True), (3, True)]
+    assert repr(empty) == "History(0 rows)"
+    assert repr(one) == "History(1 row up to step 10)"
+    assert repr(history) == "History(3 rows up to step 30)"
 
 
 @pytest.mark.parametrize("most_rows", [8, 9])
@@ -57,7 +63,7 @@ def test_tradeoff_uses_the_mean_batch_size_between_rows() -> None:
 def test_rows_that_are_not_resolved_count_as_not_measured() -> None:
     history = History()
     history.append(step=10, examples=320, noise_scale=20129.0, low=11.9, high=np.inf)
-    with pytest.raises(ValueError, match="`noise_scale` must have a measured value, got 1"):
+    with refused("noise_scale"):
         tradeoff_of(history)
     history.append(step=20, examples=640, noise_scale=20.0, low=15.0, high=30.0)
 
@@ -82,58 +88,32 @@ def test_resuming_continues_every_row_also_while_thinning() -> None:
 def test_increments_of_dropped_rows_are_those_of_the_rows_that_stay(
     most_rows: int, every: int
 ) -> None:
-    """Sums and squares are those of all steps, taken at once."""
+    """As if the rows that stay had been the only ones."""
     rng = np.random.default_rng(0)
-    increments, history = Increments(), History(most_rows)
-    drawn = []
-    for step in range(1, 402):
-        moments = GradientMoments(rng.normal(1.0, 0.3), rng.normal(50.0, 9.0))
-        increments.add(moments, 32.0)
-        drawn.append(moments)
-        if step % every == 0 or step == 401:
-            history.append(step=step, examples=32 * step, **increments.take())
+    drawn = [GradientMoments(rng.normal(1.0, 0.3), rng.normal(50.0, 9.0)) for _ in range(401)]
 
-    level, relative = drawn[0].grad_sq_norm + drawn[0].noise_trace / 32, []
-    for q, s in drawn[1:]:
-        relative.append((s / level, q / level))
-        level = (7 * level + 2 * (q + s / 32)) / 9
-    ends = [int(step) for step in history["step"]]
-    for k, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-        row = np.array(relative[max(start - 1, 0) : end - 1])
-        apart = row - row.mean(axis=0) if len(row) else np.zeros((0, 2))
-        assert history["increment_measured_steps"][k] == len(row)
-        assert history["increment_weight"][k] == 32 * len(row)
-        for column, expected in (
-            ("noise_trace", 32 * row[:, 0].sum()),
-            ("grad_sq_norm", 32 * row[:, 1].sum()),
-            ("noise_trace_squares", 32**2 * (apart[:, 0] ** 2).sum()),
-            ("products", 32**2 * (apart[:, 0] * apart[:, 1]).sum()),
-            ("grad_sq_norm_squares", 32**2 * (apart[:, 1] ** 2).sum()),
-        ):
-            assert history[f"increment_{column}"][k] == pytest.approx(expected, rel=1e-9), column
-    assert len(ends) <= most_rows
+    def recorded(ends: Collection[float], rows: int) -> History:
+        increments, history = Increments(), History(rows)
+        for step, moments in enumerate(drawn, start=1):
+            increments.add(moments, 32.0)
+            if step in ends:
+                history.append(step=step, examples=32 * step, **increments.take())
+        return history
+
+    thinned = recorded({*range(every, 401, every), 401}, most_rows)
+
+    at_once = recorded(thinned["step"].tolist(), 4096)
+    assert 2 < len(thinned) <= most_rows
+    for column in INCREMENTS:
+        kept, expected = (x[column] for x in (thinned, at_once))
+        np.testing.assert_allclose(kept, expected, rtol=1e-9, err_msg=column)
 
 
-def test_an_unknown_column_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^`row` must have known columns, got \['loss'\]"):
+def test_unknown_columns_and_too_few_rows_are_refused() -> None:
+    with refused("row", got="['loss']"):
         History().append(loss=1.0)
-    with pytest.raises(ValueError, match=r"^`most_rows` must be at least 2, got 1\."):
+    with refused("most_rows", got="1"):
         History(1)
-
-
-def test_its_length_is_the_rows_and_without_rows_it_is_false() -> None:
-    history = History()
-    assert not history
-    assert repr(history) == "History(0 rows)"
-
-    history.append(step=50, noise_scale=19.0)
-    assert repr(history) == "History(1 row up to step 50)"
-    history.append(step=100, noise_scale=21.0)
-
-    assert len(history) == 2
-    assert history
-    assert repr(history) == "History(2 rows up to step 100)"
-    assert len(dict(history)) > 20
 
 
 def test_pandas_gets_the_rows_by_step_and_gives_them_back() -> None:

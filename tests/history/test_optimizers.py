@@ -15,6 +15,7 @@ from noisescale.history.optimizers import (
 )
 
 WEIGHT = torch.zeros(3, 2, requires_grad=True)
+NAN = math.nan
 
 
 class Stepping(torch.optim.Optimizer):
@@ -66,6 +67,22 @@ class ScheduleFreeWrapper:
         """Step between two averages."""
 
 
+NAMED = {
+    OptimizerKind.ADAM: ("Fused8bitAdamW", "AdamW8bit", "DistAdamW"),
+    OptimizerKind.SIGN: (
+        *("Lion", "PagedLion8bit", "DecoupledLionW", "FusedLion", "SignSGD", "Tiger"),
+    ),
+    OptimizerKind.SPECTRAL: (
+        *("Muon", "SingleDeviceMuon", "DistMuon", "NorMuon", "Shampoo", "SOAP", "Dion2"),
+        *("DistributedShampoo", "SCIONLight"),
+    ),
+    OptimizerKind.SCHEDULE_FREE: (
+        *("AdamWScheduleFree", "SGDScheduleFree", "RAdamScheduleFreeClosure"),
+    ),
+    OptimizerKind.OTHER: ("MuonAdamW", "Lionheart", "MySignum"),
+}
+
+
 @pytest.mark.parametrize(
     ("optimizer", "kind"),
     [
@@ -80,21 +97,7 @@ class ScheduleFreeWrapper:
         (torch.optim.RMSprop([WEIGHT]), OptimizerKind.OTHER),
         (torch.optim.Adagrad([WEIGHT]), OptimizerKind.OTHER),
         (ScheduleFreeWrapper(torch.optim.Adam([WEIGHT])), OptimizerKind.SCHEDULE_FREE),
-        *((named(x), OptimizerKind.ADAM) for x in ("Fused8bitAdamW", "AdamW8bit", "DistAdamW")),
-        *(
-            (named(x), OptimizerKind.SIGN)
-            for x in ("Lion", "PagedLion8bit", "DecoupledLionW", "FusedLion", "SignSGD", "Tiger")
-        ),
-        *(
-            (named(x), OptimizerKind.SPECTRAL)
-            for x in ("Muon", "SingleDeviceMuon", "DistMuon", "NorMuon", "Shampoo", "SOAP", "Dion2")
-        ),
-        *((named(x), OptimizerKind.SPECTRAL) for x in ("DistributedShampoo", "SCIONLight")),
-        *(
-            (named(x), OptimizerKind.SCHEDULE_FREE)
-            for x in ("AdamWScheduleFree", "SGDScheduleFree", "RAdamScheduleFreeClosure")
-        ),
-        *((named(x), OptimizerKind.OTHER) for x in ("MuonAdamW", "Lionheart", "MySignum")),
+        *((named(name), kind) for kind, names in NAMED.items() for name in names),
         (named("AdamW", kind="adamw", use_muon=False), OptimizerKind.ADAM),
         (named("AdamW", kind="head"), OptimizerKind.ADAM),  # a label of a user's own
         (named("AdamW", kind="muon"), OptimizerKind.SPECTRAL),
@@ -157,39 +160,28 @@ def test_of_three_kinds_the_two_largest_are_said_and_hardly_used_ones_are_not() 
 
 
 @pytest.mark.parametrize(
-    ("logged", "wanted"),
+    ("kind", "beside", "share", "wanted"),
     [
-        ({}, None),
-        ({"optimizer_kind": []}, None),
-        ({"optimizer_kind": [17.0, math.nan]}, None),
-        ({"optimizer_kind": [4.0, 4.0, 5.0, math.nan]}, OptimizerMix(OptimizerKind.SIGN)),
-        ({"optimizer_kind": [6.0], "optimizer_beside": [3.0]}, OptimizerMix(OptimizerKind(6))),
+        (None, None, None, None),
+        ([], None, None, None),
+        ([17.0, NAN], None, None, None),
+        ([4.0, 4.0, 5.0, NAN], None, None, OptimizerMix(OptimizerKind.SIGN)),
+        ([6.0], [3.0], None, OptimizerMix(OptimizerKind.SPECTRAL)),
+        (6.0, 17.0, 0.5, OptimizerMix(OptimizerKind.SPECTRAL)),
         (
-            {"optimizer_kind": 6.0, "optimizer_beside": 17.0, "optimizer_share": 0.5},
-            OptimizerMix(OptimizerKind.SPECTRAL),
-        ),
-        (
-            {
-                "optimizer_kind": [3.0, 6.0],
-                "optimizer_beside": [math.nan, 3.0],
-                "optimizer_share": [math.nan, 0.6],
-            },
+            *([3.0, 6.0], [NAN, 3.0], [NAN, 0.6]),
             OptimizerMix(OptimizerKind.SPECTRAL, OptimizerKind.ADAM, 0.6),
         ),
-        (
-            {
-                "optimizer_kind": [6.0, 3.0],
-                "optimizer_beside": [3.0, math.nan],
-                "optimizer_share": [0.6, math.nan],
-            },
-            OptimizerMix(OptimizerKind.ADAM),
-        ),
+        ([6.0, 3.0], [3.0, NAN], [0.6, NAN], OptimizerMix(OptimizerKind.ADAM)),
     ],
 )
 def test_of_a_log_the_last_row_that_is_known_counts(
-    logged: dict[str, Any], wanted: OptimizerMix | None
+    kind: Any, beside: Any, share: Any, wanted: OptimizerMix | None
 ) -> None:
-    assert OptimizerMix.from_log(logged) == wanted
+    logged = {"optimizer_kind": kind, "optimizer_beside": beside, "optimizer_share": share}
+
+    known = {name: value for name, value in logged.items() if value is not None}
+    assert OptimizerMix.from_log(known) == wanted
 
 
 def test_what_is_trained_is_counted_and_its_learning_rate_read() -> None:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
-import re
 from pathlib import Path
 
-import pytest
+from refused import refused
 
 from noisescale.history.run_files import files_of, only_run_in, runs_in
 
@@ -21,12 +20,9 @@ def test_a_run_below_the_folder_is_found_if_it_is_the_only_one(tmp_path: Path) -
     assert only_run_in(tmp_path) == only_run_in(one) == one
 
     made(tmp_path / "lightning_logs/version_1/events.out.tfevents.1")
-    message = (
-        f"`{tmp_path}` must contain one run, got 2: lightning_logs/version_0,"
-        " lightning_logs/version_1. Name one of these runs."
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with refused(f"{tmp_path}", requirement="one run") as two:
         only_run_in(tmp_path)
+    assert two.value.got == "2: lightning_logs/version_0, lightning_logs/version_1"
 
 
 def test_runs_are_in_the_order_in_which_they_were_last_written(tmp_path: Path) -> None:

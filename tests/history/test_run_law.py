@@ -22,14 +22,16 @@ def run(
     return Segments.from_bounds(steps, np.full(count, 64.0), *bands, block)
 
 
-def test_the_middle_is_the_tradeoff_of_the_run() -> None:
+@pytest.mark.parametrize("kappa", [1.0, 3.0])
+def test_the_middle_is_the_tradeoff_of_the_run_at_the_calibrated_noise_scale(kappa: float) -> None:
     one = run([10, 40, 90], [8, 30, 70], [14, 60, 130])
 
-    law = RunLaw.of(one, ONE)
+    law = RunLaw.of(one, Bounded(kappa, 0.7 * kappa, 1.3 * kappa))
 
-    expected = Tradeoff.from_run(one.noise_scale, one.batch_size, one.steps)
+    expected = Tradeoff.from_run(kappa * one.noise_scale, one.batch_size, one.steps)
     assert law.tradeoff is not None
     assert law.tradeoff.gamma == pytest.approx(expected.gamma, rel=1e-12)
+    assert law.tradeoff.min_steps == pytest.approx(expected.min_steps, rel=1e-12)
     for batch_size in (1, 64, 5000):
         assert law.tradeoff.steps(batch_size) == pytest.approx(expected.steps(batch_size))
     assert law.critical_batch_size.value == pytest.approx(expected.critical_batch_size)
@@ -92,18 +94,9 @@ def test_a_run_without_noise_has_no_tradeoff() -> None:
     assert law.steps(640).value == pytest.approx(300)
 
 
-def test_a_calibration_multiplies_the_noise_scale_and_widens_the_bounds() -> None:
-    one = run([10, 40], [8, 30], [14, 60])
+def test_a_calibration_widens_the_bounds() -> None:
+    law = RunLaw.of(run([10, 40], [8, 30], [14, 60]), Bounded(3.0, 2.0, 4.0))
 
-    law = RunLaw.of(one, Bounded(3.0, 2.0, 4.0))
-
-    assert law.critical_batch_size.value == pytest.approx(
-        Tradeoff.from_run([30, 120], one.batch_size, one.steps).critical_batch_size
-    )
-    expected = Tradeoff.from_run([30, 120], one.batch_size, one.steps)
-    assert law.tradeoff is not None
-    assert law.tradeoff.min_steps == pytest.approx(expected.min_steps, rel=1e-12)
-    assert law.tradeoff.gamma == pytest.approx(expected.gamma, rel=1e-12)
     low, high = ([16, 60], [16, 60], [1e9, 1e9]), ([56, 240], [1, 1], [56, 240])
     assert law.low == pytest.approx(RunLaw.of(run(*low), ONE).low, rel=1e-12)
     assert law.high == pytest.approx(RunLaw.of(run(*high), ONE).high, rel=1e-12)
@@ -153,13 +146,12 @@ def test_errors_of_the_calibration_and_of_the_noise_scale_add_as_independent_one
 
 def test_errors_of_independent_segments_partly_cancel() -> None:
     """Two alike segments: half-widths of their sum are √2, not 2, times those of one."""
-    alike = Segments.from_bounds(*(np.array(x) for x in (
-        [100.0] * 2, [64.0] * 2, [40.0] * 2, [30.0] * 2, [60.0] * 2, [0, 1])))  # fmt: skip
-    one = Segments.from_bounds(
-        *(np.array(x) for x in ([100.0], [64.0], [40.0], [30.0], [60.0], [0]))
-    )
 
-    two, single = (RunLaw.of(x, ONE).steps(640) for x in (alike, one))
+    def alike(count: int) -> Bounded:
+        columns = (np.full(count, x) for x in (100.0, 64.0, 40.0, 30.0, 60.0))
+        return RunLaw.of(Segments.from_bounds(*columns, np.arange(count)), ONE).steps(640)
+
+    two, single = alike(2), alike(1)
 
     assert two.value == pytest.approx(2 * single.value)
     assert two.value - two.low == pytest.approx(math.sqrt(2) * (single.value - single.low))

@@ -14,19 +14,17 @@ from logged_runs import log_run
 from noisescale.history.following import FollowedRun
 from noisescale.history.reading import read_run
 from noisescale.lab.compare.reading import read_trials
+from noisescale.refusal import Refusal
 
 
-def refusal(path: Path) -> str:
-    with pytest.raises(ValueError, match="must") as refused:
+def refusal(path: Path) -> Refusal:
+    with pytest.raises(Refusal) as refused:
         read_run(path)
     assert "\n" not in str(refused.value)
-    return str(refused.value)
+    return refused.value
 
 
-OF_WANDB = (
-    "python -c 'import wandb;"
-    ' wandb.Api().run("ENTITY/PROJECT/{run}").file("noise_scale.jsonl").download()\''
-)
+DOWNLOAD = 'wandb.Api().run("ENTITY/PROJECT/{run}").file("noise_scale.jsonl").download()'
 
 
 @pytest.fixture
@@ -45,20 +43,22 @@ def test_a_run_of_wandb_without_a_record_names_the_commands_that_fetch_its_histo
 
     for path in paths:
         said = refusal(path)
-        assert said.startswith(
-            f"`{path}` must have the file noise_scale.jsonl, got a run of W&B without it. Run"
-            " `wandb sync "
-        )
-        assert said.endswith('.to_csv("history.csv")\'` and pass history.csv instead.')
+        assert (said.arguments, said.got) == ((f"{path}",), "a run of W&B without it")
+        assert "`wandb sync " in said.remedy
+        assert '.to_csv("history.csv")' in said.remedy
 
 
-def test_of_a_run_of_wandb_s_server_the_record_is_fetched(tmp_path: Path) -> None:
+def test_of_a_run_of_wandb_s_server_the_record_is_fetched_and_not_waited_for(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "run-5fxl0acw.wandb").touch()
 
-    assert refusal(tmp_path) == (
-        f"`{tmp_path}` must have the file noise_scale.jsonl, got a run of W&B without it. Run"
-        f" `{OF_WANDB.format(run='5fxl0acw')}` and pass noise_scale.jsonl instead."
-    )
+    said = refusal(tmp_path)
+
+    assert (said.arguments, said.got) == ((f"{tmp_path}",), "a run of W&B without it")
+    assert DOWNLOAD.format(run="5fxl0acw") in said.remedy
+    with pytest.raises(Refusal, match="a run of W&B"):
+        FollowedRun(tmp_path)
 
 
 def test_an_offline_run_of_wandb_that_is_still_written_is_read_by_its_record(wandb: Path) -> None:
@@ -102,11 +102,11 @@ def test_a_run_of_wandb_is_compared_by_its_exported_history(
     server = SimpleNamespace(Api=lambda: SimpleNamespace(run=run_of))
     monkeypatch.setitem(sys.modules, "wandb", server)
 
-    with pytest.raises(ValueError, match="got a run of W&B") as refused:
+    with pytest.raises(Refusal, match="got a run of W&B") as refused:
         read_trials(wandb, "loss")
 
-    said = str(refused.value)
-    assert f"Run `wandb sync {wandb}`, then `python -c '" in said
+    said = refused.value.remedy
+    assert f"`wandb sync {wandb}`" in said
     (command,) = re.findall(r"`(python -c '[^`]*')` and pass history.csv instead\.$", said)
     exec(shlex.split(command)[2], {})
     assert asked == ["ENTITY/PROJECT/5fxl0acw"]
@@ -121,8 +121,9 @@ def test_a_chart_of_wandb_is_no_history(tmp_path: Path, trainer: str) -> None:
 
     said = refusal(chart)
 
-    assert said.startswith(f"`{chart}` must have all columns of a history, got the export of a W&B")
-    assert OF_WANDB.format(run="RUN") in said
+    assert said.arguments == (f"{chart}",)
+    assert "a W&B" in said.got
+    assert DOWNLOAD.format(run="RUN") in said.remedy
 
 
 def test_a_run_that_is_read_goes_before_what_a_tracker_has(tmp_path: Path) -> None:
@@ -135,10 +136,3 @@ def test_a_run_that_is_read_goes_before_what_a_tracker_has(tmp_path: Path) -> No
     )
 
     assert read_run(tmp_path)["step"].tolist() == [10]
-
-
-def test_a_run_of_wandb_is_not_waited_for(tmp_path: Path) -> None:
-    (tmp_path / "run-1.wandb").touch()
-
-    with pytest.raises(ValueError, match="got a run of W&B"):
-        FollowedRun(tmp_path)

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from typing import Any
 
 from noisescale.guard import Guard
-from noisescale.hugging_face.console import print_all, print_less
 
 
-def test_a_printer_has_one_pair_after_trainings_that_were_interrupted_too() -> None:
-    printers: list[TrainerCallback] = [PrinterCallback(), ProgressCallback()]
+def test_a_printer_has_one_pair_after_trainings_that_were_interrupted_too(hf: Any) -> None:
+    from transformers import PrinterCallback, ProgressCallback
+
+    from noisescale.hugging_face.console import print_all, print_less
+
+    printers = [PrinterCallback(), ProgressCallback()]
     callbacks = [*printers]
 
     print_less(callbacks, Guard())

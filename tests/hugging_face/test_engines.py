@@ -5,30 +5,24 @@ On the CPU accelerate trains by DDP, whatever engine is asked for: what is lifte
 choice alone, and each test asserts the engine that ran.
 """
 
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
-from ranks import as_torchrun, on_ranks
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from transformers import Trainer
-from transformers_fits import Fit, fit, language_model, sentences
+from transformers_fits import fits_by, losses_of_a_growing_batch
 
-from noisescale.estimation.moments import GradientMoments
-from noisescale.hugging_face import BatchSizeCallback, NoiseScaleCallback
-from noisescale.meter.estimates import MomentSums
+pytestmark = pytest.mark.slow
 
-ENGINES: dict[str, tuple[int, type]] = {
-    "FSDP1": (1, FullyShardedDataParallel),
-    "FSDP2": (2, FSDPModule),
-}
+ENGINES = {"FullyShardedDataParallel": 1, "FSDPModule": 2}
+DDP = "DistributedDataParallel"
 
 
-def sharded(version: int, layers: list[str]) -> dict[str, Any]:
-    """Options of TrainingArguments; call it on a rank, which it lets shard on the CPU."""
+def sharded(version: int, layer: str = "Linear") -> dict[str, Any]:
+    """Options of TrainingArguments for a rank, which it lets shard on the CPU."""
     original = AcceleratorState.__init__
 
     def init(self: AcceleratorState, *arguments: Any, **options: Any) -> None:
@@ -43,89 +37,36 @@ def sharded(version: int, layers: list[str]) -> dict[str, Any]:
     AcceleratorState.__init__ = init  # type: ignore[method-assign]
     config = {
         "version": version,
-        "transformer_layer_cls_to_wrap": layers,
+        "transformer_layer_cls_to_wrap": [layer],
         "sync_module_states": False,
         "cpu_ram_efficient_loading": False,
     }
     return {"fsdp": True, "fsdp_config": config}
 
 
-class Run(NamedTuple):
-    of: Fit
-    warned: list[str]
-
-
-def runs(engine: str | None, ranks: int = 2, **options: Any) -> list[Run]:
-    """On some ranks."""
-
-    def one() -> Run:
-        kind = None
-        told: list[str] = []
-
-        class Checked(Trainer):
-            def training_step(self, *arguments: Any, **keywords: Any) -> Any:
-                nonlocal kind
-                kind = kind or type(self.model_wrapped)
-                return super().training_step(*arguments, **keywords)
-
-        class Told(NoiseScaleCallback):
-            def _tell(self, message: str) -> None:
-                told.append(message)
-
-        more: dict[str, Any] = {}
-        if engine is not None:
-            version, expected = ENGINES[engine]
-            layers = ["LlamaDecoderLayer"] if "model" in options else ["Linear"]
-            more = sharded(version, layers)
-        run = fit(Told(window=50), kind=Checked, **options, **more)
-        assert engine is None or issubclass(kind, expected), kind
-        return Run(run._replace(parameters=[]), told)
-
-    return on_ranks(ranks, as_torchrun(one))
-
-
-def moments(run: Fit) -> GradientMoments:
-    return MomentSums(**run.state["meter"]["estimates"]["sums"]).mean
-
-
-LANGUAGE = {"model": language_model, "examples": sentences}
-
-
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("wrapper", ENGINES)
 @pytest.mark.parametrize(
     "options",
     [
         {"max_grad_norm": 0.1},
         {"gradient_accumulation_steps": 2},
-        {**LANGUAGE, "gradient_accumulation_steps": 2},
+        {"language": True, "gradient_accumulation_steps": 2},
     ],
     ids=["clipped", "accumulation", "by labels, accumulation"],
 )
-def test_norms_are_those_under_ddp(engine: str, options: dict[str, Any]) -> None:
-    plain, _ = runs(None, **options)
-    found = runs(engine, **options)
+def test_norms_are_those_under_ddp(wrapper: str, options: dict[str, Any]) -> None:
+    layer = "LlamaDecoderLayer" if "language" in options else "Linear"
+    plain, _ = fits_by(DDP, **options)[0]
 
-    for run in found:
-        assert run.warned == []
-        assert moments(run.of) == pytest.approx(tuple(moments(plain.of)), rel=1e-4)
-        assert run.of.noise_scale.value == pytest.approx(plain.of.noise_scale.value, rel=1e-4)
-
-
-def losses_of_a_growing_batch(
-    engine: str | None, ranks: int = 2, **options: Any
-) -> list[list[float]]:
-    def one() -> list[float]:
-        more = {} if engine is None else sharded(ENGINES[engine][0], ["Linear"])
-        callbacks = BatchSizeCallback({0: 8, 3: 24}, lr_scaling="none", max_batch_size=24)
-        run = fit(callbacks, max_steps=12, **more, **options)
-        return [row["loss"] for row in run.log_history if "loss" in row]
-
-    return on_ranks(ranks, as_torchrun(one))
+    for run, warned in fits_by(wrapper, partial(sharded, ENGINES[wrapper], layer), **options):
+        assert warned == []
+        assert run.moments == pytest.approx(tuple(plain.moments), rel=1e-4)
+        assert run.noise_scale.value == pytest.approx(plain.noise_scale.value, rel=1e-4)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_batch_size_that_grows_trains_as_under_ddp(engine: str) -> None:
-    plain, found = losses_of_a_growing_batch(None), losses_of_a_growing_batch(engine)
+@pytest.mark.parametrize("version", ENGINES.values())
+def test_a_batch_size_that_grows_trains_as_under_ddp(version: int) -> None:
+    plain, found = losses_of_a_growing_batch(), losses_of_a_growing_batch(partial(sharded, version))
 
     assert len(plain[0]) < 12
     assert found[0] == pytest.approx(plain[0], rel=1e-4)
@@ -135,17 +76,16 @@ def test_a_batch_size_that_grows_trains_as_under_ddp(engine: str) -> None:
 @pytest.mark.filterwarnings("ignore:Slicing a flattened dim from root mesh")
 def test_shards_and_their_replicas_are_measured_and_scheduled() -> None:
     """Two replicas of two shards, by accelerate's configuration of parallelism."""
-    options = {**LANGUAGE, "per_device_train_batch_size": 2}
-    both = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
-    plain = runs(None, ranks=4, **options)[0]
-    found = runs("FSDP2", ranks=4, parallelism_config=both, **options)
+    options: dict[str, Any] = {"per_device_train_batch_size": 2, "ranks": 4}
+    both = {"parallelism_config": ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)}
+    plain, _ = fits_by(DDP, language=True, **options)[0]
+    fsdp2 = partial(sharded, 2, "LlamaDecoderLayer")
 
-    for run in found:
-        assert run.warned == []
-        assert moments(run.of) == pytest.approx(tuple(moments(plain.of)), rel=1e-4)
+    for run, warned in fits_by("FSDPModule", fsdp2, language=True, **options, **both):
+        assert warned == []
+        assert run.moments == pytest.approx(tuple(plain.moments), rel=1e-4)
 
-    options = {"per_device_train_batch_size": 2}
-    expected = losses_of_a_growing_batch(None, ranks=4, **options)
-    grown = losses_of_a_growing_batch("FSDP2", ranks=4, parallelism_config=both, **options)
+    expected = losses_of_a_growing_batch(**options)
+    grown = losses_of_a_growing_batch(partial(sharded, 2), **options, **both)
     assert len(expected[0]) < 12
     assert grown[0] == pytest.approx(expected[0], rel=1e-4)

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The callback against gradients of plain copies of the model, micro-batch by micro-batch."""
 
-import copy
-import gc
 import io
 import json
-import logging
-import pickle
-import re
 import warnings
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import cache
+from importlib import metadata
 from pathlib import Path
+from tempfile import mkdtemp
 from types import SimpleNamespace
 from typing import Any
 from unittest import TestCase
@@ -19,64 +18,38 @@ import brute_force
 import numpy as np
 import pytest
 import torch
-import transformers
 from brute_force import micro_batch, whole
-from fits import FEATURES, Opaque
+from fits import FEATURES
 from packaging.version import Version
-from ranks import as_torchrun, in_a_fork, on_ranks
+from ranks import in_a_fork
+from refused import refused
+from tiers import slow, slow_after, slow_but
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_modules
-from torch.utils.data import DataLoader
-from torch.utils.tensorboard import SummaryWriter
-from transformers import (
-    BatchEncoding,
-    DataCollatorWithFlattening,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
-from transformers.integrations import TensorBoardCallback
-from transformers_fits import (
-    Classifier,
-    Fit,
-    Part,
-    RecordingTrainer,
-    digits,
-    fit,
-    fits,
-    language_model,
-    sentences,
-)
 
-from noisescale.estimation.moments import GradientMoments
 from noisescale.guard import NotMeasured
 from noisescale.history.reading import read_metric, read_run
-from noisescale.hugging_face import NoiseScaleCallback, trainer_access
-from noisescale.hugging_face.backward_start import BackwardStart, differentiable
-from noisescale.hugging_face.supported import check_supported
-from noisescale.meter.estimates import MomentSums
 
 CLIPPED = {"max_grad_norm": 1e-3}
+LANGUAGE = {"language": True}
+
+Weigh = Callable[[list[Any]], np.ndarray]
 
 
-Weigh = Callable[[list[Part]], np.ndarray]
-
-
-def evenly(of_rank: list[Part]) -> np.ndarray:
+def evenly(of_rank: list[Any]) -> np.ndarray:
     """What the Trainer divides losses by that are means: the micro-batches there are."""
     return np.full(len(of_rank), 1 / len(of_rank))
 
 
-def by_labels(of_rank: list[Part]) -> np.ndarray:
+def by_labels(of_rank: list[Any]) -> np.ndarray:
     """What it has models weigh losses by: their share of all labels, up to a factor."""
     return np.array([float(p.labels) for p in of_rank])
 
 
-def by_labels_of_the_rank(of_rank: list[Part]) -> np.ndarray:
+def by_labels_of_the_rank(of_rank: list[Any]) -> np.ndarray:
     return by_labels(of_rank) / sum(by_labels(of_rank))
 
 
-def expected(runs: list[Fit], weigh: Weigh, *, by_rank: bool) -> tuple[float, float]:
+def expected(runs: list[Any], weigh: Weigh, *, by_rank: bool) -> tuple[float, float]:
     """The averages over all steps, of parts that are micro-batches or ranks."""
     found, sizes = [], []
     shares: dict[int, list[float]] = {}
@@ -103,21 +76,9 @@ def expected(runs: list[Fit], weigh: Weigh, *, by_rank: bool) -> tuple[float, fl
     return tuple(np.average(found, axis=0, weights=sizes))
 
 
-def measured(run: Fit) -> GradientMoments:
-    """What the callback found, averaged over all steps."""
-    return MomentSums(**run.state["meter"]["estimates"]["sums"]).mean
-
-
-def logged(run: Fit) -> dict[str, float]:
-    return [row for row in run.log_history if "loss" in row][-1]
-
-
-LANGUAGE = {"model": language_model, "examples": sentences}
-
-counts_labels = pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5.12"),
-    reason="this transformers divides losses by too many labels: one of each sequence is no target",
-)
+def skip_unless_labels_are_counted(weigh: Weigh) -> None:
+    if weigh is not evenly and Version(metadata.version("transformers")) < Version("5.12"):
+        pytest.skip("this transformers counts a label of each sequence that is no target")
 
 
 def loads_on_a_numbered_cpu() -> bool:
@@ -131,114 +92,163 @@ def loads_on_a_numbered_cpu() -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    ("options", "weigh"),
-    [
-        (CLIPPED, evenly),
-        ({**CLIPPED, "gradient_accumulation_steps": 2}, evenly),
-        pytest.param({**CLIPPED, **LANGUAGE}, by_labels, marks=counts_labels),
-        pytest.param(
-            {**CLIPPED, **LANGUAGE, "gradient_accumulation_steps": 3},
-            by_labels,
-            marks=counts_labels,
-        ),
-        pytest.param(
-            {**LANGUAGE, "average_tokens_across_devices": False, "gradient_accumulation_steps": 2},
-            by_labels_of_the_rank,
-            marks=counts_labels,
-        ),
-    ],
-    ids=["plain", "accumulation", "by labels", "by labels, accumulation", "by a rank's labels"],
-)
-def test_ranks_are_compared_by_unclipped_gradients(options: dict[str, Any], weigh: Weigh) -> None:
-    runs = fits(2, **options)
+def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
+
+
+def said_by(train: Callable[[], Any]) -> tuple[Any, list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = train()
+    return result, [str(w.message) for w in caught]
+
+
+ON_RANKS: dict[str, tuple[dict[str, Any], Weigh]] = {
+    "by labels, accumulation": (
+        {**CLIPPED, **LANGUAGE, "gradient_accumulation_steps": 3},
+        by_labels,
+    ),
+    "plain": (CLIPPED, evenly),
+    "accumulation": ({**CLIPPED, "gradient_accumulation_steps": 2}, evenly),
+    "by labels": ({**CLIPPED, **LANGUAGE}, by_labels),
+    "by a rank's labels": (
+        {**LANGUAGE, "average_tokens_across_devices": False, "gradient_accumulation_steps": 2},
+        by_labels_of_the_rank,
+    ),
+    "bf16": ({"bf16": True, "gradient_accumulation_steps": 2, "max_grad_norm": 0.1}, evenly),
+}
+one_quick = pytest.mark.parametrize("case", slow_but(ON_RANKS, "by labels, accumulation"))
+
+
+@cache
+def on_two_ranks(hf: Any, case: str) -> list[Any]:
+    """A fit, its parameters without the callback, and what is said of examples that are shared."""
+    options, _ = ON_RANKS[case]
+
+    def one() -> Any:
+        run, said = said_by(lambda: hf.recorded(**options))
+        without = hf.fit(kind=hf.RecordingTrainer, **options).parameters
+        _, shared = said_by(
+            lambda: hf.fit(hf.NoiseScaleCallback(), kind=hf.OneForAll, max_steps=18)
+        )
+        return run, without, *(["Ranks train" in text for text in of] for of in (said, shared))
+
+    return hf.each(2, one)
+
+
+@one_quick
+def test_ranks_are_compared_by_unclipped_gradients(case: str, hf: Any) -> None:
+    _, weigh = ON_RANKS[case]
+    skip_unless_labels_are_counted(weigh)
+
+    runs = [run for run, *_ in on_two_ranks(hf, case)]
 
     signal, trace = expected(runs, weigh, by_rank=True)
     for run in runs:
-        assert measured(run) == (pytest.approx(signal, rel=1e-4), pytest.approx(trace, rel=1e-4))
-        assert logged(run)["noise_scale/skipped_steps"] == 0
+        assert run.moments == (pytest.approx(signal, rel=1e-4), pytest.approx(trace, rel=1e-4))
+        assert run.logged["noise_scale/skipped_steps"] == 0
+
+
+@one_quick
+def test_parameters_are_bit_identical(case: str, hf: Any) -> None:
+    assert all(same(run.parameters, without) for run, without, *_ in on_two_ranks(hf, case))
+
+
+@one_quick
+def test_ranks_that_share_examples_are_warned_about_on_one_of_them(case: str, hf: Any) -> None:
+    (*_, said, shared), (*_, others, nothing) = on_two_ranks(hf, case)
+
+    assert not any(said + others)
+    assert (sum(shared), sum(nothing)) == (1, 0)
+
+
+@cache
+def one_process(hf: Any, options: str, accumulated: int = 4) -> SimpleNamespace:
+    """A fit with some options switched on, and what it informs of.
+
+    An epoch has 15 micro-batches: the last one of windows of 4 has 3.
+    """
+    seen = SimpleNamespace(folder=Path(mkdtemp()), callback=hf.NoiseScaleCallback(window=50))
+    with TestCase().assertLogs("transformers", "INFO") as informed:
+        seen.run = hf.fit(
+            seen.callback,
+            kind=hf.RecordingTrainer,
+            output_dir=str(seen.folder),
+            gradient_accumulation_steps=accumulated,
+            **CLIPPED,
+            **dict.fromkeys(options.split(), True),
+        )
+    seen.informed = [record.getMessage() for record in informed.records]
+    return seen
 
 
 @pytest.mark.parametrize(
-    ("options", "weigh"),
-    [
-        # 60 examples: the last of 5 windows in an epoch is of 3 micro-batches, the others of 4.
-        ({**CLIPPED, "gradient_accumulation_steps": 4}, evenly),
-        pytest.param(
-            {**CLIPPED, **LANGUAGE, "gradient_accumulation_steps": 4},
-            by_labels,
-            marks=counts_labels,
-        ),
-        ({**CLIPPED, "gradient_accumulation_steps": 2, "bf16": True}, evenly),
-    ],
-    ids=["plain", "by labels", "bf16"],
+    ("options", "windows", "weigh"),
+    slow_after(2, [("", {3, 4}, evenly), ("language", {3, 4}, by_labels), ("bf16", {2}, evenly)]),
 )
-def test_one_process_compares_its_micro_batches(options: dict[str, Any], weigh: Weigh) -> None:
-    class Recording(RecordingTrainer):
-        precision = torch.bfloat16 if options.get("bf16") else torch.float64
+def test_one_process_compares_its_micro_batches(
+    options: str, windows: set[int], weigh: Weigh, hf: Any
+) -> None:
+    skip_unless_labels_are_counted(weigh)
 
-    run = fit(NoiseScaleCallback(window=50), kind=Recording, **options)
+    run = one_process(hf, options, max(windows)).run
 
-    assert {len(step) for step in run.steps} <= {2, 3, 4}
+    assert {len(step) for step in run.steps} == windows
     signal, trace = expected([run], weigh, by_rank=False)
-    assert measured(run).grad_sq_norm == pytest.approx(signal, rel=1e-4, abs=1e-6)
-    assert measured(run).noise_trace == pytest.approx(trace, rel=1e-4)
+    assert run.moments.grad_sq_norm == pytest.approx(signal, rel=1e-4, abs=1e-6)
+    assert run.moments.noise_trace == pytest.approx(trace, rel=1e-4)
 
 
-def test_loss_scaling_is_taken_out() -> None:
+def test_the_unit_is_guessed_from_what_the_model_takes_and_is_said(hf: Any) -> None:
+    for options, unit in (("", "examples"), ("language", "sequences")):
+        seen = one_process(hf, options)
+        assert seen.run.noise_scale.unit == unit
+        assert sum(text.endswith(f"counted in {unit}") for text in seen.informed) == 1
+
+    counts_tokens = hf.NoiseScaleCallback(batch_size_fn=lambda inputs: inputs["input_ids"].numel())
+    run = hf.fit(counts_tokens, gradient_accumulation_steps=2, max_steps=2, **LANGUAGE)
+    assert run.noise_scale.unit == "examples"
+    assert run.logged["noise_scale/batch_size"] == 2 * 4 * hf.LENGTH
+
+
+def test_loss_scaling_is_taken_out(hf: Any) -> None:
     """Accelerate refuses fp16 on CPU: what it does on a GPU is set up by hand, with a real scaler.
 
     The scale halves at the first steps, whose gradients overflow and which are left out.
     """
 
-    def scale_losses(trainer: Trainer) -> None:
+    def scale_losses(trainer: Any) -> None:
         accelerator = trainer.accelerator
         accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
         accelerator.native_amp = True
         accelerator.state._mixed_precision = "fp16"
 
-    class Recording(RecordingTrainer):
-        precision = torch.float16
+    run = hf.recorded(prepare=scale_losses, gradient_accumulation_steps=2, **CLIPPED)
 
-    run = fit(
-        NoiseScaleCallback(window=50),
-        kind=Recording,
-        prepare=scale_losses,
-        gradient_accumulation_steps=2,
-        **CLIPPED,
-    )
-
-    skipped = int(logged(run)["noise_scale/skipped_steps"])
+    skipped = int(run.logged["noise_scale/skipped_steps"])
     assert 0 < skipped < 4
     others = run._replace(steps=run.steps[skipped:])
     signal, trace = expected([others], evenly, by_rank=False)
-    assert measured(run) == (pytest.approx(signal, rel=1e-2), pytest.approx(trace, rel=1e-2))
+    assert run.moments == (pytest.approx(signal, rel=1e-2), pytest.approx(trace, rel=1e-2))
 
 
-class LossOfLogits(Trainer):
-    """A loss the model knows nothing of, from two forward passes."""
+@pytest.mark.parametrize("ranks", [1, slow(2)])
+def test_a_loss_of_the_users_own_and_of_several_passes_is_one_micro_batch(
+    ranks: int, hf: Any
+) -> None:
+    def trained(kind: Any) -> Any:
+        options = {"gradient_accumulation_steps": 2, "ddp_find_unused_parameters": True}
+        return hf.each(ranks, lambda: hf.recorded(kind=kind, **options))[0]
 
-    def compute_loss(self, model: Any, inputs: Any, **_: Any) -> Tensor:
-        logits = [model(**inputs)["logits"] for _ in range(2)]
-        return sum(nn.functional.cross_entropy(x, inputs["labels"]) for x in logits) / 2
+    own, models = trained(hf.LossOfLogits), trained(hf.Trainer)
 
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_loss_of_the_users_own_and_of_several_passes_is_one_micro_batch(ranks: int) -> None:
-    def states(kind: type[Trainer]) -> list[Fit]:
-        def one() -> Fit:
-            options = {"gradient_accumulation_steps": 2, "ddp_find_unused_parameters": True}
-            return fit(NoiseScaleCallback(window=50), kind=kind, **options)
-
-        return [one()] if ranks == 1 else on_ranks(ranks, as_torchrun(one))
-
-    own, models = states(LossOfLogits)[0], states(Trainer)[0]
-
-    assert measured(own) == pytest.approx(measured(models), rel=1e-4)
+    assert own.moments == pytest.approx(models.moments, rel=1e-4)
     assert own.state["meter"]["counts"]["examples"] == 7 * 8 * ranks
 
 
-def test_a_backward_pass_begins_once_at_the_first_of_several_tensors() -> None:
+def test_a_backward_pass_begins_once_at_the_first_of_several_tensors(hf: Any) -> None:
+    from noisescale.hugging_face.backward_start import BackwardStart, differentiable
+
     x = torch.ones(2, requires_grad=True)
     logits = x * 2
     unused, loss, late = logits + 1, logits.sum(), x * 3
@@ -253,56 +263,45 @@ def test_a_backward_pass_begins_once_at_the_first_of_several_tensors() -> None:
     assert seen[0] in (7, 2)  # of the loss or of what came late, not of the logits
 
 
-@pytest.mark.parametrize("options", [{}, {**LANGUAGE, "bf16": True}], ids=["plain", "bf16"])
-def test_parameters_are_bit_identical(options: dict[str, Any]) -> None:
-    options = {**options, "gradient_accumulation_steps": 2, "max_grad_norm": 0.1}
-
-    def parameters(*callbacks: TrainerCallback) -> list[list[Tensor]]:
-        return on_ranks(2, as_torchrun(lambda: fit(*callbacks, **options).parameters))
-
-    with_it, without = parameters(NoiseScaleCallback()), parameters()
-
-    for ours, theirs in zip(with_it, without, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
-@pytest.mark.parametrize("options", [{}, LANGUAGE], ids=["own loss", "of the model"])
-def test_halves_are_measured_when_the_pass_begins(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{}, slow(LANGUAGE)], ids=["own loss", "of the model"])
+def test_halves_are_measured_when_the_pass_begins(options: dict[str, Any], hf: Any) -> None:
     """The Trainer does not tell what it goes back from: it is where a gradient comes to first."""
-    callback = NoiseScaleCallback(small_batch="half", every_n_steps=1)
+    callback, counts = hf.NoiseScaleCallback(small_batch="half", every_n_steps=1), hf.CountsHooks()
 
-    ours, theirs = fit(callback, **options), fit(**options)
+    ours, theirs = hf.fit(callback, counts, **options), hf.fit(**options)
 
-    for a, b in zip(ours.parameters, theirs.parameters, strict=True):
-        assert torch.equal(a, b)
+    assert same(ours.parameters, theirs.parameters)
     assert callback.noise_scale.steps > 5
-    assert logged(ours)["noise_scale/skipped_steps"] == 0
+    assert ours.logged["noise_scale/skipped_steps"] == 0
+    assert max(counts.seen) <= 0
 
 
-@pytest.mark.skipif(
-    not loads_on_a_numbered_cpu(),
-    reason="this torch does not load what transformers saves of several ranks on CPUs",
-)
-def test_training_resumes_as_if_nothing_had_happened(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, slow(2)])
+def test_training_resumes_as_if_nothing_had_happened(ranks: int, tmp_path: Path, hf: Any) -> None:
+    if ranks == 2 and not loads_on_a_numbered_cpu():
+        pytest.skip("this torch does not load what transformers saves of several ranks on CPUs")
     options = {"output_dir": str(tmp_path), "save_strategy": "steps", "save_steps": 3, **LANGUAGE}
+    options |= {"gradient_accumulation_steps": 3 - ranks, "logging_steps": 2}
 
-    def run(resume: str | None) -> list[Fit]:
-        def one() -> Fit:
-            callback = NoiseScaleCallback(every_n_steps=2, groups={"first": "layers.0"})
-            return fit(callback, resume=resume, logging_steps=2, **options)
+    def run(resume: str | None, unit: str | None = None) -> list[Any]:
+        def one() -> Any:
+            groups = {"first": "layers.0"}
+            callback = hf.NoiseScaleCallback(every_n_steps=2, groups=groups, unit=unit)
+            return hf.fit(callback, resume=resume, **options)
 
-        return on_ranks(2, as_torchrun(one))
+        return hf.each(ranks, one)
 
-    whole = run(None)
+    whole = run(None, "texts")
     resumed = run(str(tmp_path / "checkpoint-3"))
 
     for ours, theirs in zip(resumed, whole, strict=True):
         # How norms are summed up changes after the first two steps of a run, and the rounding.
         assert numbers(ours) == pytest.approx(numbers(theirs), rel=1e-10, nan_ok=True)
         assert len(numbers(ours)) > 200
+        assert ours.noise_scale.unit == "texts"
 
 
-def numbers(found: Fit) -> dict[str, float]:
+def numbers(found: Any) -> dict[str, float]:
     """All that was measured and logged, by its path; not times, nor the Trainer's own values."""
     flat = {}
 
@@ -318,138 +317,150 @@ def numbers(found: Fit) -> dict[str, float]:
     return flat
 
 
-def test_the_averages_also_go_on_where_the_trainer_restores_callbacks(tmp_path: Path) -> None:
+def test_the_averages_also_go_on_where_the_trainer_restores_callbacks(
+    tmp_path: Path, hf: Any
+) -> None:
     options = {"output_dir": str(tmp_path), "gradient_accumulation_steps": 2}
-    saved = fit(NoiseScaleCallback(), save_strategy="steps", save_steps=7, **options)
-    options |= {"restore_callback_states_from_checkpoint": True, "max_steps": 9}
-    resume = str(tmp_path / "checkpoint-7")
+    first = hf.fit(hf.NoiseScaleCallback(), hf.Stop(3), **options)
+    options |= {"restore_callback_states_from_checkpoint": True, "max_steps": 5}
+    resume = str(tmp_path / "checkpoint-3")
 
-    resumed = fit(NoiseScaleCallback(window=3), resume=resume, **options)
+    resumed = hf.fit(hf.NoiseScaleCallback(window=3), resume=resume, **options)
 
     rows = [row for row in resumed.log_history if "noise_scale/batch_size" in row]
-    assert saved.state["meter"]["counts"]["examples"] == 56
-    assert len(rows) == 9
+    assert first.state["meter"]["counts"]["examples"] == 24
+    assert len(rows) == 5
 
 
-def test_a_function_is_not_lost_where_the_trainer_restores_callbacks() -> None:
-    state = NoiseScaleCallback(batch_size_fn=len).state()
+def test_a_function_is_not_lost_where_the_trainer_restores_callbacks(hf: Any) -> None:
+    state = hf.NoiseScaleCallback(batch_size_fn=len).state()
 
-    with pytest.raises(TypeError, match="`batch_size_fn` must be callable, got 'len'"):
-        NoiseScaleCallback.from_state(json.loads(json.dumps(state)))
-
-
-class Recorder(TrainerCallback):
-    """Stands for TensorBoard's and others, which come before the user's callbacks."""
-
-    def __init__(self) -> None:
-        self.logs: list[dict[str, float]] = []
-
-    def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
-        self.logs.append(dict(logs))
+    with refused("batch_size_fn", error=TypeError, got="'len'"):
+        hf.NoiseScaleCallback.from_state(json.loads(json.dumps(state)))
 
 
-def test_all_that_report_see_the_metrics_of_training_alone() -> None:
-    recorder = Recorder()
+@pytest.fixture(scope="module")
+def watched(hf: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A fit of 41 steps that is evaluated, printed and reported; all see every tenth one."""
+    from torch.utils.tensorboard import SummaryWriter
+    from transformers.integrations import TensorBoardCallback
 
-    run = fit(
-        recorder,
-        NoiseScaleCallback(every_n_steps=3),
+    folder = tmp_path_factory.mktemp("watched")
+    seen = SimpleNamespace(folder=folder, hooks=hf.CountsHooks())
+    seen.before, seen.after = hf.Recorder(), hf.Recorder()
+    seen.callback = hf.NoiseScaleCallback(
+        every_n_steps=1, unit="pixels", batch_size_fn=lambda inputs: inputs["x"].numel()
+    )
+
+    def prepare(trainer: Any) -> None:
+        trainer.add_callback(seen.after)  # after the one that prints
+        seen.callbacks = trainer.callback_handler.callbacks
+        seen.known = set(seen.callbacks)
+
+    with redirect_stdout(io.StringIO()) as console:
+        seen.run = hf.fit(
+            TensorBoardCallback(SummaryWriter(str(folder))),
+            seen.before,
+            seen.callback,
+            seen.hooks,
+            prepare=prepare,
+            gradient_accumulation_steps=2,
+            learning_rate=0.0,
+            max_steps=41,
+            logging_steps=10,
+            eval_strategy="steps",
+            eval_steps=10,
+            extras={"eval_dataset": hf.digits()[:8]},
+        )
+    seen.printed = [line for line in console.getvalue().splitlines() if "'loss'" in line]
+    return seen
+
+
+def ours(logs: dict[str, float]) -> dict[str, float]:
+    return {key: value for key, value in logs.items() if key.startswith("noise_scale/")}
+
+
+def test_all_that_report_see_the_metrics_of_training_alone(watched: SimpleNamespace) -> None:
+    reported = [ours(logs) for logs in watched.before.logs]
+
+    assert reported == [ours(logs) for logs in watched.after.logs]
+    assert reported == [ours(logs) for logs in watched.run.log_history]
+    of_evaluation = ["eval_loss" in logs for logs in watched.before.logs]
+    assert of_evaluation == [False, True] * 4 + [True, False]
+    for metrics, evaluated in zip(reported[:-1], of_evaluation, strict=False):
+        assert ("noise_scale/lower_bound" in metrics) != evaluated
+        assert (len(metrics) > 4) != evaluated
+    assert "noise_scale/noise_trace" in reported[-1]  # step 41, measured after the last log step
+
+
+def test_the_console_shows_three_keys(watched: SimpleNamespace) -> None:
+    resolved = {"simple", "simple_low", "simple_high"}
+
+    shown = [
+        {part.split("'")[0] for part in line.split("noise_scale/")[1:]} for line in watched.printed
+    ]
+
+    assert len(shown) == 4
+    assert all(keys in (resolved, {"lower_bound"}) for keys in shown)
+    assert resolved in shown
+    assert set(watched.callbacks) == watched.known
+
+
+def test_a_run_is_read_back_from_where_the_trainer_writes(
+    watched: SimpleNamespace, hf: Any
+) -> None:
+    """In TensorBoard the Trainer puts "train/" before the names, and counts steps from 1."""
+    for seen, steps in ((one_process(hf, ""), range(1, 8)), (watched, [10, 20, 30, 40, 41])):
+        read = read_run(seen.folder)
+
+        assert read.loop == "transformers"
+        assert read["step"].tolist() == seen.callback.history["step"].tolist() == list(steps)
+        for column in ("examples", "low", "increment_noise_trace", "accumulation"):
+            assert read[column].tolist() == seen.callback.history[column].tolist()
+    assert read.unit == "pixels"
+    steps, _ = read_metric(watched.folder, "train/loss")
+    assert steps.tolist() == [10, 20, 30, 40]
+
+
+def test_the_batch_size_is_that_of_the_users_function(watched: SimpleNamespace) -> None:
+    assert watched.before.logs[0]["noise_scale/batch_size"] == 2 * 4 * FEATURES
+
+
+def test_between_steps_the_model_has_no_hooks(watched: SimpleNamespace) -> None:
+    """Evaluation is as it is without, and a copy or a pickle is of the model alone."""
+    assert len(watched.hooks.seen) > 41
+    assert max(watched.hooks.seen) <= 0
+
+
+def test_evaluation_and_checkpoints_are_left_out_of_the_times(tmp_path: Path, hf: Any) -> None:
+    def timed(run: Any) -> list[int]:
+        rows = [row for row in run.log_history[:-1] if "loss" in row]
+        return [row["step"] for row in rows if "noise_scale/seconds_per_step" in row]
+
+    interrupted = hf.fit(
+        hf.NoiseScaleCallback(),
         gradient_accumulation_steps=2,
-        logging_steps=2,
+        output_dir=str(tmp_path),
         eval_strategy="steps",
         eval_steps=2,
-        extras={"eval_dataset": digits()[:8]},
+        save_strategy="steps",
+        save_steps=3,
+        extras={"eval_dataset": hf.digits()[:8]},
     )
 
-    ours = [{k for k in logs if k.startswith("noise_scale/")} for logs in recorder.logs]
-    kept = [{k for k in logs if k.startswith("noise_scale/")} for logs in run.log_history]
-    assert ours == kept
-    assert all("noise_scale/lower_bound" in row for row in ours[:6:2])
-    assert "noise_scale/noise_trace" in ours[-1]  # step 7, measured after the last log step
-    assert not any(k for k, logs in zip(ours, recorder.logs, strict=True) if "eval_loss" in logs)
+    assert timed(one_process(hf, "").run) == [2, 3, 4, 5, 6, 7]
+    assert timed(interrupted) == [2, 6]  # not after steps 2, 3, 4 and 6
 
 
-def test_the_console_shows_three_keys_and_what_reports_gets_all(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize("failing_step", [slow(0), 2])
+def test_nothing_stays_in_the_model_after_training_nor_after_an_error(
+    failing_step: int, hf: Any
 ) -> None:
-    before, after, callback = Recorder(), Recorder(), NoiseScaleCallback(every_n_steps=1)
-    quiet: dict[str, Any] = {"report_to": [], "save_strategy": "no", "disable_tqdm": True}
-    args = TrainingArguments(str(tmp_path), use_cpu=True, max_steps=40, logging_steps=10, **quiet)
-    trainer = Trainer(Classifier(), args, train_dataset=digits(), callbacks=[before, callback])
-    trainer.add_callback(after)  # after the one that prints
-    known = list(trainer.callback_handler.callbacks)
-
-    trainer.train()
-
-    printed = [line for line in capsys.readouterr().out.splitlines() if "'loss'" in line]
-    assert len(printed) == 4
-    resolved = {f"noise_scale/{key}" for key in ("simple", "simple_low", "simple_high")}
-    shown = [set(re.findall(r"noise_scale/\w+", line)) for line in printed]
-    assert all(keys in (resolved, {"noise_scale/lower_bound"}) for keys in shown)
-    assert resolved in shown
-    ours, theirs = (
-        [{k: v for k, v in logs.items() if k.startswith("noise_scale/")} for logs in them.logs]
-        for them in (before, after)
-    )
-    assert ours == theirs
-    assert all(len(keys) > 4 for keys in theirs[:4])
-    assert set(known) == set(trainer.callback_handler.callbacks)
-
-
-@pytest.mark.parametrize("reported", [True, False])
-def test_a_run_is_read_back_from_where_the_trainer_writes(tmp_path: Path, reported: bool) -> None:
-    """In TensorBoard the Trainer puts "train/" before the names, and counts steps from 1."""
-    callback, board, output = NoiseScaleCallback(unit="rows"), tmp_path / "board", tmp_path / "out"
-    reports = [TensorBoardCallback(SummaryWriter(str(board)))] if reported else []
-
-    fit(*reports, callback, gradient_accumulation_steps=2, output_dir=str(output))
-
-    read = read_run(board if reported else output)
-    assert read.loop == "transformers"
-    assert read["step"].tolist() == callback.history["step"].tolist() == list(range(1, 8))
-    assert read.unit == "rows"
-    for column in ("examples", "low", "increment_noise_trace", "accumulation"):
-        assert read[column].tolist() == callback.history[column].tolist()
-    if reported:
-        steps, _ = read_metric(board, "train/loss")
-        assert steps.tolist() == list(range(1, 8))
-
-
-def test_evaluation_and_checkpoints_are_left_out_of_the_times(tmp_path: Path) -> None:
-    options = {"gradient_accumulation_steps": 2, "output_dir": str(tmp_path)}
-
-    def timed(**more: Any) -> list[bool]:
-        run = fit(NoiseScaleCallback(), **options, **more)
-        return ["noise_scale/seconds_per_step" in row for row in run.log_history[:-1]]
-
-    evaluating = timed(eval_strategy="steps", eval_steps=1, extras={"eval_dataset": digits()[:8]})
-
-    assert timed() == [False] + [True] * 6
-    assert not any(evaluating)
-    assert not any(timed(save_strategy="steps", save_steps=1))
-
-
-def hooks_on(model: nn.Module) -> int:
-    found = len(torch_modules._global_forward_pre_hooks)
-    found += sum(len(m._forward_hooks) for m in model.modules())
-    return found + sum(len(p._backward_hooks or ()) for p in model.parameters())
-
-
-@pytest.mark.parametrize("failing_step", [0, 2])
-def test_nothing_stays_in_the_model_after_training_nor_after_an_error(failing_step: int) -> None:
-    class Failing(TrainerCallback):
-        fails = True
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if self.fails and state.global_step == failing_step:
-                raise RuntimeError("on purpose")
-
-    trainers: list[Trainer] = []
-    callback, failing = NoiseScaleCallback(), Failing()
+    trainers: list[Any] = []
+    callback = hf.NoiseScaleCallback()
     options = {"gradient_accumulation_steps": 2, "prepare": trainers.append}
     with pytest.raises(RuntimeError, match="on purpose"):
-        fit(callback, failing, **options)
-    failing.fails = False
+        hf.fit(callback, hf.Fails(failing_step), **options)
 
     trainers[0].train()
 
@@ -457,294 +468,188 @@ def test_nothing_stays_in_the_model_after_training_nor_after_an_error(failing_st
     assert callback.history["step"].tolist() == [1, 2, 3, 4, 5, 6, 7]
 
 
-@pytest.mark.parametrize("accumulated", [1, 2])
-def test_between_steps_the_model_has_no_hooks(accumulated: int, tmp_path: Path) -> None:
-    """Evaluation is as it is without, and a copy or a pickle is of the model alone."""
-    seen: list[int] = []
-
-    class Looking(TrainerCallback):
-        def on_step_end(self, *_: Any, model: nn.Module, **__: Any) -> None:
-            pickle.dumps(copy.deepcopy(model))
-            self.on_prediction_step(model=model)
-
-        def on_prediction_step(self, *_: Any, model: nn.Module, **__: Any) -> None:
-            hooks = len(torch_modules._global_forward_hooks)
-            seen.append(hooks + sum(len(m._forward_hooks) for m in model.modules()))
-
-    gc.collect()
-    there = len(torch_modules._global_forward_hooks)
-    evaluated = {"eval_strategy": "steps", "eval_steps": 2, "output_dir": str(tmp_path)}
-    callback = NoiseScaleCallback(every_n_steps=1)
-
-    fit(
-        callback,
-        Looking(),
-        gradient_accumulation_steps=accumulated,
-        extras={"eval_dataset": digits()[:8]},
-        **evaluated,
-    )
-
-    assert len(seen) > 7
-    assert max(seen) <= there
-    assert callback.noise_scale.steps > 4
+def hooks_on(model: nn.Module) -> int:
+    found = len(nn.modules.module._global_forward_pre_hooks)
+    found += sum(len(m._forward_hooks) for m in model.modules())
+    return found + sum(len(p._backward_hooks or ()) for p in model.parameters())
 
 
-def test_labels_that_are_hidden_are_told_of() -> None:
+def test_an_unforeseen_error_while_a_meter_is_made_ends_no_training(hf: Any) -> None:
+    class Broken(hf.NoiseScaleCallback):
+        def on_train_begin(self, *arguments: Any, **keywords: Any) -> None:
+            super().on_train_begin(*arguments, **keywords)
+            object.__setattr__(self._options, "extra", [object()])
+
+    with pytest.warns(UserWarning, match="TypeError"):
+        broken = hf.fit(Broken(every_n_steps=1), max_steps=2)
+
+    assert same(broken.parameters, hf.fit(max_steps=2).parameters)
+
+
+def test_labels_that_are_hidden_are_told_of(hf: Any) -> None:
+    model, hidden = nn.Linear(1, 1), {"input_ids": torch.zeros(2, 3), "num_items_in_batch": 4}
+    hf.trainer_access._warn_that_labels_are_hidden.cache_clear()
+
+    with pytest.warns(UserWarning, match="assumes"):
+        share = hf.trainer_access.loss_share(model, hidden)
+
+    assert share is None
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_computed_outside_of_the_model_is_measured(hf: Any) -> None:
     def loss(output: Any, labels: Tensor, num_items_in_batch: Any) -> Tensor:
         logits = output["logits"][:, :-1].flatten(0, 1)
         total = nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum")
         return total / num_items_in_batch
 
     options = {"gradient_accumulation_steps": 2, "extras": {"compute_loss_func": loss}}
-    trainer_access._warn_that_labels_are_hidden.cache_clear()
+    hf.trainer_access._warn_that_labels_are_hidden.cache_clear()
 
-    with pytest.warns(UserWarning, match="assumes that all micro-batches have equally many"):
-        run = fit(NoiseScaleCallback(), **LANGUAGE, **options)
+    with pytest.warns(UserWarning, match="assumes"):
+        run = hf.fit(hf.NoiseScaleCallback(), **LANGUAGE, **options)
 
     assert run.noise_scale.noise_trace > 0
 
 
-def test_the_batch_size_is_that_of_the_users_function() -> None:
-    callback = NoiseScaleCallback(batch_size_fn=lambda inputs: inputs["x"].numel(), unit="pixels")
-
-    run = fit(callback, gradient_accumulation_steps=2)
-
-    assert logged(run)["noise_scale/batch_size"] == 2 * 4 * FEATURES
+TEXT = ["GPT2LMHeadModel", "T5ForConditionalGeneration", "BertModel", "CLIPTextModel"]
+OTHERS = ["CLIPModel", "ViTModel", "LlavaModel", "ClapModel", "WhisperModel"]
+OTHERS += ["Qwen2AudioForConditionalGeneration"]
 
 
-@pytest.mark.parametrize(
-    ("workload", "options", "unit"),
-    [
-        (LANGUAGE, {}, "sequences"),
-        (LANGUAGE, {"unit": "texts"}, "texts"),
-        (LANGUAGE, {"batch_size_fn": lambda inputs: inputs["input_ids"].numel()}, "examples"),
-        ({}, {}, "examples"),
-    ],
-)
-def test_the_unit_is_guessed_from_what_the_model_takes(
-    workload: dict[str, Any], options: dict[str, Any], unit: str
-) -> None:
-    callback = NoiseScaleCallback(**options)
+@pytest.mark.parametrize("name", slow_but(TEXT + OTHERS, *TEXT[:2], *OTHERS[:2]))
+def test_models_of_transformers_say_what_their_examples_are(name: str, hf: Any) -> None:
+    import transformers
 
-    run = fit(callback, gradient_accumulation_steps=2, **workload)
-
-    assert run.noise_scale.unit == unit
+    assert hf.trainer_access.takes_token_ids(getattr(transformers, name)) is (name in TEXT)
 
 
-def test_a_training_that_is_resumed_keeps_its_unit(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"output_dir": str(tmp_path), "save_strategy": "steps"}
-    options |= {"save_steps": 3, "gradient_accumulation_steps": 2, **LANGUAGE}
-    fit(NoiseScaleCallback(unit="texts"), **options)
+def test_batches_are_counted_by_what_their_tensors_share(hf: Any) -> None:
+    from transformers import BatchEncoding
 
-    resumed = fit(NoiseScaleCallback(), resume=str(tmp_path / "checkpoint-3"), **options)
+    def count(batch: Any) -> float:
+        return hf.trainer_access.BatchCounter()(batch)
 
-    assert resumed.noise_scale.unit == "texts"
+    encoded = BatchEncoding({"input_ids": torch.zeros(4, 7), "labels": torch.zeros(4, 7)})
+    boxes = [{"boxes": torch.zeros(2, 4)}] * 4
+    assert count(encoded) == count({"pixel_values": torch.zeros(4, 3), "labels": boxes}) == 4
 
-
-def test_a_guessed_unit_is_said_where_the_trainer_says_how_it_trains() -> None:
-    with TestCase().assertLogs("transformers", logging.INFO) as logged:
-        fit(NoiseScaleCallback(), gradient_accumulation_steps=2, **LANGUAGE)
-
-    assert "  Noise scale is counted in sequences" in [r.getMessage() for r in logged.records]
-
-
-@pytest.mark.parametrize(
-    ("model", "is_text"),
-    [
-        (transformers.GPT2LMHeadModel, True),
-        (transformers.BertModel, True),
-        (transformers.T5ForConditionalGeneration, True),
-        (transformers.CLIPTextModel, True),
-        (transformers.CLIPModel, False),
-        (transformers.LlavaModel, False),
-        (transformers.ClapModel, False),
-        (transformers.Qwen2AudioForConditionalGeneration, False),
-        (transformers.ViTModel, False),
-        (transformers.WhisperModel, False),
-        (nn.Linear, False),
-    ],
-)
-def test_models_of_transformers_say_what_their_examples_are(model: Any, is_text: bool) -> None:
-    assert trainer_access.takes_token_ids(model) is is_text
-
-
-def test_the_batch_size_cannot_always_be_inferred() -> None:
-    message = (
-        "`batch_size_fn` must be given for batches whose size cannot be inferred, got a batch of"
-        " text. Pass a function from the model's keyword arguments to the number of this rank's"
-        " examples."
-    )
-    with pytest.raises(ValueError, match="batch_size_fn") as error:
-        trainer_access.BatchCounter()({"text": ["one", "two"]})
-    assert str(error.value) == message
-
-
-def test_a_batch_in_doubt_is_told_of_once() -> None:
-    count = trainer_access.BatchCounter()
-    message = (
-        "The tensors of a batch differ in their first dimension. NoiseScaleCallback counts 3"
-        " examples. If this number is wrong, pass `batch_size_fn`."
-    )
-
-    with pytest.warns(UserWarning, match="differ in their first") as warned:
-        counted = [count({"a": torch.zeros(3), "b": torch.zeros(2, 2)}) for _ in range(2)]
-
-    assert counted == [3, 3]
-    assert [str(w.message) for w in warned] == [message]
-
-
-def test_what_cannot_be_gone_through_is_refused_with_the_remedy() -> None:
-    batch: dict[str, Any] = {}
-    batch["itself"] = batch
-
-    with pytest.raises(ValueError, match="got a batch of itself") as error:
-        trainer_access.BatchCounter()(batch)
-
+    with pytest.raises(NotMeasured, match="of text"):
+        count({"text": ["one", "two"]})
+    endless: dict[str, Any] = {}
+    endless["itself"] = endless
+    with pytest.raises(NotMeasured, match="of itself") as error:
+        count(endless)
     assert isinstance(error.value.__cause__, RecursionError)
 
 
-def ragged_sentences() -> list[dict[str, Any]]:
-    return [{"input_ids": list(range(2 + i % 8))} for i in range(60)]
+@pytest.mark.parametrize(("examples", "counted"), [(3, "3 examples"), (1, "1 example")])
+def test_a_batch_in_doubt_is_told_of_once(examples: int, counted: str, hf: Any) -> None:
+    count = hf.trainer_access.BatchCounter()
+    batch = {"a": torch.zeros(examples), "b": torch.zeros(2, 2)}
+
+    with pytest.warns(UserWarning, match=rf"NoiseScaleCallback counts {counted}\.") as warned:
+        assert [count(batch) for _ in range(2)] == [examples, examples]
+
+    assert len(warned) == 1
 
 
-@pytest.mark.parametrize("accumulated", [1, 2])
-def test_sequences_that_are_packed_in_one_row_are_counted(accumulated: int) -> None:
-    callback = NoiseScaleCallback()
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        fit(
+@pytest.mark.parametrize("accumulated", [1, slow(2)])
+def test_sequences_that_are_packed_in_one_row_are_counted(accumulated: int, hf: Any) -> None:
+    from transformers import DataCollatorWithFlattening
+
+    callback = hf.NoiseScaleCallback()
+
+    _, told = said_by(
+        lambda: hf.fit(
             callback,
-            model=language_model,
-            examples=ragged_sentences,
+            model=hf.language_model,
+            examples=lambda: [{"input_ids": list(range(2 + i % 8))} for i in range(60)],
             extras={"data_collator": DataCollatorWithFlattening()},
             gradient_accumulation_steps=accumulated,
             max_steps=3,
         )
+    )
 
     assert list(callback.history["batch_size"]) == [4 * accumulated] * 3
     assert list(callback.history["examples"]) == [4 * accumulated * step for step in (1, 2, 3)]
     # One row has no halves.
-    single = [w for w in told if "A batch of 1 has no halves to compare" in str(w.message)]
-    assert len(single) == (accumulated == 1)
-
-
-def test_one_example_in_doubt_is_told_of_in_the_singular() -> None:
-    with pytest.warns(UserWarning, match=r" counts 1 example\. If"):
-        trainer_access.BatchCounter()({"a": torch.zeros(1), "b": torch.zeros(2)})
-
-
-def test_a_batch_that_transformers_encoded_counts_its_sequences() -> None:
-    encoded = BatchEncoding({"input_ids": torch.zeros(4, 7), "labels": torch.zeros(4, 7)})
-    detection = {
-        "pixel_values": torch.zeros(4, 3, 8, 8),
-        "labels": [{"boxes": torch.zeros(2, 4)}] * 4,
-    }
-
-    assert [trainer_access.BatchCounter()(batch) for batch in (encoded, detection)] == [4, 4]
-
-
-def test_one_process_whose_examples_cannot_be_told_apart_trains_on() -> None:
-    with pytest.warns(UserWarning, match="NoiseScaleCallback has nothing to measure") as warned:
-        run = fit(NoiseScaleCallback(), model=lambda: Classifier(Opaque()))
-
-    assert "(`gradient_accumulation_steps=2`)" in str(warned[0].message)
-    assert not any(key.startswith("noise_scale/") for row in run.log_history for key in row)
+    assert sum("no halves" in text for text in told) == (accumulated == 1)
 
 
 @pytest.mark.parametrize(
     ("settings", "distributed_type", "named"),
     [
-        ({}, "XLA", "^`distributed_type` is XLA: "),
-        ({"n_gpu": 2}, "NO", "^`n_gpu` is 2: nn.DataParallel"),
+        ({}, "XLA", "`distributed_type` is XLA:"),
+        ({"n_gpu": 2}, "NO", "`n_gpu` is 2:"),
         (
             {"parallelism_config": SimpleNamespace(tp_size=1, cp_size=2)},
             "FSDP",
-            "^`parallelism_config.cp_size` is 2: 2 ranks have one example together",
+            "`parallelism_config.cp_size` is 2:",
         ),
-        ({"optim": "lomo"}, "NO", "^`optim` is lomo: it steps within the backward pass"),
-        ({"optim": "galore_adamw_layerwise"}, "NO", "^`optim` is galore_adamw_layerwise"),
+        ({"optim": "lomo"}, "NO", "`optim` is lomo:"),
+        ({"optim": "galore_adamw_layerwise"}, "NO", "`optim` is galore_adamw_layerwise:"),
+        ({"tp_size": 2}, "MULTI_GPU", "`tp_plan` is over 2 ranks:"),
     ],
 )
 def test_settings_that_cannot_be_measured_are_named(
-    settings: dict[str, Any], distributed_type: str, named: str
+    settings: dict[str, Any], distributed_type: str, named: str, hf: Any
 ) -> None:
-    defaults = {"n_gpu": 1, "parallelism_config": None, "optim": "adamw_torch"}
-    args: Any = SimpleNamespace(**{**defaults, **settings})
+    from noisescale.hugging_face.supported import check_supported
 
-    with pytest.raises(NotMeasured, match=named):
-        check_supported(args, distributed_type, nn.Linear(1, 1))
-
-
-def test_a_model_that_is_shared_out_over_ranks_is_named() -> None:
-    args: Any = SimpleNamespace(n_gpu=1, parallelism_config=None, optim="adamw_torch")
     model: Any = nn.Linear(1, 1)
-    model.tp_size = 2
+    model.tp_size = settings.pop("tp_size", None)
+    defaults = {"n_gpu": 1, "parallelism_config": None, "optim": "adamw_torch"}
 
-    with pytest.raises(NotMeasured, match=r"^`tp_plan` is over 2 ranks: the Trainer gives"):
-        check_supported(args, "MULTI_GPU", model)
-
-
-def test_wrong_arguments_are_refused_at_once() -> None:
-    with pytest.raises(TypeError, match="`batch_size_fn` must be callable, got 3"):
-        NoiseScaleCallback(batch_size_fn=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="`every_n_steps` must be at least 1, got 0"):
-        NoiseScaleCallback(every_n_steps=0)
+    with pytest.raises(NotMeasured, match=f"^{named}"):
+        check_supported(SimpleNamespace(**{**defaults, **settings}), distributed_type, model)
 
 
-def test_its_repr_has_what_was_given() -> None:
-    assert repr(NoiseScaleCallback()) == "NoiseScaleCallback()"
+def test_wrong_arguments_are_refused_at_once(hf: Any) -> None:
+    for argument, value, error in (
+        ("batch_size_fn", 3, TypeError),
+        ("every_n_steps", 0, ValueError),
+    ):
+        with refused(argument, error=error, got=str(value)):
+            hf.NoiseScaleCallback(**{argument: value})
+
+
+def test_its_repr_has_what_was_given(hf: Any) -> None:
+    assert repr(hf.NoiseScaleCallback()) == "NoiseScaleCallback()"
     given = "batch_size_fn=<built-in function len>, unit='tokens'"
-    assert (
-        repr(NoiseScaleCallback(batch_size_fn=len, unit="tokens")) == f"NoiseScaleCallback({given})"
-    )
+    counts = hf.NoiseScaleCallback(batch_size_fn=len, unit="tokens")
+    assert repr(counts) == f"NoiseScaleCallback({given})"
 
 
-CHECKPOINTING = "activation_checkpointing"
-if CHECKPOINTING not in TrainingArguments.__dataclass_fields__:  # early versions of transformers 5
-    CHECKPOINTING = "gradient_checkpointing"
+def check_alike(hf: Any, ranks: int, how: str, **more: Any) -> None:
+    """The noise of a model that is checkpointed or compiled is that of the plain one."""
+    options = {**LANGUAGE, "gradient_accumulation_steps": 2, "max_steps": 4}
+    if how != "compiled":
+        name = "activation_checkpointing"
+        if name not in hf.TrainingArguments.__dataclass_fields__:  # early transformers 5
+            name = "gradient_checkpointing"
+        more = {name: True, f"{name}_kwargs": {"use_reentrant": how == "reentrant"}}
 
-
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize(
-    "more",
-    [
-        {f"{CHECKPOINTING}_kwargs": {"use_reentrant": False}},
-        {f"{CHECKPOINTING}_kwargs": {"use_reentrant": True}},
-        {"torch_compile": True, "torch_compile_backend": "eager"},
-    ],
-    ids=["checkpointed", "checkpointed, reentrant", "compiled"],
-)
-# The hook that torch tells of is gone when the model is compiled: it waits for this first call.
-@pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks")
-@in_a_fork
-def test_compiled_and_checkpointed_models_are_measured_alike(
-    ranks: int, more: dict[str, Any]
-) -> None:
     def trace(**more: Any) -> float:
         def one() -> float:
-            options = {**LANGUAGE, "gradient_accumulation_steps": 2, "max_steps": 4}
-            return fit(NoiseScaleCallback(), **options, **more).noise_scale.noise_trace
+            return hf.fit(hf.NoiseScaleCallback(), **options, **more).noise_scale.noise_trace
 
-        return one() if ranks == 1 else on_ranks(ranks, as_torchrun(one))[0]
-
-    more = {CHECKPOINTING: f"{CHECKPOINTING}_kwargs" in more, **more}
+        return hf.each(ranks, one)[0]
 
     assert trace(**more) == pytest.approx(trace(), rel=1e-5)
 
 
-@pytest.mark.parametrize("distributed", [True, False])
-def test_ranks_that_share_examples_are_warned_about(distributed: bool) -> None:
-    class OneForAll(Trainer):
-        def get_train_dataloader(self) -> DataLoader[Any]:
-            return DataLoader(digits(), batch_size=4)
+def test_checkpointed_models_are_measured_alike(hf: Any) -> None:
+    check_alike(hf, 1, "reentrant")
 
-    def said() -> list[str]:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            fit(NoiseScaleCallback(), kind=Trainer if distributed else OneForAll, max_steps=18)
-        return [str(w.message) for w in caught if "Ranks train" in str(w.message)]
 
-    first, second = on_ranks(2, as_torchrun(said))
-
-    assert len(first) == (not distributed)
-    assert second == []
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "ranks"),
+    [("checkpointed", 1), ("checkpointed", 2), ("reentrant", 2), ("compiled", 1), ("compiled", 2)],
+)
+# The hook that torch tells of is gone when the model is compiled: it waits for this first call.
+@pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks")
+@in_a_fork
+def test_compiled_and_checkpointed_models_are_measured_alike(how: str, ranks: int, hf: Any) -> None:
+    check_alike(hf, ranks, how, torch_compile=True, torch_compile_backend="eager")

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
+from pathlib import Path
 
 import pytest
+from refused import refused
 
-from noisescale.lab.parameter_texts import search_parameters
+from noisescale.lab.parameter_texts import search_parameters, sweep_parameters
 from noisescale.lab.parameters import Parameter, points, range_parameter
 
 RATE = range_parameter("learning_rate", 0.01, 1.0, "log")
@@ -82,15 +84,123 @@ def test_the_search_begins_at_the_own_value_or_the_nearest_or_the_middle() -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "low", "high", "kind", "needed"),
+    ("text", "kind", "whole"),
     [
-        ("learning_rate", 0.0, 1.0, "log", "a log range of positive numbers"),
-        ("learning_rate", 1.0, 0.1, "log", "a log range of positive numbers"),
-        ("momentum", 0.5, 1.0, "momentum", "a momentum range within 0 to 1"),
-        ("momentum", -0.1, 0.5, "momentum", "a momentum range within 0 to 1"),
-        ("weight_decay", 1e-3, math.inf, "log", "a log range of positive numbers"),
+        ("learning_rate=0.001..1", "log", False),
+        ("lr=1..10", "log", False),
+        ("batch_size=16..1024", "pow2", True),
+        ("batch_size=10..1000", "log", True),
+        ("batch_size=16..1024:linear", "linear", True),
+        ("width=16..512", "log", True),
+        ("width=100..512", "linear", True),
+        ("width=16..512:pow2", "pow2", True),
+        ("depth=1..9.0:int", "linear", True),
+        ("dropout=0..0.5:linear", "linear", False),
+        ("dropout=0..0.5", "linear", False),
+        ("keep=0.5..0.99:logit", "logit", False),
+        ("momentum=0.5..0.99", "logit", False),
+        ("momentum=0..0.99:momentum", "momentum", False),
     ],
 )
-def test_bad_ranges_are_refused(name: str, low: float, high: float, kind: str, needed: str) -> None:
-    with pytest.raises(ValueError, match=f"^`search` must have {needed}, the smaller one first, f"):
-        range_parameter(name, low, high, kind)
+def test_a_range_has_the_space_that_suits_it(text: str, kind: str, whole: bool) -> None:
+    found = read(text)
+
+    assert (found.kind, found.whole) == (kind, whole)
+    assert found.has(found.middle)
+    assert Parameter.from_dict(found.as_dict()) == found
+
+
+def test_choices_are_numbers_words_and_truth_values() -> None:
+    assert read("act=relu,tanh").choices == ("relu", "tanh")
+    assert read("layers=2,4").choices == (2, 4)
+    assert read("bias=true,false").choices == (True, False)
+    assert read("act=relu,tanh").middle == "relu"
+
+
+@pytest.mark.parametrize(
+    ("text", "requirement"),
+    [
+        ("width", "name=values"),
+        ("width=", "values"),
+        ("width=a..b", "numbers as ends"),
+        ("width=1..2:wide", "one of the kinds"),
+        ("width=5..2", "a linear range"),
+        ("width=-1..2:log", "a log range of positive"),
+        ("keep=0.5..1.0:logit", "within 0 to 1"),
+        ("width=10..100:pow2", "powers of two"),
+        ("batch_size=0.5..8:linear", "whole numbers"),
+        ("lr=nan..1", "positive"),
+        ("act=relu", "two choices"),
+        ("lr=0.1,0.2", "a range for learning_rate"),
+        ("lr=0.1..1 learning_rate=0.1..1", "name each parameter once"),
+        ("epochs=1..9 steps=10..90", "epochs or steps"),
+        ("", "a parameter to search"),
+    ],
+)
+def test_bad_values_are_refused_by_name(text: str, requirement: str) -> None:
+    with refused("search", requirement=requirement):
+        search_parameters(text.split())
+
+
+def test_a_file_has_centers_and_scales(tmp_path: Path) -> None:
+    path = tmp_path / "tune.toml"
+    path.write_text(
+        "[lr]\nlow = 0.001\nhigh = 1.0\ncenter = 0.1\nscale = 0.5\n"
+        '[act]\nchoices = ["relu", "tanh"]\ncenter = "tanh"\n'
+    )
+
+    rate, act = search_parameters([], path)
+
+    assert (rate.name, rate.kind, rate.center, rate.scale) == ("learning_rate", "log", 0.1, 0.5)
+    assert (act.choices, act.center) == (("relu", "tanh"), "tanh")
+    assert rate.with_center(0.5) == rate
+    with refused("space", requirement="a file"):
+        search_parameters([], tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "argument", "requirement"),
+    [
+        ("[lr]\nlow = 0.1\nhigh = 1.0\ncenter = 2.0", "center", "among the values"),
+        ("[lr]\nlow = 0.1", "space", "numbers low and high, or choices"),
+        ("[lr]\nlow = 0.1\nhigh = 1.0\nlog = true", "space", "only low, high"),
+        ("[lr]\nlow = 0.1\nhigh = 1.0\nscale = 0", "scale", "positive"),
+        ("[act]\nchoices = 3", "space", "a list"),
+        ("lr = 3", "space", "a table"),
+        ("lr", "space", "TOML"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path: Path, text: str, argument: str, requirement: str) -> None:
+    path = tmp_path / "tune.toml"
+    path.write_text(text)
+
+    with refused(argument, requirement=requirement):
+        search_parameters([], path)
+
+
+def test_a_sweep_searches_hyperparameters_of_optimizers_by_its_own_kinds() -> None:
+    assert sweep_parameters(["lr=0.1..0.2", "momentum = 0..0.99"]) == (
+        range_parameter("learning_rate", 0.1, 0.2, "log"),
+        range_parameter("momentum", 0.0, 0.99, "momentum"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "requirement"),
+    [
+        ("dropout=0..1", "without a kind"),
+        ("lr=0.01..1:linear", "without a kind"),
+        ("lr=1..2 learning_rate=1..2", "each parameter once"),
+        ("lr", "name=values"),
+        ("lr=0.1,0.2", "a range for learning_rate"),
+        ("lr=a..b", "numbers as ends"),
+        ("lr=0..1", "a log range of positive"),
+        ("lr=1..0.1", "the smaller one first"),
+        ("momentum=0.5..1", "within 0 to 1"),
+        ("momentum=-0.1..0.5", "within 0 to 1"),
+        ("weight_decay=1e-3..inf", "a log range"),
+    ],
+)
+def test_what_a_sweep_cannot_search_is_refused(text: str, requirement: str) -> None:
+    with refused("search", requirement=requirement):
+        sweep_parameters(text.split())

@@ -3,13 +3,14 @@
 
 import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from fits import classifier
-from lightning.pytorch.cli import LightningCLI
+from tiers import slow
 
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
 
@@ -19,22 +20,18 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def count(batch: Any) -> float:
-    """How many examples are in a batch."""
     return float(len(batch[0]))
 
 
 def in_pairs(batch: Any) -> list[int]:
-    """The group of each row."""
     return [row // 2 for row in range(len(batch[0]))]
 
 
 def last_part(name: str) -> str:
-    """The group of a parameter: weights or biases."""
     return name.split(".")[-1]
 
 
 def always_16(noise_scale: Any, plan: Any, progress: Any) -> float:
-    """A policy."""
     return 16.0
 
 
@@ -77,26 +74,41 @@ FUNCTIONS = {"policy": "ratio", "weight_fn": f"{HERE}.count", "group_fn": f"{HER
 DEFAULTS: dict[str, Any] = {}
 
 
-class WithoutFitting(LightningCLI):
-    """Makes the Trainer and its callbacks, as `python train.py fit` does before it fits."""
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Makes the callbacks of a config."""
+    from lightning.pytorch.cli import LightningCLI
 
-    def _run_subcommand(self, subcommand: str) -> None:
-        pass
+    class WithoutFitting(LightningCLI):
+        """Makes the Trainer and its callbacks, as `python train.py fit` does before it fits."""
+
+        def _run_subcommand(self, subcommand: str) -> None:
+            pass
+
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    module = type(classifier())
+
+    def run(*words: Any) -> list[Any]:
+        arguments = ["fit", "--config", *map(str, words)]
+        cli = WithoutFitting(module, args=arguments, seed_everything_default=False)
+        return cli.trainer.callbacks
+
+    return run
 
 
-def program(*words: Any) -> WithoutFitting:
-    return WithoutFitting(
-        type(classifier()), args=["fit", *map(str, words)], seed_everything_default=False
-    )
+def config(path: Path, **arguments: dict[str, Any]) -> Path:
+    """Write one with these callbacks."""
+    callbacks = [{"class_path": f"noisescale.{n}", "init_args": a} for n, a in arguments.items()]
+    quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+    path.write_text(yaml.safe_dump({"trainer": {**quiet, "callbacks": callbacks}}))
+    return path
 
 
-def options_of(cli: WithoutFitting) -> list[Any]:
-    monitor, scheduler = cli.trainer.callbacks[:2]
-    inner = scheduler._monitor
+def options_of(monitor: Any, scheduler: Any, *_: Any) -> list[Any]:
     return [
         [
             m and (m._options, m._batch_size_fn, m._weight_fn, m._group_fn, m._report, m.name)
-            for m in (monitor, inner)
+            for m in (monitor, scheduler._monitor)
         ],
         scheduler._options,
         scheduler._max_examples,
@@ -109,43 +121,35 @@ def options_of(cli: WithoutFitting) -> list[Any]:
     ("monitor", "scheduler"),
     [
         (MONITOR, SCHEDULER),
-        (DEFAULTS, DEFAULTS),
         (HALVES, FUNCTIONS),
-        ({"window": "auto", "groups": f"{HERE}.last_part"}, {"policy": {0: 16, 100: 32}}),
-        ({"groups": {"ends": ["net.0", "net.2"]}}, {"policy": f"{HERE}.always_16"}),
-        (DEFAULTS, {"policy": {"0": 16, "0.5k": 32}, "max_examples": "2k"}),
+        slow(DEFAULTS, DEFAULTS),
+        slow({"window": "auto", "groups": f"{HERE}.last_part"}, {"policy": {0: 16, 100: 32}}),
+        slow({"groups": {"ends": ["net.0", "net.2"]}}, {"policy": f"{HERE}.always_16"}),
+        slow(DEFAULTS, {"policy": {"0": 16, "0.5k": 32}, "max_examples": "2k"}),
     ],
 )
 def test_a_saved_config_makes_the_same_callbacks_again(
+    program: Callable[..., list[Any]],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     monitor: dict[str, Any],
     scheduler: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py"])
-    callbacks = [
-        {"class_path": "noisescale.NoiseScaleMonitor", "init_args": monitor},
-        {"class_path": "noisescale.BatchSizeScheduler", "init_args": scheduler},
-    ]
-    quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
-    written = tmp_path / "written.yaml"
-    written.write_text(yaml.safe_dump({"trainer": {**quiet, "callbacks": callbacks}}))
+    given = {"NoiseScaleMonitor": monitor, "BatchSizeScheduler": scheduler}
+    written, saved = config(tmp_path / "written.yaml", **given), tmp_path / "saved.yaml"
 
     with pytest.raises(SystemExit):
-        program("--config", written, "--print_config")
-    saved = tmp_path / "saved.yaml"
+        program(written, "--print_config")
     saved.write_text(capsys.readouterr().out)
-    first, second = program("--config", written), program("--config", saved)
+    first, second = program(written), program(saved)
 
-    kinds = [type(callback) for callback in second.trainer.callbacks[:2]]
-    assert kinds == [NoiseScaleMonitor, BatchSizeScheduler]
-    assert options_of(second) == options_of(first)
+    assert [type(callback) for callback in second[:2]] == [NoiseScaleMonitor, BatchSizeScheduler]
+    assert options_of(*second) == options_of(*first)
     assert "Unable to serialize" not in saved.read_text()
     of_config = yaml.safe_load(saved.read_text())["trainer"]["callbacks"]
-    for given, kept in zip((monitor, scheduler), of_config, strict=True):
-        for name in given.keys() - {"monitor", "policy"}:
-            assert kept["init_args"][name] == given[name]
+    for arguments, kept in zip(given.values(), of_config, strict=True):
+        for name in arguments.keys() - {"monitor", "policy"}:
+            assert kept["init_args"][name] == arguments[name]
 
 
 def test_every_argument_of_the_callbacks_is_tried_here() -> None:
@@ -157,18 +161,13 @@ def test_every_argument_of_the_callbacks_is_tried_here() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "kind"),
-    [({0: 16, 100: 32}, int), ({"0": 16, "100": 32}, str)],
-    ids=["steps", "examples"],
+    ("policy", "kind"), [slow({0: 16, 100: 32}, int), ({"0": 16, "100": 32}, str)]
 )
-def test_numbers_in_quotes_are_examples_in_a_config_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Any, kind: type
+def test_numbers_in_quotes_are_examples_and_others_steps_in_a_config_too(
+    program: Callable[..., list[Any]], tmp_path: Path, policy: Any, kind: type
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py"])
-    callback = {"class_path": "noisescale.BatchSizeScheduler", "init_args": {"policy": written}}
-    config = tmp_path / "written.yaml"
-    config.write_text(yaml.safe_dump({"trainer": {"accelerator": "cpu", "callbacks": [callback]}}))
+    path = config(tmp_path / "written.yaml", BatchSizeScheduler={"policy": policy})
 
-    (scheduler, *_) = program("--config", config).trainer.callbacks
+    scheduler, *_ = program(path)
 
     assert {type(key) for key in scheduler._options.policy} == {kind}

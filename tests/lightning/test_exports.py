@@ -3,6 +3,7 @@
 
 import copy
 import io
+import itertools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -10,22 +11,19 @@ from typing import Any
 import lightning.pytorch as L
 import pytest
 import torch
-from fits import CLASSES, FEATURES, classifier, loader, network, trainer
-from lightning.pytorch import callbacks as of_lightning
+import zoo
+from fits import FEATURES, classifier, fit_here, loader, network
 from lightning.pytorch.loggers import TensorBoardLogger
-from ranks import in_a_fork
+from ranks import call_in_a_fork
+from tiers import slow, slow_but
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.data import DataLoader, TensorDataset
 
 from noisescale import NoiseScaleMonitor
 
 X = torch.ones(4, FEATURES)
-WAYS: dict[str, dict[str, Any]] = {
-    "example": {},
-    "micro_batch": {"accumulate_grad_batches": 2},
-}
+WAYS: dict[str, Any] = {"example": {}, "micro_batch": {"accumulate_grad_batches": 2}}
 
 
 def deep_copy(module: Any) -> None:
@@ -44,6 +42,7 @@ DONE: dict[str, Callable[[Any], Any]] = {
     "save": lambda module: torch.save(module.net, io.BytesIO()),
     "summary": lambda module: L.utilities.model_summary.ModelSummary(module),
 }
+QUICK = {("script", "example"), ("copy", "example"), ("copy", "micro_batch"), ("pickle", "example")}
 
 
 class Do(L.Callback):
@@ -62,108 +61,94 @@ class Do(L.Callback):
             self.on_train_epoch_end(fitting, module)
 
 
-def fitted(*callbacks: Any, model: Any = None, **options: Any) -> tuple[Any, Any]:
-    """Two epochs in one process, then a third; return the module and the Trainer."""
+def fitted(*callbacks: Any, model: Any = None, **options: Any) -> Any:
+    """The module after two epochs in one process, and a third."""
     module = classifier(net=network()) if model is None else model
     torch.manual_seed(0)
-    fitting = trainer(1, strategy="auto", callbacks=list(callbacks), max_epochs=2, **options)
-    fitting.fit(module, loader())
+    fitting = fit_here(*callbacks, model=module, max_epochs=2, **options)
     fitting.fit_loop.max_epochs = 3
     fitting.fit(module, loader())
-    return module, fitting
+    return module
+
+
+def check_alike(one: nn.Module, other: nn.Module) -> None:
+    assert all(map(torch.equal, one.parameters(), other.parameters()))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of TorchScript
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("what", DONE)
+@pytest.mark.parametrize(
+    ("what", "way"),
+    [case if case in QUICK else slow(*case) for case in itertools.product(DONE, WAYS)],
+)
 def test_it_can_be_done_with_a_model_that_is_measured(what: str, way: Any) -> None:
     monitor, do = NoiseScaleMonitor(small_batch=way), Do(what)
 
-    module, _ = fitted(monitor, do, **WAYS[way])
+    module = fitted(monitor, do, **WAYS[way])
 
     assert do.done == (3 if what == "strict export" else 6)
     assert monitor.noise_scale.steps > 10
-    without, _ = fitted(**WAYS[way])
-    for ours, theirs in zip(module.parameters(), without.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-# Lightning has had it since 2.6.
-WeightAveraging = getattr(of_lightning, "WeightAveraging", L.Callback)
+    check_alike(module, fitted(**WAYS[way]))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of TorchScript
 @pytest.mark.filterwarnings("ignore:You're using the WeightAveraging callback with a model that")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", slow_but(WAYS, "example"))
 def test_loggers_may_trace_it_and_averages_of_weights_copy_it(way: Any, tmp_path: Any) -> None:
     def averaged(*callbacks: Any) -> Any:
         logger = TensorBoardLogger(tmp_path, log_graph=True)
         module = classifier(net=network())
         module.example_input_array = X
         type(module).forward = lambda self, x: self.net(x)
-        return fitted(*callbacks, WeightAveraging(), model=module, logger=logger, **WAYS[way])[0]
+        return fitted(*callbacks, zoo.averaging(), model=module, logger=logger, **WAYS[way])
 
     monitor = NoiseScaleMonitor(small_batch=way)
 
-    with_it, without = averaged(monitor), averaged()
-
+    check_alike(averaged(monitor), averaged())
     assert monitor.noise_scale.steps > 10
-    for ours, theirs in zip(with_it.parameters(), without.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
 
 
-class Encoder(L.LightningModule):
+class Encoder(zoo.Module):
     """Has a fast path for inference, which torch does not take where a module has hooks."""
 
     def __init__(self) -> None:
-        super().__init__()
         torch.manual_seed(0)
-        layer = nn.TransformerEncoderLayer(FEATURES, 2, 16, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2)
-        self.head = nn.Linear(FEATURES, CLASSES)
-        self.outputs: list[Tensor] = []
+        super().__init__(zoo.Encoder())
         self.hooks: list[int] = []
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.encoder(x).mean(1))
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return nn.functional.cross_entropy(self(batch[0]), batch[1])
-
-    def validation_step(self, batch: Any, batch_idx: int) -> int:
+    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            self.outputs.append(self(batch[0]))
+            answer = self.answer(batch)
         names = [event.name for event in profiler.events()]
         assert names.count("aten::_transformer_encoder_layer_fwd") == 2
         self.hooks.append(len(torch_modules._global_forward_hooks))
-        return 0
+        self.answers.append(answer)
+        return answer
 
     predict_step = validation_step
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+    def on_validation_batch_end(self, *_: Any) -> None:
+        pass
 
 
-@in_a_fork
 def test_validation_is_bitwise_what_it_is_without() -> None:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(48, 5, FEATURES, generator=generator)
-    y = torch.randint(0, CLASSES, (48,), generator=generator)
+    call_in_a_fork(check_validation)
+
+
+def check_validation() -> None:
+    batches = zoo.loader(48, 8, zoo.with_words)
 
     class InTheFit(L.Callback):
         def on_train_epoch_end(self, fitting: Any, module: Any) -> None:
             module.eval()
             with torch.no_grad():
-                module.predict_step((x[:8], y[:8]), 0)
+                module.predict_step(next(iter(batches)), 0)
             module.train()
 
     def validated(*callbacks: Any) -> Encoder:
         model = Encoder()
-        batches = DataLoader(TensorDataset(x, y), batch_size=8)
-        fitting = trainer(
-            1, strategy="auto", callbacks=[*callbacks, InTheFit()], val_check_interval=2
-        )
-        fitting.fit(model, batches, batches)
+        model.val_dataloader = lambda: batches
+        options = {"train_loader": batches, "val_check_interval": 2}
+        fitting = fit_here(*callbacks, InTheFit(), model=model, **options)
         fitting.validate(model, batches, verbose=False)
         fitting.predict(model, batches)
         return model
@@ -174,8 +159,8 @@ def test_validation_is_bitwise_what_it_is_without() -> None:
     without = validated()
 
     assert monitor.noise_scale.steps == pytest.approx(5)  # the first sets the level
-    assert len(with_it.outputs) == len(without.outputs) == 2 + 3 * 6 + 1 + 6 + 6
-    assert all(torch.equal(a, b) for a, b in zip(with_it.outputs, without.outputs, strict=True))
+    assert len(with_it.answers) == len(without.answers) == 2 + 3 * 6 + 1 + 6 + 6
+    assert all(map(torch.equal, with_it.answers, without.answers))
     assert with_it.hooks == without.hooks
 
 
@@ -186,13 +171,8 @@ def test_a_validation_that_fails_leaves_no_hook() -> None:
     def failing(*_: Any) -> None:
         raise RuntimeError("on purpose")
 
-    module.validation_step = failing
+    module.validation_step, module.val_dataloader = failing, loader
     with pytest.raises(RuntimeError, match="on purpose"):
-        trainer(
-            1,
-            strategy="auto",
-            callbacks=[NoiseScaleMonitor(small_batch="example")],
-            num_sanity_val_steps=0,
-        ).fit(module, loader(), loader())
+        fit_here(NoiseScaleMonitor(small_batch="example"), model=module, num_sanity_val_steps=0)
 
     assert set(torch_modules._global_forward_hooks) <= there

@@ -3,6 +3,7 @@
 
 import itertools
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,15 @@ import lightning.pytorch as L
 import pytest
 import torch
 from faults import OF_A_METER, Faults
-from fits import FsdpAnywhere, both_loggers, classifier, fit, fit_sharded, loader
+from fits import FsdpAnywhere, both_loggers, classifier, fit_here, fits_on_ranks, loader
+from lightning.pytorch.strategies import ModelParallelStrategy
+from tiers import slow
 
 from noisescale import NoiseScaleMonitor
 from noisescale.lightning.monitor import meters
 
 STEPS, FEW, FEWEST = 200, 40, 8
 """Most functions are called at every step, which has one fault; the rest once or twice a fit."""
-
-
 CALLED_BY_LIGHTNING = {name for name in dir(L.Callback) if not name.startswith("_")}
 CALLED_BY_LIGHTNING |= {"_begin_batch", "examples_in"}  # of which the first may fail
 
@@ -32,8 +33,6 @@ COLLECTIVE = OF_A_METER | {
     "tensors_of",
 }
 """And that of the monitor."""
-
-
 OF_AN_ENGINE = {"Unit.allocate", "Unit.__call__"}
 """What FSDP calls instead of its own: it passes that on, within which what measures is guarded."""
 
@@ -63,58 +62,56 @@ class Faulty(L.Callback):
         self.faults, self.rank = faults, rank
         self.catching = warnings.catch_warnings()
 
-    def setup(self, trainer: Any, module: Any, stage: str) -> None:
-        self.catching.__enter__()
-        warnings.simplefilter("ignore")
-        if trainer.global_rank == self.rank:
-            self.faults.next_step()
-
     def on_train_start(self, trainer: Any, *_: Any) -> None:
         if trainer.global_rank == self.rank:
             self.faults.next_step()
 
+    on_train_end = on_train_start
+
+    def setup(self, trainer: Any, module: Any, stage: str) -> None:
+        self.catching.__enter__()
+        warnings.simplefilter("ignore")
+        self.on_train_start(trainer)
+
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         self.faults.stop()
-        if trainer.global_rank == self.rank and batch_idx:  # what fails at the first one is told
-            self.faults.next_step()
-
-    on_train_end = on_train_start
+        if batch_idx:  # what fails at the first one is told
+            self.on_train_start(trainer)
 
     def teardown(self, *_: Any, **__: Any) -> None:
         self.faults.stop()
         self.catching.__exit__(None, None, None)
 
 
-def local(parameter: Any) -> torch.Tensor:
-    """What a rank has of a parameter."""
-    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
-
-
-def fitted(callbacks: list[Any], folder: Path, ranks: int, **options: Any) -> dict[str, Any]:
-    def results(trainer: Any, module: Any) -> dict[str, Any]:
-        faults = [c.faults for c in trainer.callbacks if isinstance(c, Faulty)]
-        for one in faults:
-            one.stop()
-        monitors = [c for c in trainer.callbacks if isinstance(c, NoiseScaleMonitor)]
-        return {
-            "steps": trainer.global_step,
-            "parameters": [local(p).detach().clone() for p in module.parameters()],
-            "done": faults[0].done if faults else set(),
-            "measured": [m.noise_scale.steps for m in monitors],
-        }
-
-    options = {
-        "train_loader": loader(4, 400),
-        "max_epochs": -1,
-        "logger": both_loggers(folder),
-        "log_every_n_steps": 3,
-        "ranks": ranks,
-        "results": results,
-        **options,
+def left(fitting: Any) -> dict[str, Any]:
+    """What this rank has after a fit."""
+    faults = [c.faults for c in fitting.callbacks if isinstance(c, Faulty)]
+    monitors = [c for c in fitting.callbacks if isinstance(c, NoiseScaleMonitor)]
+    parameters = fitting.lightning_module.parameters()
+    local = [p.to_local() if hasattr(p, "to_local") else p for p in parameters]
+    return {
+        "steps": fitting.global_step,
+        "parameters": [p.detach().clone() for p in local],
+        "done": faults[0].done if faults else set(),
+        "measured": [m.noise_scale.steps for m in monitors],
     }
-    if (engine := options.pop("engine", None)) is not None:
-        return fit_sharded(*callbacks, **engine(), **options)[-1]
-    return fit(*callbacks, strategy="auto" if ranks == 1 else "ddp_fork", **options)[-1]
+
+
+def fitted(
+    fits: list[list[Any]], folder: Path, ranks: int, *, engine: Any = dict, **options: Any
+) -> list[dict[str, Any]]:
+    """What is left on the last rank by fits with these callbacks."""
+
+    def one(number: int, callbacks: list[Any]) -> dict[str, Any]:
+        defaults = {"train_loader": loader(4, 400), "max_epochs": -1, "log_every_n_steps": 3}
+        logger = both_loggers(folder / f"{number}")
+        own = {**defaults, **options, **engine()}
+        return left(fit_here(*callbacks, ranks=ranks, logger=logger, **own))
+
+    each = [partial(one, *numbered) for numbered in enumerate(fits)]
+    if ranks == 1:
+        return [fit() for fit in each]
+    return [of_ranks[-1] for of_ranks in fits_on_ranks(*each, ranks=ranks)]
 
 
 def by_fsdp1() -> dict[str, Any]:
@@ -122,7 +119,13 @@ def by_fsdp1() -> dict[str, Any]:
 
 
 def by_fsdp2_over_tensor_parallelism() -> dict[str, Any]:
-    return {"tensor_parallel": 2, "model": classifier(sharded=True)}
+    return {"strategy": ModelParallelStrategy(2, 2), "model": classifier(sharded=True)}
+
+
+def check_alike(ours: dict[str, Any], theirs: dict[str, Any], found: Any = None) -> None:
+    assert ours["steps"] == theirs["steps"]
+    for one, other in zip(ours["parameters"], theirs["parameters"], strict=True):
+        assert torch.equal(one, other), found
 
 
 # FSDP2's of torch 2.13, over tensor parallelism: no test writes in place.
@@ -130,47 +133,44 @@ def by_fsdp2_over_tensor_parallelism() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("ranks", "small_batch", "options", "least"),
     [
-        (1, "auto", {}, 90),
-        (1, "example", {}, 70),
-        (1, "auto", {"accumulate_grad_batches": 2}, 70),
-        (2, "auto", {}, 70),
-        (2, "auto", {"engine": by_fsdp1}, 25),
-        (4, "auto", {"engine": by_fsdp2_over_tensor_parallelism}, 25),
+        (1, "auto", {}, None),
+        (2, "auto", {}, None),
+        slow(1, "auto", {}, 90),
+        slow(1, "example", {}, 70),
+        slow(1, "auto", {"accumulate_grad_batches": 2}, 70),
+        slow(2, "auto", {}, 70),
+        slow(2, "auto", {"engine": by_fsdp1}, 25),
+        slow(4, "auto", {"engine": by_fsdp2_over_tensor_parallelism}, 25),
     ],
-    ids=["half", "example", "micro_batch", "rank", "FSDP1", "FSDP2 over tensor parallelism"],
 )
 def test_a_fault_in_each_function_leaves_every_parameter_as_it_is(
-    ranks: int, small_batch: Any, options: dict[str, Any], least: int, tmp_path: Path
+    ranks: int, small_batch: Any, options: dict[str, Any], least: int | None, tmp_path: Path
 ) -> None:
-    """Also where one rank of two has it alone."""
+    """Also where one rank of two has it alone. Without `least` in the functions of one fit."""
     # Under an engine steps take long, and functions outside of its collector have had theirs.
     of_engine = "engine" in options
-    most = FEW if of_engine else STEPS
-    lengths = most, FEW, FEWEST
-    plains = {n: fitted([], tmp_path / f"{n}", ranks, max_steps=n, **options) for n in lengths}
+    most = FEW if of_engine or least is None else STEPS
+    plains: dict[int, dict[str, Any]] = {}
     done: set[str] = set()
     steps = most
     for attempt in itertools.count():
-        faults = Faults(
-            "NoiseScaleMonitor.on_train_start",
-            spared_but_collectors if of_engine else spared,
-            set(done),
-        )
+        spares = spared_but_collectors if of_engine else spared
+        faults = Faults("NoiseScaleMonitor.on_train_start", spares, set(done))
         monitor = NoiseScaleMonitor(every_n_steps=1, small_batch=small_batch)
-        callbacks = [Faulty(faults, ranks - 1), monitor]
-        faulty = fitted(callbacks, tmp_path / f"{attempt}", ranks, max_steps=steps, **options)
-        plain, found, done = plains[steps], faulty["done"] - done, faulty["done"]
-        assert faulty["steps"] == plain["steps"]
-        for ours, theirs in zip(faulty["parameters"], plain["parameters"], strict=True):
-            assert torch.equal(ours, theirs), found
+        fits = [[]] * (steps not in plains) + [[Faulty(faults, ranks - 1), monitor]]
+        folder = tmp_path / f"{attempt}"
+        *plain, faulty = fitted(fits, folder, ranks, max_steps=steps, **options)
+        plains.setdefault(steps, *plain)
+        found, done = faulty["done"] - done, faulty["done"]
+        check_alike(faulty, plains[steps], found)
         assert faulty["measured"] > [0] or steps < STEPS, found
-        if steps == most and not found:
+        if least is None or (steps == most and not found):
             break
         steps = most if not found else FEW if len(found) > 3 else FEWEST
-    assert len(done) > least
+    assert len(done) > (FEW - 3 if least is None else least)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [slow(1), 2])
 def test_an_unforeseen_error_while_meters_are_made_ends_no_training(
     ranks: int, tmp_path: Path
 ) -> None:
@@ -186,9 +186,8 @@ def test_an_unforeseen_error_while_meters_are_made_ends_no_training(
                 with pytest.warns(UserWarning, match=told):
                     super().on_fit_start(trainer, pl_module)
 
-    broken = fitted([Broken(every_n_steps=1)], tmp_path / "broken", ranks, max_steps=FEWEST)
-    plain = fitted([], tmp_path / "plain", ranks, max_steps=FEWEST)
+    fits = [[Broken(every_n_steps=1)], []]
+    broken, plain = fitted(fits, tmp_path, ranks, max_steps=FEWEST)
 
+    check_alike(broken, plain)
     assert (broken["steps"], broken["measured"]) == (FEWEST, [0])
-    for ours, theirs in zip(broken["parameters"], plain["parameters"], strict=True):
-        assert torch.equal(ours, theirs)

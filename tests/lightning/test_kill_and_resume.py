@@ -22,6 +22,7 @@ from resumable import EPOCHS, Restless, Resumable, model
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor, predict
 from noisescale.history.reading import read_run
 
+pytestmark = pytest.mark.slow
 SAVED_EVERY = 4
 KILLED_BETWEEN = 9, 11
 """Steps between two saves. One of them is in mid-epoch: which one hangs on the last bits."""
@@ -55,13 +56,8 @@ class DiesWhileSaving(L.Callback):
 def train(folder: Path, version: str, *callbacks: L.Callback) -> dict[str, Any]:
     """Train from the last checkpoint in the folder on, if there is one."""
     monitor = NoiseScaleMonitor()
-    scheduler = BatchSizeScheduler(
-        Restless(),
-        lr_scaling="sqrt",
-        progress="examples",
-        decide_every_n_steps=2,
-        max_batch_size=160,
-    )
+    options = {"lr_scaling": "sqrt", "progress": "examples", "max_batch_size": 160}
+    scheduler = BatchSizeScheduler(Restless(), decide_every_n_steps=2, **options)
     save = ModelCheckpoint(
         folder / "saved", filename="{step}", save_last=True, every_n_train_steps=SAVED_EVERY
     )
@@ -87,12 +83,11 @@ def train(folder: Path, version: str, *callbacks: L.Callback) -> dict[str, Any]:
         warnings.filterwarnings("ignore", ".*there is no last checkpoint available")
         warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")
         fitting.fit(module, Resumable(), ckpt_path="last")
-    state = scheduler.state_dict()
     return {
         "began": began[0],
         "parameters": [p.detach().clone() for p in module.parameters()],
         "optimizer": fitting.optimizers[0].state_dict(),
-        "scheduler": state,
+        "scheduler": scheduler.state_dict(),
         "moves": [str(move) for move in scheduler.moves],
         "meter": monitor.state_dict()["optimizers"][0]["meter"],
         "history": {k: v for k, v in monitor.history.items() if k != "seconds_per_step"},

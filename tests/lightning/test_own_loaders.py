@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import lightning
+import lightning.pytorch as lightning
 import pytest
 import pytorch_lightning as pl
-import torch
-from torch.utils.data import DataLoader, TensorDataset
+from fits import classifier, data, loss_of, trainer
+from torch.utils.data import DataLoader
 
 from noisescale.history.metrics import Goal
-from noisescale.lab.jobs.jobs import Record, Training
+from noisescale.lab.jobs.jobs import Training
 from noisescale.lab.parameters import range_parameter
 from noisescale.lab.sweep.search import Search
 from noisescale.lab.sweep.settings import SweepJob
@@ -23,23 +23,20 @@ from noisescale.lightning.resized_loaders import held_examples
 from noisescale.made.targets import module_and_data
 
 CPU = Training("train.py:make", accelerator="cpu")
-GOAL = Goal.read("val_loss<=0.01")
+GOAL = Goal.read("val_loss<=9")
 
 
-def line_of(package: Any) -> Any:
-    class Line(package.LightningModule):  # type: ignore[misc]  # a class of either package
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = torch.nn.Linear(1, 1, bias=False)
-            self.prepared, self.set_up, self.sizes = 0, 0, []
+def module_of(package: Any) -> Any:
+    class Own(type(classifier(package))):
+        sizes: ClassVar[list[int]] = []  # also of copies
+        prepared, set_up = 0, 0
 
         def prepare_data(self) -> None:
             self.prepared += 1
 
         def setup(self, stage: str) -> None:
             self.set_up += 1
-            x = torch.ones(64, 1)
-            self.train_set, self.val_set = TensorDataset(x, x), TensorDataset(x[:8], x[:8])
+            self.train_set, self.val_set = data(64), data(8)
 
         def train_dataloader(self) -> Any:
             return DataLoader(self.train_set, batch_size=4, shuffle=True)
@@ -47,20 +44,14 @@ def line_of(package: Any) -> Any:
         def val_dataloader(self) -> Any:
             return DataLoader(self.val_set, batch_size=8)
 
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
             self.sizes.append(len(batch[0]))
-            return self.loss(batch)
+            return super().training_step(batch, batch_idx)
 
         def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.log("val_loss", self.loss(batch))
+            self.log("val_loss", loss_of(self.net, batch))
 
-        def loss(self, batch: Any) -> torch.Tensor:
-            return ((self.net(batch[0]) - batch[1]) ** 2).mean()
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    return Line()
+    return Own()
 
 
 packages = pytest.mark.parametrize("package", [pl, lightning], ids=lambda p: p.__name__)
@@ -70,38 +61,24 @@ packages = pytest.mark.parametrize("package", [pl, lightning], ids=lambda p: p._
 def test_a_module_is_described_and_trained_with_its_own_loaders(
     package: Any, tmp_path: Path
 ) -> None:
-    module = line_of(package)
+    module = module_of(package)
 
     own = describe(Made(module, data_of(module)), CPU, GOAL, 16)
 
     assert (own.examples, own.batch_size) == (64, 4)
     search = Search((range_parameter("learning_rate", 0.001, 0.1, "log"),), 3, 1)
     job = SweepJob(CPU, own, GOAL, (16,), search, 20.0, None)
-    assert sizes_of(module, job.task(16, {"learning_rate": 0.1}, 0).spec, tmp_path) == {16}
-
-
-def sizes_of(module: Any, task: Record, folder: Path) -> set[int]:
-    seen: set[int] = set()
-    kept = type(module).training_step
-
-    def watched(self: Any, batch: Any, batch_idx: int) -> torch.Tensor:
-        seen.add(len(batch[0]))
-        found: torch.Tensor = kept(self, batch, batch_idx)
-        return found
-
-    type(module).training_step = watched
-    train_task(Made(module, data_of(module)), task, folder)
-    return seen
+    module.sizes.clear()
+    task = job.task(16, {"learning_rate": 0.1}, 0).spec
+    train_task(Made(module, data_of(module)), task, tmp_path)
+    assert set(module.sizes) == {16}
 
 
 @packages
 def test_lightning_calls_the_hooks_of_the_trained_module_once(package: Any) -> None:
-    module = line_of(package)
+    module = module_of(package)
 
-    trainer = package.Trainer(
-        max_steps=2, logger=False, enable_checkpointing=False, accelerator="cpu"
-    )
-    trainer.fit(module, datamodule=data_of(module))
+    trainer(1, package, strategy="auto", max_steps=2).fit(module, datamodule=data_of(module))
 
     assert (module.prepared, module.set_up, module.sizes) == (1, 1, [4, 4])
 
@@ -109,12 +86,12 @@ def test_lightning_calls_the_hooks_of_the_trained_module_once(package: Any) -> N
 @packages
 @pytest.mark.parametrize("trainer_before_its_fit", [False, True])
 def test_without_a_fit_the_module_is_set_up(package: Any, trainer_before_its_fit: bool) -> None:
-    module = line_of(package)
-    data = data_of(module)
+    module = module_of(package)
+    own = data_of(module)
     if trainer_before_its_fit:  # as in a branch
-        data.trainer = package.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+        own.trainer = trainer(1, package, strategy="auto")
 
-    held = held_examples(data, 6, 3)
+    held = held_examples(own, 6, 3)
 
     assert [len(batch[0]) for batch in held] == [3, 3]
     assert (module.prepared, module.set_up) == (1, 1)
@@ -122,7 +99,7 @@ def test_without_a_fit_the_module_is_set_up(package: Any, trainer_before_its_fit
 
 @packages
 def test_only_a_module_with_loaders_of_its_own_has_them(package: Any) -> None:
-    assert makes_loaders(line_of(package))
+    assert makes_loaders(module_of(package))
     assert not makes_loaders(package.LightningModule())
     assert not makes_loaders(None)
 

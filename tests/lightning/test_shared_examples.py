@@ -1,23 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that train on the same examples: who is warned, and who is not."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from fits import CLASSES, FEATURES, classifier, data, fit
+from fits import classifier, data, fit_here, fits_on_ranks
 from torch import nn
-from torch.utils.data import (
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    Subset,
-    TensorDataset,
-)
+from torch.utils.data import DataLoader, Dataset, Subset
+from zoo import mlp
 
 from noisescale import NoiseScaleMonitor
 from noisescale.batches.shared_examples import row_checksums, share_in_common
@@ -26,194 +22,136 @@ from noisescale.lightning import trainer_access
 EXAMPLES, BATCH_SIZE = 400, 8
 
 
-def with_dropout() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(FEATURES, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, CLASSES)
-    )
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
-class OfRank(Sampler[int]):
-    """What `indices(rank)` gives once the ranks are there."""
-
-    def __init__(self, indices: Callable[[int], list[int]]) -> None:
-        self._indices = indices
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._indices(dist.get_rank()))
-
-    def __len__(self) -> int:
-        return len(self._indices(0))
+def permuted(seed: int) -> list[int]:
+    return torch.randperm(EXAMPLES, generator=seeded(seed)).tolist()
 
 
-class Numbers(IterableDataset[Any]):
-    """A stream of random examples."""
-
-    def __init__(self, by_rank: bool) -> None:
-        self._by_rank = by_rank
-
-    def __iter__(self) -> Iterator[Any]:
-        seed = dist.get_rank() if self._by_rank else 0
-        generator = torch.Generator().manual_seed(seed)
-        for _ in range(EXAMPLES):
-            x = torch.randn(FEATURES, generator=generator)
-            yield x, int(x[:CLASSES].argmax())
-
-
-def permuted(seed: int, examples: int = EXAMPLES) -> list[int]:
-    order = torch.randperm(examples, generator=torch.Generator().manual_seed(seed))
-    return [int(i) for i in order]
+BATCHES = np.array(permuted(0)).reshape(-1, BATCH_SIZE).tolist()
 
 
 def in_halves(rank: int) -> list[int]:
     """Half of each batch is that of rank 0, in another place."""
-    mine, first = permuted(1 + rank), permuted(9)
+    mine, half = permuted(1 + rank), BATCH_SIZE // 2
     indices = []
-    for i in range(0, EXAMPLES, BATCH_SIZE):
-        half = i + BATCH_SIZE // 2
-        parts = first[i:half], mine[i:half]
+    for i, batch in enumerate(BATCHES):
+        parts = batch[:half], mine[i * BATCH_SIZE :][:half]
         indices += [*parts[rank], *parts[1 - rank]]
     return indices
 
 
 def backwards(rank: int) -> list[int]:
     """The same batches, each from its end."""
-    batches = [permuted(0)[i : i + BATCH_SIZE] for i in range(0, EXAMPLES, BATCH_SIZE)]
-    return [i for some in batches for i in (some[::-1] if rank else some)]
+    return [i for some in BATCHES for i in (some[::-1] if rank else some)]
 
 
 def swapped(rank: int) -> list[int]:
     """The same windows of two batches, but the second batch comes first."""
-    batches = [permuted(0)[i : i + BATCH_SIZE] for i in range(0, EXAMPLES, BATCH_SIZE)]
-    return [i for j in range(len(batches)) for i in batches[j ^ rank]]
+    return [i for j in range(len(BATCHES)) for i in BATCHES[j ^ rank]]
 
 
-def xor() -> TensorDataset:
-    x = torch.zeros(4, FEATURES)
-    x[:, :2] = torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]])
-    return TensorDataset(x, torch.tensor([0, 1, 1, 0]))
+def drawn_of_four(rank: int) -> list[int]:
+    return torch.randint(4, (EXAMPLES,), generator=seeded(rank)).tolist()
 
 
-def loader(dataset: Any, sampler: Any = None) -> DataLoader[Any]:
-    return DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler)
+def picked(indices: Callable[[int], Sequence[int]]) -> Callable[[int], Dataset[Any]]:
+    return lambda rank: Subset(data(EXAMPLES), indices(rank))
 
 
-def undistributed() -> DataLoader[Any]:
-    generator = torch.Generator().manual_seed(0)
-    return loader(data(EXAMPLES), RandomSampler(data(EXAMPLES), generator=generator))
-
-
-def drawn_with_replacement(rank: int) -> list[int]:
-    generator = torch.Generator().manual_seed(rank)
-    return torch.randint(4, (EXAMPLES,), generator=generator).tolist()
-
-
-SHARED: dict[str, tuple[Callable[[], DataLoader[Any]], int, str]] = {
-    "undistributed": (undistributed, 1, "100%"),
-    "half": (lambda: loader(data(EXAMPLES), OfRank(in_halves)), 1, "5"),
-    "in another order": (lambda: loader(data(EXAMPLES), OfRank(backwards)), 1, "100%"),
-    "windows in another order": (lambda: loader(data(EXAMPLES), OfRank(swapped)), 2, "100%"),
-    "stream of one seed": (lambda: loader(Numbers(by_rank=False)), 1, "100%"),
+CASES: dict[str, tuple[Callable[[int], Dataset[Any]], str | None]] = {
+    "undistributed": (picked(lambda rank: permuted(0)), "100%"),
+    "half": (picked(in_halves), "5"),
+    "in another order": (picked(backwards), "100%"),
+    "windows in another order": (picked(swapped), "100%"),
+    "distributed": (lambda rank: data(EXAMPLES), None),
+    "small data, independent draws": (picked(drawn_of_four), None),
+    "other orders of the same data": (picked(permuted), None),
+    "a seed a rank": (lambda rank: data(EXAMPLES, seed=rank), None),
+    "one epoch after the other": (picked(lambda rank: range(50)), None),
 }
-APART: dict[str, Callable[[], DataLoader[Any]]] = {
-    "distributed": lambda: DataLoader(data(EXAMPLES), batch_size=BATCH_SIZE, shuffle=True),
-    "small data, independent draws": lambda: loader(xor(), OfRank(drawn_with_replacement)),
-    "other orders of the same data": lambda: loader(data(EXAMPLES), OfRank(permuted)),
-    "stream of a seed a rank": lambda: loader(Numbers(by_rank=True)),
-    "one epoch after the other": lambda: loader(Subset(data(EXAMPLES), range(50))),
+"""What a rank trains on, and the share of examples that is reported."""
+OPTIONS = {
+    "windows in another order": {"accumulate_grad_batches": 2},
+    "distributed": {"use_distributed_sampler": True},
+    "one epoch after the other": {"use_distributed_sampler": True},
 }
 
 
-def warned(train_loader: DataLoader[Any], **options: Any) -> list[list[str]]:
-    """What each rank says of shared examples."""
+class Listening(NoiseScaleMonitor):
+    """Keeps what it says of shared examples, on every rank: the warning is of rank 0 alone."""
 
-    class Listening(NoiseScaleMonitor):
-        """On every rank, as the warning is of rank 0 alone."""
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self.said: list[str] = []
+        trainer_access.rank_zero_warn = self.said.append  # in this forked process
+        super().on_fit_start(trainer, pl_module)
 
-        said: list[str]
-
-        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-            self.said = []
-            trainer_access.rank_zero_warn = self.said.append  # in this forked process
-            super().on_fit_start(trainer, pl_module)
-
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            super().on_train_start(trainer, pl_module)
-            torch.manual_seed(trainer.global_rank)  # for dropout: else gradients are equal, too
-
-    monitor = Listening()
-    return fit(
-        monitor,
-        model=classifier(net=with_dropout()),
-        train_loader=train_loader,
-        results=lambda trainer, _: next(
-            c.said for c in trainer.callbacks if isinstance(c, Listening)
-        ),
-        **options,
-    )
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        super().on_train_start(trainer, pl_module)
+        torch.manual_seed(trainer.global_rank)  # for dropout: else gradients are equal, too
 
 
-@pytest.mark.parametrize("case", SHARED)
-def test_shared_examples_are_reported_once_on_all_ranks(case: str) -> None:
-    make_loader, accumulate, share = SHARED[case]
+class Odd(NoiseScaleMonitor):
+    """On rank 1 batches are of no known kind."""
 
-    on_ranks = warned(
-        make_loader(),
-        use_distributed_sampler=False,
-        accumulate_grad_batches=accumulate,
-        max_epochs=2,
-    )
+    def _look_for_shared_examples(self, tensors: Any) -> None:
+        class Broken(torch.Tensor):
+            def detach(self) -> Any:
+                raise RuntimeError("not this kind")
 
-    assert on_ranks[0] == on_ranks[1]
-    (message,) = on_ranks[0]
-    assert message.startswith(f"Ranks train on the same examples: in the first 16 batches, {share}")
-    assert "The noise scale reads too low" in message
-    assert message.endswith(
-        " Give each rank its own examples. Use a `DistributedSampler` (Lightning adds one with"
-        " `Trainer(use_distributed_sampler=True)`), or seed each rank's stream with the rank."
-    )
+        odd = [object(), torch.zeros(8).to_sparse(), torch.zeros(8).as_subclass(Broken)]
+        number = self.seen = getattr(self, "seen", -1) + 1
+        batch = odd[number % 3]
+        super()._look_for_shared_examples((lambda: batch) if dist.get_rank() else tensors)
 
 
-@pytest.mark.parametrize("case", APART)
-def test_independent_batches_are_not_reported(case: str) -> None:
-    distributed = case in ("distributed", "one epoch after the other")
-
-    on_ranks = warned(
-        APART[case](), use_distributed_sampler=distributed, max_epochs=8, max_steps=40
-    )
-
-    assert on_ranks == [[], []]
+def said(name: str) -> list[str]:
+    """On this rank."""
+    fit_case(monitor := Listening(), name)
+    return monitor.said
 
 
-def test_a_rank_whose_batches_are_of_no_known_kind_does_not_stop_the_others() -> None:
+def fit_case(monitor: NoiseScaleMonitor, name: str) -> int:
+    options = {"use_distributed_sampler": False, **OPTIONS.get(name, {})}
+    batches = DataLoader(CASES[name][0](dist.get_rank()), batch_size=BATCH_SIZE)
+    model = classifier(net=mlp(nn.Dropout(0.1)))
+    options |= {"ranks": 2, "model": model, "train_loader": batches, "max_steps": 20}
+    return int(fit_here(monitor, max_epochs=-1, **options).global_step)
+
+
+@pytest.fixture(scope="module")
+def on_ranks() -> dict[str, tuple[Any, Any]]:
+    """What each case says, and the steps of a fit in which rank 1 has odd batches."""
+    odd = partial(fit_case, Odd(), "other orders of the same data")
+    found = fits_on_ranks(*[partial(said, name) for name in CASES], odd)
+    return dict(zip([*CASES, "odd"], found, strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shared_examples_are_reported_once_on_all_ranks_and_independent_ones_are_not(
+    name: str, on_ranks: dict[str, tuple[Any, Any]]
+) -> None:
+    _, share = CASES[name]
+    first, second = on_ranks[name]
+
+    assert first == second
+    assert len(first) == (0 if share is None else 1)
+    assert all(re.search(f" 16 batches, {share}.*DistributedSampler", one) for one in first)
+
+
+def test_a_rank_whose_batches_are_of_no_known_kind_does_not_stop_the_others(
+    on_ranks: dict[str, tuple[Any, Any]],
+) -> None:
     """It takes part in the exchange, with nothing."""
-
-    class Broken(torch.Tensor):
-        def detach(self) -> Any:
-            raise RuntimeError("not this kind")
-
-    class Odd(NoiseScaleMonitor):
-        def _look_for_shared_examples(self, tensors: Any) -> None:
-            odd = [object(), torch.zeros(8).to_sparse(), torch.zeros(8).as_subclass(Broken)]
-            number = self.seen = getattr(self, "seen", -1) + 1
-            batch = odd[number % 3]
-            super()._look_for_shared_examples((lambda: batch) if dist.get_rank() else tensors)
-
-    steps = fit(
-        Odd(),
-        model=classifier(net=with_dropout()),
-        train_loader=loader(data(EXAMPLES), OfRank(permuted)),
-        use_distributed_sampler=False,
-        results=lambda trainer, _: trainer.global_step,
-    )
-
-    assert steps == [50, 50]
+    assert on_ranks["odd"] == (20, 20)
 
 
 def test_one_process_compares_nothing() -> None:
     monitor = NoiseScaleMonitor()
 
-    fit(monitor, ranks=1, strategy="auto", accumulate_grad_batches=2)
+    fit_here(monitor, accumulate_grad_batches=2)
 
     assert monitor._shared is None
 
@@ -226,23 +164,19 @@ def test_checksums_tell_rows_apart_whatever_they_are_made_of(dtype: torch.dtype)
     """Round numbers have few bits that are not zero, which a checksum must not lose."""
     rows = torch.cartesian_prod(*[torch.tensor([0, 1])] * 10).to(dtype)
 
-    checksums = row_checksums([rows, torch.zeros(len(rows)), torch.zeros(3)])
+    constant = torch.zeros(len(rows)), torch.zeros(3)
 
-    assert checksums is not None
+    checksums = row_checksums([rows, *constant])
+
     assert len(checksums.unique()) == 1024
-    again = row_checksums([rows.flip(0), torch.zeros(len(rows)), torch.zeros(3)])
-    assert again is not None
-    assert torch.equal(again, checksums.flip(0))
+    assert torch.equal(row_checksums([rows.flip(0), *constant]), checksums.flip(0))
 
 
 def test_equal_labels_are_not_equal_examples() -> None:
     x, y = data(8).tensors
     labels, masks = torch.zeros_like(y), torch.ones(8, 3)
 
-    checksums = row_checksums([x, labels, masks])
-
-    assert checksums is not None
-    assert len(checksums.unique()) == 8
+    assert len(row_checksums([x, labels, masks]).unique()) == 8
     assert row_checksums([]) is None
     assert row_checksums([torch.zeros(())]) is None
 
@@ -267,11 +201,7 @@ def test_examples_are_the_rows_that_most_tensors_have() -> None:
     """A grid that all examples share comes first in many a batch."""
     grid, x, y = torch.linspace(0, 1, 16)[:, None], torch.randn(4, 3), torch.randn(4)
 
-    with_grid, without = row_checksums([grid, x, y]), row_checksums([x, y])
-
-    assert with_grid is not None
-    assert without is not None
-    assert with_grid.tolist() == without.tolist()
+    assert row_checksums([grid, x, y]).tolist() == row_checksums([x, y]).tolist()
 
 
 def test_batches_that_are_all_alike_tell_nothing() -> None:

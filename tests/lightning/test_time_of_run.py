@@ -5,39 +5,32 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
-import lightning.pytorch as L
 import pytest
-import torch
-from fits import data, loss_of, network
+from fits import classifier, fit_here, loader
+from tiers import slow
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from noisescale import NoiseScaleMonitor, predict
 
 
-class Timed(L.LightningModule):
+class Timed(type(classifier())):
     """Its steps alone move the clock, some for three times as long, and validations, for longer."""
 
     def __init__(self, now: list[float]) -> None:
         super().__init__()
-        self.net, self.now = network(), now
-        self.took: list[float] = []
-        self.random = random.Random(0)
+        self.now, self.took, self.random = now, [], random.Random(0)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         seconds = 0.09 if self.random.random() < 0.2 else 0.03
         self.now[0] += seconds
         self.took.append(seconds)
-        return loss_of(self.net, batch)
+        return super().training_step(batch, batch_idx)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.now[0] += 100
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.05)
 
-
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [1, slow(2)])
 def test_hours_at_the_runs_own_plan_are_those_of_its_steps(
     accumulation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,19 +39,16 @@ def test_hours_at_the_runs_own_plan_are_those_of_its_steps(
     clock = SimpleNamespace(perf_counter=lambda: now[0])
     monkeypatch.setattr("noisescale.meter.step_timer.time", clock)
     monitor, module = NoiseScaleMonitor(), Timed(now)
-    trainer = L.Trainer(
-        accelerator="cpu",
+    module.val_dataloader = lambda: loader(10, 10)
+
+    fit_here(
+        monitor,
+        model=module,
+        train_loader=loader(16, 600),
         max_epochs=10 * accumulation,
         accumulate_grad_batches=accumulation,
         log_every_n_steps=5,
-        callbacks=[monitor],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
     )
-
-    trainer.fit(module, DataLoader(data(600), batch_size=16), DataLoader(data(10)))
 
     prediction = predict(monitor)
     own = next(row for row in prediction.rows if row.batch_size == 16 * accumulation)

@@ -5,8 +5,7 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,28 @@ import torch
 from fits import fit, needs_complex_broadcasts
 from ranks import in_a_fork
 from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten_with_path
 from zoo import EPOCHS, ZOO, Entry, Expected
 
 from noisescale import NoiseScaleMonitor
 from noisescale.collectors.rows.step_norms import StepNorms
+
+ALONE = {"ranks": 1, "strategy": "auto"}
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "halves": ({"every_n_steps": 1}, ALONE),
+    "examples": ({"every_n_steps": 1, "small_batch": "example"}, ALONE),
+    "accumulated": ({"every_n_steps": 1}, {**ALONE, "accumulate_grad_batches": 2}),
+    "ranks": ({}, {"ranks": 2, "strategy": "ddp_fork_find_unused_parameters_true"}),
+}
+"""The options of the monitor and of the Trainer."""
+QUICK = {
+    "sparse embeddings",
+    "batch normalization",
+    "sometimes nothing",
+    "gan",
+    "thaws",
+    "16-mixed",
+}
 
 
 class Oracle(L.Callback):
@@ -56,73 +73,57 @@ class Oracle(L.Callback):
 
 
 def hooks_on(module: torch.nn.Module) -> int:
-    of_parameters = [p._backward_hooks or {} for p in module.parameters()]
-    after = [p._post_accumulate_grad_hooks or {} for p in module.parameters()]
-    of_modules = [
-        h for m in module.modules() for n, h in vars(m).items() if n.endswith("_hooks") and h
-    ]
-    return sum(len(hooks) for hooks in (*of_parameters, *after, *of_modules))
+    found = [h for m in module.modules() for n, h in vars(m).items() if n.endswith("_hooks")]
+    for p in module.parameters():
+        found += [p._backward_hooks, p._post_accumulate_grad_hooks]
+    return sum(len(hooks or ()) for hooks in found)
 
 
 def outcome(fitting: Any, module: Any) -> dict[str, Any]:
-    """Everything that training leaves, but for what the monitor makes public."""
+    """Everything that training leaves, bit by bit, but for what the monitor makes public."""
     scaler = getattr(fitting.precision_plugin, "scaler", None)
-    return {
-        "module": module.state_dict(),
-        "answers": module.answers,
-        "optimizers": [o.state_dict() for o in fitting.optimizers],
-        "schedules": [c.scheduler.state_dict() for c in fitting.lr_scheduler_configs],
-        "scaler": scaler and scaler.state_dict(),
-        "callbacks": [
-            c.state_dict()
-            for c in fitting.callbacks
-            if not isinstance(c, (NoiseScaleMonitor, Oracle, L.callbacks.ModelCheckpoint))
-        ],
-        "best": [c.best_model_score for c in fitting.checkpoint_callbacks],
-        "metrics": {
-            name: value
-            for name, value in fitting.callback_metrics.items()
-            if not name.startswith("noise_scale/")
-        },
-        "random": torch.get_rng_state(),
-        "steps": [fitting.global_step, fitting.current_epoch],
-    }
+    left, _ = tree_flatten_with_path(
+        {
+            "module": module.state_dict(),
+            "answers": module.answers,
+            "optimizers": [o.state_dict() for o in fitting.optimizers],
+            "schedules": [c.scheduler.state_dict() for c in fitting.lr_scheduler_configs],
+            "scaler": scaler and scaler.state_dict(),
+            "callbacks": [
+                c.state_dict()
+                for c in fitting.callbacks
+                if not isinstance(c, (NoiseScaleMonitor, Oracle, L.callbacks.ModelCheckpoint))
+            ],
+            "best": [c.best_model_score for c in fitting.checkpoint_callbacks],
+            "metrics": {
+                name: value
+                for name, value in fitting.callback_metrics.items()
+                if not name.startswith("noise_scale/")
+            },
+            "random": torch.get_rng_state(),
+            "steps": [fitting.global_step, fitting.current_epoch],
+        }
+    )
+    return {keystr(path): bits(leaf) for path, leaf in left}
 
 
-def differences(ours: Any, theirs: Any, where: str = "") -> list[str]:
-    """Where two outcomes are not bitwise alike."""
-    if type(ours) is not type(theirs):
-        return [f"{where}: {ours!r} is not {theirs!r}"]
-    if isinstance(ours, dict):
-        if list(ours) != list(theirs):
-            return [f"{where}: {list(ours)} is not {list(theirs)}"]
-        return [d for key in ours for d in differences(ours[key], theirs[key], f"{where}/{key}")]
-    if isinstance(ours, (list, tuple)):
-        if len(ours) != len(theirs):
-            return [f"{where}: {len(ours)} is not {len(theirs)}"]
-        pairs = enumerate(zip(ours, theirs, strict=True))
-        return [d for i, (a, b) in pairs for d in differences(a, b, f"{where}/{i}")]
-    if isinstance(ours, Tensor):
-        alike = ours.dtype == theirs.dtype and bits(ours) == bits(theirs)
-    else:
-        alike = repr(ours) == repr(theirs)
-    return [] if alike else [f"{where}: {ours!r} is not {theirs!r}"]
-
-
-def bits(tensor: Tensor) -> bytes:
-    return tensor.detach().to_dense().reshape(-1).view(torch.uint8).numpy().tobytes()
+def bits(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return repr(leaf)
+    dense = leaf.detach().to_dense().reshape(-1).view(torch.uint8)
+    return leaf.dtype, leaf.shape, dense.numpy().tobytes()
 
 
 def trained(
-    entry: Entry, folder: Path, *callbacks: Any, look: Any = lambda *_: None, **options: Any
+    entry: Entry, folder: Path, *callbacks: Any, **options: Any
 ) -> tuple[list[tuple[dict[str, Any], Any]], Counter[str]]:
-    """What a fit leaves on each rank and what `look` sees there, and what was warned of."""
+    """What a fit leaves on each rank and what is measured there, and what was warned of."""
     folder.mkdir()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
 
         def results(fitting: Any, module: Any) -> Any:
-            return outcome(fitting, module), look(fitting, module), heard()
+            return outcome(fitting, module), measured(fitting), heard()
 
         def heard() -> list[str]:
             return [str(w.message) for w in caught or ()]
@@ -146,23 +147,38 @@ def trained(
     return [(left, looked) for left, looked, _ in seen], Counter(heard() + on_others)
 
 
-def check(
-    entry: Entry,
-    expected: Expected,
-    folder: Path,
-    *beside: L.Callback,
-    monitor: Callable[[], NoiseScaleMonitor] = NoiseScaleMonitor,
-    **options: Any,
-) -> None:
-    """Train without the monitor, with the callbacks `beside` instead, and with it."""
+def measured(fitting: Any) -> list[dict[str, Any]]:
+    """Of each optimizer."""
+    return [
+        {
+            "scale": m.meter.noise_scale,
+            "steps": m.meter.measured_steps,
+            "left_out": m.meter.skipped_steps,
+            "rows": len(m.history["step"]),
+        }
+        for monitor in fitting.callbacks
+        if isinstance(monitor, NoiseScaleMonitor)
+        for m in monitor._meters
+    ]
+
+
+def check(name: str, way: str, folder: Path, recorded: list[StepNorms]) -> None:
+    """Train without the monitor and with it. Accumulated norms are an oracle's of the former."""
+    entry, (of_monitor, options) = ZOO[name], WAYS[way]
+    expected: Expected = getattr(entry, way)
+    oracle = Oracle()
+
+    beside = [oracle] * (way == "accumulated")
     theirs, before = trained(entry, folder / "without", *beside, **options)
-    ours, after = trained(entry, folder / "with", monitor(), look=measured, **options)
+    ours, after = trained(entry, folder / "with", NoiseScaleMonitor(**of_monitor), **options)
 
     for (left, _), (without, _) in zip(ours, theirs, strict=True):
-        assert differences(left, without) == []
+        assert left == without
     told = list((after - before).elements())
     assert len(told) == len(expected.warns), told
     assert all(any(re.search(pattern, message) for message in told) for pattern in expected.warns)
+    if recorded and beside and entry.exact:
+        check_norms(recorded, oracle)
     assert all(meters for _, meters in ours) or not expected.measures
     if expected.measures is None:
         assert all(len({one["steps"] > 0 for one in meters}) == 2 for _, meters in ours)
@@ -170,95 +186,37 @@ def check(
     for one in (meter for _, meters in ours for meter in meters):
         assert expected.left_out in (None, one["left_out"])
         assert (one["steps"] > 0) == expected.measures
-        assert 0 <= one["low"] < math.inf
-        assert one["low"] < one["high"]
-        if math.isfinite(one["high"]):
-            assert one["low"] <= one["value"] <= one["high"]
+        scale = one["scale"]
+        assert 0 <= scale.low < math.inf
+        assert scale.low < scale.high
+        if math.isfinite(scale.high):
+            assert scale.low <= scale.value <= scale.high
         assert one["rows"] > 0
 
 
-def measured(fitting: Any, module: Any) -> list[dict[str, Any]]:
-    """Of each optimizer."""
-    (monitor,) = [c for c in fitting.callbacks if isinstance(c, NoiseScaleMonitor)]
-    return [
-        {
-            "value": m.meter.noise_scale.value,
-            "low": m.meter.noise_scale.low,
-            "high": m.meter.noise_scale.high,
-            "steps": m.meter.measured_steps,
-            "left_out": m.meter.skipped_steps,
-            "rows": len(m.history["step"]),
-        }
-        for m in monitor._meters
-    ]
+def check_norms(recorded: list[StepNorms], oracle: Oracle) -> None:
+    steps = zip(recorded, oracle.windows, oracle.steps, strict=True)
+    for got, micro_batches, (small, big) in steps:
+        if got.comparable:
+            assert micro_batches > 0
+            if micro_batches == 1:  # measured by its halves
+                small = got.small_sq_norm
+            assert got.small_sq_norm == pytest.approx(small, rel=1e-4)
+            assert got.big_sq_norm == pytest.approx(big, rel=1e-4)
 
 
-COMPILED = {name for name in ZOO if name.startswith("compiled")}
+def cases() -> Iterator[Any]:
+    for name, entry in ZOO.items():
+        for way in WAYS:
+            if getattr(entry, way) is not None:
+                marks = [pytest.mark.slow] * (name not in QUICK or way == "ranks")
+                marks += [needs_complex_broadcasts] * (name == "complex" and way == "ranks")
+                yield pytest.param(name, way, marks=marks)
 
 
-@pytest.mark.parametrize("name", ZOO)
-def test_in_one_process(name: str, tmp_path: Path) -> None:
-    """By halves."""
-    checked = in_a_fork(check) if name in COMPILED else check
-    checked(
-        ZOO[name],
-        ZOO[name].halves,
-        tmp_path,
-        monitor=partial(NoiseScaleMonitor, every_n_steps=1),
-        ranks=1,
-        strategy="auto",
-    )
-
-
-@pytest.mark.parametrize("name", ZOO)
-def test_by_example(name: str, tmp_path: Path) -> None:
-    checked = in_a_fork(check) if name in COMPILED else check
-    checked(
-        ZOO[name],
-        ZOO[name].examples,
-        tmp_path,
-        monitor=partial(NoiseScaleMonitor, small_batch="example", every_n_steps=1),
-        ranks=1,
-        strategy="auto",
-    )
-
-
-@pytest.mark.parametrize("name", [name for name, entry in ZOO.items() if entry.accumulated])
-def test_with_accumulation(name: str, tmp_path: Path, recorded: list[StepNorms]) -> None:
-    """The norms are those that an oracle sees of the fit without the monitor."""
-    checked = in_a_fork(check_accumulating) if name in COMPILED else check_accumulating
-    checked(name, tmp_path, recorded)
-
-
-def check_accumulating(name: str, tmp_path: Path, recorded: list[StepNorms]) -> None:
-    entry, oracle = ZOO[name], Oracle()
-    assert entry.accumulated is not None
-    options = {"ranks": 1, "strategy": "auto", "accumulate_grad_batches": 2}
-
-    each_step = partial(NoiseScaleMonitor, every_n_steps=1)
-    check(entry, entry.accumulated, tmp_path, oracle, monitor=each_step, **options)
-
-    if recorded and entry.exact:
-        steps = zip(recorded, oracle.windows, oracle.steps, strict=True)
-        for got, micro_batches, (small, big) in steps:
-            if got.comparable:
-                assert micro_batches > 0
-                if micro_batches == 1:  # measured by its halves
-                    small = got.small_sq_norm
-                assert got.small_sq_norm == pytest.approx(small, rel=1e-4)
-                assert got.big_sq_norm == pytest.approx(big, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[needs_complex_broadcasts] * (name == "complex"))
-        for name, entry in ZOO.items()
-        if entry.ranks
-    ],
-)
-def test_on_two_ranks(name: str, tmp_path: Path) -> None:
-    expected = ZOO[name].ranks
-    assert expected is not None
-    strategy = "ddp_fork_find_unused_parameters_true"
-    check(ZOO[name], expected, tmp_path, ranks=2, strategy=strategy)
+@pytest.mark.parametrize(("name", "way"), [*cases()])
+def test_training_is_bitwise_as_without_and_measured_or_refused_by_name(
+    name: str, way: str, tmp_path: Path, recorded: list[StepNorms]
+) -> None:
+    forks = name.startswith("compiled") and way != "ranks"
+    (in_a_fork(check) if forks else check)(name, way, tmp_path, recorded)

@@ -3,21 +3,26 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader, TensorDataset
 
 from noisescale.made.data import train_and_val
 
 TRAIN, VAL = TensorDataset(torch.zeros(4)), TensorDataset(torch.ones(2))
-MODULE = LightningDataModule.from_datasets(TRAIN, VAL)
+TWO_EXAMPLES = [(torch.zeros(1), 0), (torch.ones(1), 1)]
 
 
-@pytest.mark.parametrize("data", [TRAIN, DataLoader(TRAIN), MODULE, [torch.zeros(1)] * 3])
+@pytest.mark.parametrize("data", [TRAIN, DataLoader(TRAIN), [torch.zeros(1)] * 3, TWO_EXAMPLES])
 def test_data_alone_are_trained_on(data: Any) -> None:
     train, val = train_and_val(data)
 
     assert train is data
     assert val is None
+
+
+def test_a_data_module_has_its_own_data_to_validate_on() -> None:
+    from pytorch_lightning import LightningDataModule
+
+    test_data_alone_are_trained_on(LightningDataModule.from_datasets(TRAIN, VAL))
 
 
 @pytest.mark.parametrize("pair", [(TRAIN, VAL), (DataLoader(TRAIN), DataLoader(VAL)), [TRAIN, VAL]])
@@ -26,12 +31,3 @@ def test_a_pair_is_to_train_and_to_validate_on(pair: Any) -> None:
 
     assert train is pair[0]
     assert val is pair[1]
-
-
-def test_two_examples_are_a_data_set() -> None:
-    examples = [(torch.zeros(1), 0), (torch.ones(1), 1)]
-
-    train, val = train_and_val(examples)
-
-    assert train is examples
-    assert val is None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-import itertools
 import math
 
 import pytest
+from refused import refused
 
 from noisescale.meter.cadence import COST_OF_DECISIONS, Cadence, Spent
 
@@ -19,7 +19,7 @@ def measured(cadence: Cadence, steps: int, kappa: float) -> list[int]:
 
 
 @pytest.mark.parametrize("kappa", [CHEAPER, MICRO_BATCH, EXAMPLE, HALF])
-@pytest.mark.parametrize("cost", [0.01, 0.05])
+@pytest.mark.parametrize("cost", [0.003, 0.01, 0.05, 0.2])
 def test_steps_are_measured_by_the_published_rule(kappa: float, cost: float) -> None:
     """Here in counts of measured steps m: m + 1 <= max(cost·t/κ, M₀·ln(1 + t/e)/ln(1 + 2000/e))."""
     at_2000, m, opened, expected = cost * 2000 / kappa, 0, 0, []
@@ -65,26 +65,6 @@ def test_so_many_steps_are_measured(
     assert found == [e + o for e, o in zip(expected, opening, strict=True)]
 
 
-@pytest.mark.parametrize("kappa", [CHEAPER, MICRO_BATCH, EXAMPLE, HALF])
-@pytest.mark.parametrize("cost", [0.003, 0.01, 0.2])
-def test_from_2000_steps_on_a_run_has_spent_its_share(kappa: float, cost: float) -> None:
-    those = measured(Cadence("auto", cost), 10_000, kappa)
-
-    opening = 32 * kappa if kappa >= EXAMPLE else 0.0
-    for t in (2000, 5000, 10_000):
-        ahead = max(opening - cost * (t - 2000) / 2, 0.0)
-        spent = kappa * sum(step <= t for step in those) - ahead
-        assert min(cost, kappa) * t - 2 * kappa <= spent <= cost * t + kappa * 1e-6 or cost >= kappa
-
-
-def test_no_stretch_goes_without_a_measured_step_while_the_opening_is_paid_back() -> None:
-    those = measured(Cadence("auto"), 10_000, HALF)
-
-    gaps = [after - before for before, after in itertools.pairwise(those) if after > 2000]
-    assert max(gaps) <= 151  # one in 150; one in 75 when it is paid back
-    assert max(gaps[-40:]) == 75
-
-
 def test_a_step_of_another_cost_is_paid_from_the_same_budget() -> None:
     """The last window of an epoch has one micro-batch, of which halves are compared."""
     cadence, spent = Cadence("auto", 0.01), Spent()
@@ -103,7 +83,7 @@ def test_every_n_steps_begins_with_the_first() -> None:
 
 @pytest.mark.parametrize("cost", [0, -0.1, math.inf, math.nan, "1 %"])
 def test_a_cost_that_is_none_is_refused(cost: object) -> None:
-    with pytest.raises(ValueError, match=r"^`cost` must be a share of the .* Pass 0.01 for 1 %"):
+    with refused("cost"):
         Cadence("auto", cost)
 
 

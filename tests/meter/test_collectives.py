@@ -4,6 +4,7 @@
 import contextlib
 import json
 import warnings
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 from unittest import mock
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from faults import OF_A_METER, FaultError, Faults
 from ranks import on_ranks
 from recorded_collectives import Collective, RecordedCollectives
+from tiers import slow_but
 from torch.amp import GradScaler
 from ways_of_capture import WAYS, Net, Way, alone, batch, ddp, half_squares, not_averaging
 
@@ -32,6 +34,9 @@ WAYS_OF_TWO = {name: way for name, way in WAYS.items() if way.ranks == 2} | {
     ),
     UNAVERAGED: Way(2, "rank", "auto", alone),
 }
+
+QUICK = ("DDP", EXAMPLES, "FSDP2", UNAVERAGED)
+"""A way of each kind."""
 
 FAULTY_STEPS, WITHOUT_NEWS = 300, 20
 """Two of three steps have a fault, each in another function, until no function is new for long."""
@@ -106,6 +111,11 @@ class Run:
             self.scaler.update()
         self.optimizer.zero_grad()
 
+    def steps_on(self, steps: int) -> "Run":
+        for _ in range(steps):
+            self.step()
+        return self
+
     def _averaging(self, *, last: bool) -> Any:
         if self.name == STATIC:
             return contextlib.nullcontext()
@@ -113,17 +123,11 @@ class Run:
 
 
 def plain(name: str) -> Run:
-    run = Run(name, measured=False)
-    for _ in range(5):
-        run.step()
-    return run
+    return Run(name, measured=False).steps_on(5)
 
 
 def every_second_step(name: str) -> Run:
-    run = Run(name, every_n_steps=2)
-    for _ in range(5):
-        run.step()
-    return run
+    return Run(name, every_n_steps=2).steps_on(5)
 
 
 def faults(name: str) -> Run:
@@ -172,28 +176,19 @@ def overflow(name: str) -> Run:
 
 
 def goes_on(name: str) -> Run:
-    run = Run(name)
-    for _ in range(5):
-        run.step()
-    return run
+    return Run(name).steps_on(5)
 
 
 def resumed(name: str) -> Run:
     """From the state after two steps."""
-    before, run = Run(name), Run(name)
-    for _ in range(2):
-        before.step()
+    before, run = Run(name).steps_on(2), Run(name)
     assert before.meter is not None
     assert run.meter is not None
     run.meter.load_state_dict(json.loads(json.dumps(before.meter.state_dict())))
-    for _ in range(5):
-        run.step()
-    return run
+    return run.steps_on(5)
 
 
 EVENTS = (plain, every_second_step, no_backward, overflow, goes_on, resumed)
-if devices.name == "cpu":  # what follows from an error is the same on each device
-    EVENTS += (faults,)
 
 
 class Seen:
@@ -204,25 +199,20 @@ class Seen:
         self.measured = 0.0 if run.meter is None else run.meter.noise_scale.steps
 
 
-@cache
-def seen_or_error(way: str) -> list[dict[str, Seen]] | Exception:
+def on_two(way: str, *events: Callable[[str], Run]) -> list[dict[str, Seen]]:
+    """What each rank saw of the events."""
+
     def all_of_it() -> dict[str, Seen]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return {event.__name__: Seen(event(way)) for event in EVENTS}
+            return {event.__name__: Seen(event(way)) for event in events}
 
-    try:
-        return on_ranks(2, all_of_it)
-    except Exception as error:
-        return error
+    return on_ranks(2, all_of_it)
 
 
+@cache
 def seen(way: str) -> list[dict[str, Seen]]:
-    """By each rank, of every event, found out once."""
-    found = seen_or_error(way)
-    if isinstance(found, Exception):
-        raise found
-    return found
+    return on_two(way, *EVENTS)
 
 
 def own(way: str, event: str) -> list[list[Collective]]:
@@ -243,25 +233,37 @@ def sizes(calls: list[Collective]) -> list[int]:
 @pytest.fixture
 def found_out(way: str) -> None:
     """Before tests that are forked each: ranks of all of them are the same."""
-    seen_or_error(way)
+    seen(way)
 
 
-of_each_way = pytest.mark.parametrize("way", WAYS_OF_TWO)
+of_each_way = pytest.mark.parametrize("way", slow_but(WAYS_OF_TWO, *QUICK))
+
+
+def assert_alike(first: Seen, second: Seen) -> None:
+    """On tensors of their device alone, as for a backend that takes no others."""
+    assert first.steps == second.steps
+    used = {device for step in first.steps for call in step for device in call.devices}
+    assert used <= {devices.name}
+    assert first.measured == second.measured
 
 
 @of_each_way
-@pytest.mark.parametrize("event", [event.__name__ for event in EVENTS])
 @pytest.mark.usefixtures("device", "found_out")
-def test_ranks_call_the_same_collectives_in_the_same_order(way: str, event: str) -> None:
-    """On tensors of their device alone, as for a backend that takes no others."""
-    first, second = (one[event] for one in seen(way))
+def test_ranks_call_the_same_collectives_in_the_same_order(way: str) -> None:
+    first, second = seen(way)
 
-    assert first.steps == second.steps
-    assert {device for step in first.steps for call in step for device in call.devices} <= {
-        devices.name
-    }
-    assert first.measured == second.measured
-    assert first.measured > 0 or event == "plain"
+    for event in first:
+        assert_alike(first[event], second[event])
+        assert first[event].measured > 0 or event == "plain", event
+
+
+# What follows from an error is the same on each device.
+@pytest.mark.parametrize("way", slow_but(WAYS_OF_TWO, "DDP"))
+def test_ranks_call_the_same_collectives_whatever_fails_on_one(way: str) -> None:
+    first, second = on_two(way, faults)
+
+    assert_alike(first["faults"], second["faults"])
+    assert first["faults"].measured > 0
 
 
 @of_each_way
@@ -308,8 +310,7 @@ def test_a_rank_that_fails_once_the_probe_is_over_probes_no_more() -> None:
 
         with mock.patch.object(LayerHooks, "install", installed), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for _ in range(5):
-                run.step()
+            run.steps_on(5)
         assert not errors
         return Seen(run)
 

@@ -51,15 +51,9 @@ def test_where_no_signal_is_seen_a_step_counts_by_its_batch_size() -> None:
     assert run.mean.noise_trace == pytest.approx((16 * 200 + 64 * 100) / 80)
 
 
-def estimates() -> Estimates:
-    return Estimates([], MeterOptions())
-
-
 def test_it_is_saved() -> None:
-    saved = estimates()
+    saved, restored = (Estimates([], MeterOptions()) for _ in range(2))
     for batch_size, steps in ((64.0, 1), (64.0, 7), (16.0, 3)):
         saved.update(GradientMoments(1.0, 50.0), [], batch_size, steps)
-    state = json.loads(json.dumps(saved.state_dict()))
-    restored = estimates()
-    restored.load_state_dict(state)
+    restored.load_state_dict(json.loads(json.dumps(saved.state_dict())))
     assert restored.run == saved.run

@@ -82,16 +82,14 @@ def one_rank_replaces_a_parameter(model: nn.Module, at: int, **options: Any) -> 
         return meter.measured_steps
 
 
-def test_the_rank_is_in_the_collectives_that_average_for_the_meter() -> None:
-    def trained() -> int:
-        return one_rank_replaces_a_parameter(network(), at=2, averaged=False)
+def test_the_rank_is_in_the_collectives_of_the_others() -> None:
+    """In those that average for the meter, and in the vote on single examples."""
 
-    assert on_ranks(2, trained) == [2, 2]
-
-
-def test_the_rank_votes_on_single_examples_as_the_others_do() -> None:
-    def trained() -> int:
+    def trained() -> tuple[int, int]:
         ddp = DistributedDataParallel(network(), find_unused_parameters=True)
-        return one_rank_replaces_a_parameter(ddp, at=0, small_batch="example")
+        return (
+            one_rank_replaces_a_parameter(network(), at=2, averaged=False),
+            one_rank_replaces_a_parameter(ddp, at=0, small_batch="example"),
+        )
 
-    assert on_ranks(2, trained) == [0, 0]
+    assert on_ranks(2, trained) == [(2, 0)] * 2

@@ -4,13 +4,13 @@
 import copy
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fits import classifier, loader, trainer
+from tiers import slow
 from torch import Tensor, nn
 
 from noisescale import NoiseScaleMeter, NoiseScaleMonitor
@@ -127,20 +127,20 @@ def train(
     return meter
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
-@pytest.mark.parametrize(
-    ("optimizer", "kind"),
-    [
-        (BySign, OptimizerKind.SIGN),
-        (ByPolarFactor, OptimizerKind.SPECTRAL),
-        (InPlace, OptimizerKind.SPECTRAL),
-        (BySecondMoment, OptimizerKind.ADAM),
-        (ByGradient, OptimizerKind.SGD),
-        (ByVelocity, OptimizerKind.MOMENTUM),
-        (ByNesterov, OptimizerKind.MOMENTUM),
-        (ByCubeRoot, OptimizerKind.OTHER),
-    ],
-)
+KINDS = {
+    BySign: OptimizerKind.SIGN,
+    ByPolarFactor: OptimizerKind.SPECTRAL,
+    InPlace: OptimizerKind.SPECTRAL,
+    BySecondMoment: OptimizerKind.ADAM,
+    ByGradient: OptimizerKind.SGD,
+    ByVelocity: OptimizerKind.MOMENTUM,
+    ByNesterov: OptimizerKind.MOMENTUM,
+    ByCubeRoot: OptimizerKind.OTHER,
+}
+
+
+@pytest.mark.parametrize("weight_decay", [0.3, slow(0.0)])
+@pytest.mark.parametrize(("optimizer", "kind"), KINDS.items())
 def test_the_kind_shows_in_a_step(
     optimizer: type[Unknown], kind: OptimizerKind, weight_decay: float
 ) -> None:
@@ -152,6 +152,8 @@ def test_the_kind_shows_in_a_step(
 
 
 def test_a_lightning_fit_whose_closure_computes_the_gradient_in_the_step_shows_it() -> None:
+    from fits import classifier, loader, trainer
+
     monitor, module = NoiseScaleMonitor(every_n_steps=1), classifier()
     module.configure_optimizers = lambda: BySign(module.parameters())
 
@@ -161,38 +163,38 @@ def test_a_lightning_fit_whose_closure_computes_the_gradient_in_the_step_shows_i
     assert monitor.history.optimizer == OptimizerMix(OptimizerKind.SIGN)
 
 
-def test_rows_before_the_kind_is_known_say_other_and_the_log_is_read_as_the_last(
+def test_rows_before_the_kind_is_known_say_other_and_a_run_that_goes_on_keeps_it(
     tmp_path: Path,
 ) -> None:
-    train(BySign, log_to=tmp_path)
+    saved = train(BySign, log_to=tmp_path).state_dict()
+    model = network()
+    again = NoiseScaleMeter(model, optimizer=BySign(model.parameters()), every_n_steps=1)
 
+    again.load_state_dict(saved)  # a run that goes on keeps the kind that its steps showed
+
+    assert again.history.optimizer == OptimizerMix(OptimizerKind.SIGN)
     rows = (tmp_path / "noise_scale.jsonl").read_text().splitlines()
-
     said = [row.partition('"optimizer_kind": ')[2][:3] for row in rows if "optimizer_kind" in row]
     assert said[:2] == ["4.0", "4.0"]
     assert set(said[3:]) == {"5.0"}
     assert read_run(tmp_path).optimizer == OptimizerMix(OptimizerKind.SIGN)
 
 
-def test_a_run_that_goes_on_keeps_the_kind_that_its_steps_showed() -> None:
-    saved = train(BySign).state_dict()
-    model = network()
-    again = NoiseScaleMeter(model, optimizer=BySign(model.parameters()), every_n_steps=1)
-
-    again.load_state_dict(saved)
-
-    assert again.history.optimizer == OptimizerMix(OptimizerKind.SIGN)
-
-
-def test_nothing_is_hooked_to_the_optimizer_and_its_training_is_bit_for_bit_the_same() -> None:
-    at_the_end: list[list[Tensor]] = []
+def test_nothing_is_hooked_to_the_optimizer_which_trains_as_without_a_meter() -> None:
+    """Bit for bit. It is copied and saved while its steps are watched."""
+    at_the_end: list[Tensor] = []
+    saved: list[Any] = []
 
     def look(step: int, made: Any) -> None:
         assert not made._optimizer_step_pre_hooks
         assert not made._optimizer_step_post_hooks
-        at_the_end[:] = [[p.detach().clone() for p in made.param_groups[0]["params"]]]
+        with io.BytesIO() as file:
+            torch.save(made, file)
+            file.seek(0)
+            saved.extend([copy.deepcopy(made), torch.load(file, weights_only=False)])
+        at_the_end[:] = [p.detach().clone() for p in made.param_groups[0]["params"]]
 
-    train(ByPolarFactor, between=look)
+    meter = train(ByPolarFactor, between=look)
 
     plain = network()
     made = ByPolarFactor(plain.parameters())
@@ -201,37 +203,17 @@ def test_nothing_is_hooked_to_the_optimizer_and_its_training_is_bit_for_bit_the_
         made.zero_grad()
         nn.functional.cross_entropy(plain(x), x[:, :5].argmax(dim=1)).backward()
         made.step()
-    assert all(map(torch.equal, *at_the_end, plain.parameters()))
+    assert all(map(torch.equal, at_the_end, plain.parameters()))
+    assert [type(made) for made in saved] == [ByPolarFactor] * 40
+    assert meter.history.optimizer == OptimizerMix(OptimizerKind.SPECTRAL)
 
 
-def test_an_optimizer_is_copied_and_saved_while_its_steps_are_watched() -> None:
-    saved: list[Any] = []
-
-    def save(step: int, made: Any) -> None:
-        with io.BytesIO() as file:
-            torch.save(made, file)
-            file.seek(0)
-            saved.append((copy.deepcopy(made), torch.load(file, weights_only=False)))
-
-    meter = train(BySign, steps=8, between=save)
-
-    assert len(saved) == 8
-    assert all(type(made) is BySign for both in saved for made in both)
-    assert meter.history.optimizer == OptimizerMix(OptimizerKind.SIGN)
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Muon, torch.optim.SGD],
-)
-def test_known_classes_are_not_watched(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(watched_steps.WatchedSteps, "before_step")
+@pytest.mark.parametrize("optimizer", ["AdamW", "RMSprop", "Muon", "SGD"])
+def test_known_classes_are_not_watched(optimizer: str) -> None:
     model = nn.Linear(8, 8, bias=False)
+    made = getattr(torch.optim, optimizer)(model.parameters(), lr=0.1)
 
-    meter = NoiseScaleMeter(model, optimizer=optimizer(model.parameters(), lr=0.1))
-
-    assert meter._logged._watched is None
-    meter.close()
+    assert NoiseScaleMeter(model, optimizer=made)._logged._watched is None
 
 
 def test_a_change_that_rounding_hides_is_looked_at_once_more(
@@ -258,7 +240,7 @@ def test_a_change_that_rounding_hides_is_looked_at_once_more(
 
 
 class WithoutRate(ByGradient):
-    """Its groups have no learning rate, and there may be one without parameters."""
+    """Its groups have no learning rate, and one is without parameters."""
 
     def __init__(self, params: Any) -> None:
         torch.optim.Optimizer.__init__(self, [{"params": [*params]}, {"params": []}], {})
@@ -280,8 +262,6 @@ def test_groups_may_be_empty_and_without_a_learning_rate() -> None:
 
 
 class WithoutState(WithoutRate):
-    """Nobody else may read its state."""
-
     def no_state(self) -> Any:
         raise RuntimeError("no state")
 
@@ -293,7 +273,7 @@ class WithoutState(WithoutRate):
 def test_what_fails_beside_the_training_warns_once_and_ends_nothing() -> None:
     steps: list[int] = []
 
-    with pytest.warns(UserWarning, match="not found from its steps: RuntimeError: no st") as got:
+    with pytest.warns(UserWarning, match="from its steps: RuntimeError: no state") as got:
         meter = train(WithoutState, steps=60, between=lambda step, _: steps.append(step))
 
     assert sum("from its steps" in str(warning.message) for warning in got) == 1
@@ -301,30 +281,27 @@ def test_what_fails_beside_the_training_warns_once_and_ends_nothing() -> None:
     assert meter.history.optimizer == OTHER
 
 
-def matrices() -> Iterator[tuple[str, Tensor]]:
-    yield "no matrix", torch.zeros(64)
-    yield "too narrow", torch.zeros(3, 64)
-    yield "too large", torch.zeros(512, 512)
-    yield "of integers", torch.zeros(8, 8, dtype=torch.int32)
+NOT_COMPARED = {
+    "no matrix": torch.zeros(64),
+    "too narrow": torch.zeros(3, 64),
+    "too large": torch.zeros(512, 512),
+    "of integers": torch.zeros(8, 8, dtype=torch.int32),
+    "of a sparse gradient": torch.zeros(8, 8),
+}
 
 
-@pytest.mark.parametrize(("what", "value"), [*matrices()])
-def test_what_cannot_be_compared_is_left_alone(what: str, value: Tensor) -> None:
-    p = nn.Parameter(value, requires_grad=False)
-    p.grad = torch.ones_like(value) if value.is_floating_point() else None
+@pytest.mark.parametrize("what", NOT_COMPARED)
+def test_what_cannot_be_compared_is_left_alone(what: str) -> None:
+    p = nn.Parameter(value := NOT_COMPARED[what], requires_grad=False)
+    if value.is_floating_point():
+        p.grad = torch.ones_like(value)
+    if "sparse" in what:
+        p.grad = torch.ones(8, 8).to_sparse()
     watched = watched_steps.WatchedSteps(ByGradient([p]))
 
     found = [watched.before_step() for _ in range(WATCHED[-1] + 1)]
 
     assert found == [None] * WATCHED[-1] + [OptimizerKind.OTHER]
-
-
-def test_a_sparse_gradient_is_left_alone() -> None:
-    layer = nn.Embedding(8, 8, sparse=True)
-    layer(torch.arange(4)).sum().backward()
-    watched = watched_steps.WatchedSteps(ByGradient(layer.parameters()))
-
-    assert [watched.before_step() for _ in range(WATCHED[-1])] == [None] * WATCHED[-1]
 
 
 def test_random_wide_matrices_are_no_polar_factors() -> None:

@@ -7,54 +7,42 @@ import pytest
 import torch
 from fits import FEATURES, classifier, data, fit, loss_of, network
 from ranks import on_ranks
+from refused import refused
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
 from noisescale import NoiseScaleMeter, NoiseScaleMonitor, RepeatedAugmentationSampler
 
 EXAMPLES, REPEATS, RANKS, DISTINCT = 400, 4, 4, 4
 
 
-class Augmented(Dataset[Any]):
+class Augmented(TensorDataset):
     """Examples with noise that is drawn anew each time one is read."""
 
     def __init__(self) -> None:
-        self._clean = data(EXAMPLES)
+        super().__init__(*data(EXAMPLES).tensors)
 
-    def __len__(self) -> int:
-        return EXAMPLES
-
-    def clean(self, index: int) -> Tensor:
-        return self._clean[index][0]
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        x, y = self._clean[index]
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        x, y = super().__getitem__(index)
         return x + 0.5 * torch.randn(FEATURES), y
 
 
-def test_each_example_is_drawn_repeats_times_in_a_row() -> None:
-    sampler = RepeatedAugmentationSampler(range(10), repeats=3)
+def test_each_example_is_drawn_repeats_times_in_a_row_by_epoch_and_seed() -> None:
+    sampler = RepeatedAugmentationSampler(range(50), repeats=3)
+    other = RepeatedAugmentationSampler(range(50), repeats=3, seed=7)
 
     rows = list(sampler)
-
-    assert len(rows) == len(sampler) == 30
-    assert sorted(rows[::3]) == list(range(10))
-    assert rows == [i for i in rows[::3] for _ in range(3)]
-    assert rows[::3] != list(range(10))
-
-
-def test_the_order_follows_epoch_and_seed() -> None:
-    sampler = RepeatedAugmentationSampler(range(50), repeats=2)
-    other = RepeatedAugmentationSampler(range(50), repeats=2, seed=7)
-    first = list(sampler)
-
     sampler.set_epoch(1)
     second = list(sampler)
     sampler.set_epoch(0)
 
-    assert second != first
-    assert list(sampler) == first
-    assert list(other) != first
+    assert len(rows) == len(sampler) == 150
+    assert sorted(rows[::3]) == list(range(50))
+    assert rows == [i for i in rows[::3] for _ in range(3)]
+    assert rows[::3] != list(range(50))
+    assert rows == list(sampler)
+    assert second != rows
+    assert list(other) != rows
 
 
 @pytest.mark.parametrize(
@@ -63,12 +51,8 @@ def test_the_order_follows_epoch_and_seed() -> None:
 def test_ranks_have_as_many_examples_each_and_no_copy_of_one_is_elsewhere(
     drop_last: bool, each: int, examples: list[int]
 ) -> None:
-    samplers = [
-        RepeatedAugmentationSampler(
-            range(10), 2, shuffle=False, drop_last=drop_last, num_replicas=3, rank=rank
-        )
-        for rank in range(3)
-    ]
+    options: dict[str, Any] = {"shuffle": False, "drop_last": drop_last, "num_replicas": 3}
+    samplers = [RepeatedAugmentationSampler(range(10), 2, rank=i, **options) for i in range(3)]
 
     of_ranks = [list(sampler) for sampler in samplers]
 
@@ -99,43 +83,29 @@ def test_a_batch_sampler_gives_whole_examples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("arguments", "name", "got"),
     [
-        (
-            lambda: RepeatedAugmentationSampler(range(4), 0),
-            "`repeats` must be a positive whole number, got 0. Pass 1 for no copies.",
-        ),
-        (
-            lambda: RepeatedAugmentationSampler(iter([]), 2),  # type: ignore[arg-type]  # is refused
-            "`dataset` must have a length, got list_iterator. Repeat the examples of a stream in"
-            " the stream.",
-        ),
-        (
-            lambda: RepeatedAugmentationSampler(range(4), 2, rank=1),
-            "`rank` must be given with `num_replicas`, got num_replicas=None, rank=1. Leave both"
-            " out for those of torch.",
-        ),
-        (
-            lambda: RepeatedAugmentationSampler(range(4), 2, num_replicas=2, rank=2),
-            "`rank` must lie between 0 and 1, got 2. Leave it out for torch's.",
-        ),
-        (
-            lambda: RepeatedAugmentationSampler(range(4), 4).batches(6),
-            "`batch_size` must be a multiple of `repeats`, 4, got 6. Pass 8. Otherwise copies of an"
-            " example are in two batches.",
-        ),
-        (
-            lambda: RepeatedAugmentationSampler(range(4), 4).distinct_in(torch.zeros(6)),
-            "`batch_size` must be a multiple of `repeats`, 4, got a batch of 6 rows. Give the"
-            " DataLoader another `batch_size`, or a `batch_size_fn` to the monitor.",
-        ),
+        ((range(4), 0), "repeats", "0"),
+        ((range(4), 2, None, 1), "rank", "num_replicas=None, rank=1"),
+        ((range(4), 2, 2, 2), "rank", "2"),
     ],
 )
-def test_bad_input_is_refused(call: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError)) as raised:
-        call()
+def test_bad_arguments_are_refused(arguments: Any, name: str, got: str) -> None:
+    named = dict(zip(("dataset", "repeats", "num_replicas", "rank"), arguments, strict=False))
 
-    assert str(raised.value) == message
+    with refused(name, got=got):
+        RepeatedAugmentationSampler(**named)
+
+
+def test_streams_and_batches_that_cut_copies_apart_are_refused() -> None:
+    sampler = RepeatedAugmentationSampler(range(4), 4)
+
+    with refused("dataset", error=TypeError, got="list_iterator"):
+        RepeatedAugmentationSampler(iter([]), 2)  # type: ignore[arg-type]  # is refused
+    with refused("batch_size", got="6", remedy="Pass 8."):
+        sampler.batches(6)
+    with refused("batch_size", got="a batch of 6 rows", remedy="`batch_size_fn`"):
+        sampler.distinct_in(torch.zeros(6))
 
 
 def true_noise_scale(copies: int = 32) -> float:
@@ -154,9 +124,9 @@ def true_noise_scale(copies: int = 32) -> float:
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
     means, within = [], 0.0
     for i in range(EXAMPLES):
-        _, y = augmented[i]
+        clean, y = (column[i] for column in augmented.tensors)
         noise = 0.5 * torch.randn(copies, FEATURES)
-        of_copies = each(weights, augmented.clean(i) + noise, y.expand(copies))
+        of_copies = each(weights, clean + noise, y.expand(copies))
         gradients = torch.cat([g.flatten(1) for g in of_copies.values()], 1).double()
         means.append(gradients.mean(0))
         within += float(gradients.var(0).sum()) / EXAMPLES
@@ -208,7 +178,7 @@ def test_noise_scale_counts_distinct_examples_as_brute_force_does() -> None:
     sampler = RepeatedAugmentationSampler(Augmented(), REPEATS)
     right = measured(epochs(sampler, 10), sampler.distinct_in)
     dealt = Dealt(Augmented(), REPEATS)
-    wrong = measured(epochs(dealt, 4), len_of_batch)
+    wrong = measured(epochs(dealt, 4), lambda batch: len(batch[0]))
 
     assert right.low < truth < right.high, (truth, str(right))
     assert right.high / right.low < 1.8
@@ -216,34 +186,38 @@ def test_noise_scale_counts_distinct_examples_as_brute_force_does() -> None:
     assert wrong.high < truth / 2, (truth, str(wrong))
 
 
-def len_of_batch(batch: Any) -> int:
-    return len(batch[0])
-
-
 def test_a_monitor_counts_the_distinct_examples_of_the_sampler_on_two_ranks() -> None:
     sampler = RepeatedAugmentationSampler(data(96), 4)
     loader = DataLoader(data(96), batch_size=16, sampler=sampler)
     monitor = NoiseScaleMonitor(every_n_steps=1)
 
-    (first, _) = fit(monitor, train_loader=loader, results=counted, max_epochs=2)
+    def results(trainer: Any, module: Any) -> Any:
+        sampler, history = trainer.train_dataloader.sampler, monitor.history
+        counts = history["batch_size"][-1], history["examples"][-1]
+        return monitor.noise_scale.low, (*counts, type(sampler).__name__)
 
-    assert first == (8.0, 2 * 96.0, "RepeatedAugmentationSampler")
+    (low, found), _ = fit(monitor, train_loader=loader, results=results, max_epochs=2)
 
-
-def counted(trainer: Any, module: Any) -> tuple[float, float, str]:
-    (monitor,) = (c for c in trainer.callbacks if isinstance(c, NoiseScaleMonitor))
-    assert math.isfinite(monitor.noise_scale.low)
-    history = monitor.history
-    sampler = trainer.train_dataloader.sampler
-    return history["batch_size"][-1], history["examples"][-1], type(sampler).__name__
+    assert math.isfinite(low)
+    assert found == (8.0, 2 * 96.0, "RepeatedAugmentationSampler")
 
 
+def test_a_batch_sampler_of_whole_examples_alone_is_refused() -> None:
+    batches = RepeatedAugmentationSampler(data(96), 4).batches(16)
+
+    with refused("sampler", got="SequentialSampler", remedy="Lightning"):
+        type(batches)(SequentialSampler(data(96)), 16)
+
+
+@pytest.mark.slow
 def test_a_batch_sampler_that_lightning_would_replace_is_refused() -> None:
-    sampler = RepeatedAugmentationSampler(data(96), 4)
-    loader = DataLoader(data(96), batch_sampler=sampler.batches(16))
+    batches = RepeatedAugmentationSampler(data(96), 4).batches(16)
 
     with pytest.raises(Exception, match="`sampler` must be a `RepeatedAugmentationSampler`, got"):
-        fit(train_loader=loader, results=lambda trainer, module: None)
+        fit(
+            train_loader=DataLoader(data(96), batch_sampler=batches),
+            results=lambda trainer, module: None,
+        )
 
 
 def test_copies_that_are_cut_apart_are_refused_beside_a_monitor() -> None:

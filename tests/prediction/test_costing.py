@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from noisescale.bounded import Bounded
 from noisescale.prediction.run_hardware import (
     devices_of,
     largest_fitting,
@@ -99,34 +98,25 @@ def test_times_of_nearly_one_device_batch_are_one_timing() -> None:
 GB = 1e9
 
 
-def test_two_sizes_say_what_of_the_memory_is_fixed() -> None:
-    """2 GB, and 0.1 GB an example: 0.9 x 80 GB take 700 examples."""
-    found = largest_fitting([(10, 3 * GB), (30, 5 * GB), (20, 4 * GB)], 80 * GB)
-
-    assert found is not None
-    assert (found.value, found.low, found.high) == pytest.approx((700, 620, 780))
-
-
 @pytest.mark.parametrize(
-    ("peak", "low"),
-    [(8, 90), (80, 10), (75, 10)],
-    ids=["nothing fixed", "full", "nearly full"],
+    ("peaks", "most", "bounds"),
+    [
+        # 2 GB, and 0.1 GB an example: 0.9 x 80 GB take 700 examples.
+        ([(10, 3), (30, 5), (20, 4)], None, (700, 620, 780)),
+        ([(10, 8)], None, (math.nan, 90, math.inf)),  # one size: nothing is fixed at the bound
+        ([(10, 80)], None, (math.nan, 10, math.inf)),  # full
+        ([(10, 75)], None, (math.nan, 10, math.inf)),
+        ([(10, 3), (20, 4)], 500, (500, 500, 500)),  # what did not fit is the most
+        ([(10, 3)], 500, (math.nan, 240, 500)),
+    ],
 )
-def test_one_size_gives_the_bound_where_nothing_is_fixed(peak: float, low: float) -> None:
-    found = largest_fitting([(10, peak * GB)], 80 * GB)
+def test_peaks_of_memory_say_what_fits(
+    peaks: list[tuple[int, float]], most: int | None, bounds: tuple[float, float, float]
+) -> None:
+    found = largest_fitting([(size, peak * GB) for size, peak in peaks], 80 * GB, too_large=most)
 
     assert found is not None
-    assert math.isnan(found.value)
-    assert (found.low, found.high) == (pytest.approx(low), math.inf)
-
-
-def test_a_size_that_did_not_fit_is_the_most() -> None:
-    sizes = [(10, 3 * GB), (20, 4 * GB)]
-
-    assert largest_fitting(sizes, 80 * GB, too_large=500) == Bounded(500, 500, 500)
-    one = largest_fitting(sizes[:1], 80 * GB, too_large=500)
-    assert one is not None
-    assert (one.low, one.high) == (pytest.approx(240), 500)
+    assert (found.value, found.low, found.high) == pytest.approx(bounds, nan_ok=True)
 
 
 def test_memory_that_does_not_grow_says_nothing() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refused import refused
 
 from noisescale import History, predict
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.prediction.second_run import SecondRun, advice_on, telling_batch_size
-from noisescale.refusal import Refusal
 
 LEAST, CRITICAL = 50.0, 200.0
 
@@ -32,38 +32,27 @@ def run(batch_size: float, steps: float | None = None, **about: Any) -> History:
 
 
 def test_two_runs_by_the_law_say_what_it_is_whatever_the_noise_scale_says() -> None:
-    p = predict(run(32), [32, 128, 512], [1], second_run=run(512))
+    first, second = run(32, parameters=7.0), run(512, parameters=7.0)
 
-    assert p.critical_batch_size.value == pytest.approx(CRITICAL)
+    p = predict(first, [32, 128, 512], [1], second_run=second)
+
+    critical = p.critical_batch_size
+    assert critical.value == pytest.approx(CRITICAL)
+    assert critical.low < CRITICAL < critical.high
     assert [row.steps.value for row in p.rows] == pytest.approx(
         [LEAST * (1 + CRITICAL / size) for size in (32, 128, 512)]
     )
     assert p.critical_batch_size_by_noise_scale.value == pytest.approx(CRITICAL / 4)
     assert p.calibration.kappa.value == pytest.approx(4)
     assert p.resolved
-
-
-def test_bounds_of_steps_are_those_of_the_critical_batch_size() -> None:
-    p = predict(run(32), [512], [1], second_run=run(512))
-
-    def steps(critical: float) -> float:
-        return LEAST * (1 + CRITICAL / 32) * (1 + critical / 512) / (1 + critical / 32)
-
-    (row,) = p.rows
-    ends = sorted(steps(x) for x in (p.critical_batch_size.low, p.critical_batch_size.high))
-    assert [row.steps.low, row.steps.high] == pytest.approx(ends)
-    assert p.critical_batch_size.low < CRITICAL < p.critical_batch_size.high
+    own, last = p.rows[0].steps.value, p.rows[-1].steps
+    ends = sorted(own * (1 + c / 512) / (1 + c / 32) for c in (critical.low, critical.high))
+    assert [last.low, last.high] == pytest.approx(ends)
 
 
 def test_a_noise_scale_that_is_not_resolved_is_not_needed() -> None:
-    first = run(32)
-    columns = {name: first[name] for name in first}
-    unknown = {
-        "noise_scale": np.full(10, math.nan),
-        "low": np.zeros(10),
-        "high": np.full(10, math.inf),
-    }
-    unmeasured = History.from_columns(columns | unknown)
+    unknown = {"noise_scale": np.full(10, math.nan), "low": np.zeros(10)}
+    unmeasured = History.from_columns({**run(32), **unknown, "high": np.full(10, math.inf)})
 
     p = predict(unmeasured, [512], [1], second_run=run(512))
 
@@ -77,7 +66,7 @@ def test_what_both_far_below_leave_open_is_told_with_a_remedy() -> None:
 
     assert math.isinf(p.critical_batch_size.high)
     (said,) = (text for text in p.warnings if "interval is open" in text)
-    assert re.search(r"A second run at [\d,]+ to the same result", said)
+    assert re.search(r"A second run at [\d,]+ to", said)
 
 
 def test_steps_that_do_not_fall_bound_it_from_above() -> None:
@@ -90,28 +79,31 @@ def test_steps_that_do_not_fall_bound_it_from_above() -> None:
 
 
 @pytest.mark.parametrize(
-    ("second", "options", "message"),
+    ("second", "options", "arguments", "requirement"),
     [
-        (
-            run(32),
-            {},
-            "`second_run` must be at another batch size, got 32, while the first run has",
-        ),
-        (run(40), {}, "`second_run` must be at another batch size"),
-        (run(512, parameters=11.0), {}, "`second_run` must be of the same model, got 11 trained"),
-        (run(512), {"goal": "loss=2"}, "`goal` must come with run folders"),
-        (run(512), {"goal": "loss"}, "`goal` must be a metric's name"),
-        (run(512), {"calibration": 2.0}, "`second_run` and `calibration` must not be combined"),
-        (run(512), {"steps_scatter": -1}, "`steps_scatter` must be positive"),
-        (None, {"goal": "loss=2"}, "`goal` must come with `second_run`"),
-        (None, {"steps_scatter": 0.2}, "`steps_scatter` must come with `second_run`, got 0.2"),
+        (run(32), {}, ("second_run",), "another batch size"),
+        (run(40), {}, ("second_run",), "another batch size"),
+        (run(512, parameters=11.0), {}, ("second_run",), "the same model"),
+        (run(512), {"goal": "loss=2"}, ("goal",), "run folders"),
+        (run(512), {"goal": "loss"}, ("goal",), "name"),
+        (run(512), {"calibration": 2.0}, ("second_run", "calibration"), "not be combined"),
+        (run(512), {"steps_scatter": -1}, ("steps_scatter",), "positive"),
+        (None, {"goal": "loss=2"}, ("goal",), "`second_run`"),
+        (None, {"steps_scatter": 0.2}, ("steps_scatter",), "`second_run`"),
+        (run(512, parameters=10.0, unit="tokens"), {}, ("second_run",), "in examples"),
     ],
 )
 def test_runs_that_cannot_be_compared_are_refused(
-    second: History | None, options: dict[str, Any], message: str
+    second: History | None, options: dict[str, Any], arguments: tuple[str, ...], requirement: str
 ) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with refused(*arguments, requirement=requirement):
         predict(run(32, parameters=10.0), second_run=second, **options)
+
+
+def test_runs_in_two_units_are_compared_if_their_name_is_given() -> None:
+    first, second = run(32, unit="sequences"), run(512, unit="tokens")
+
+    assert predict(first, second_run=second, unit="windows").unit == "windows"
 
 
 def test_steps_are_counted_up_to_a_goal_that_both_reached(tmp_path: Path) -> None:
@@ -125,10 +117,12 @@ def test_steps_are_counted_up_to_a_goal_that_both_reached(tmp_path: Path) -> Non
     assert p.second_run.result == "loss = 1"
     counts = [LEAST * (1 + CRITICAL / size) / 2 for size in (32, 512)]
     assert p.second_run.steps == pytest.approx(counts, rel=0.02)
-    with pytest.raises(ValueError, match=r"must have reached loss = 0\.1, got"):
-        predict(tmp_path / "one", second_run=tmp_path / "two", goal="loss=0.1")
-    for goal, side in (("loss<=2", "<"), ("loss=2", "")):  # the loss begins below, and falls
-        with pytest.raises(ValueError, match=f"must reach loss {side}= 2 after its first value"):
+    for goal, requirement in (
+        ("loss=0.1", "have reached loss = 0.1"),
+        ("loss<=2", "reach loss <= 2 after"),  # the loss begins below, and falls
+        ("loss=2", "reach loss = 2 after"),
+    ):
+        with refused("run", requirement=requirement):
             predict(tmp_path / "one", second_run=tmp_path / "two", goal=goal)
 
 
@@ -166,21 +160,16 @@ def test_the_advice_tells_nearly_all_that_any_second_run_could(
 def test_a_batch_size_may_change_along_either_run() -> None:
     """Steps by the law, at 8 and then at 32, and at 64 and then at 512."""
 
-    def changing(small: float, large: float) -> History:
-        each = [500 / (1 + CRITICAL / size) for size in (small, large)]
-        steps = [500 / x * 250 for x in each]  # each makes as much progress
-        step = np.cumsum(np.repeat(steps, 2) / 2)
-        size = np.repeat([small, large], 2)
-        return History.from_columns(
-            {
-                "step": step,
-                "examples": np.cumsum(np.diff(step, prepend=0) * size),
-                "batch_size": size,
-                "noise_scale": np.full(4, 100.0),
-                "low": np.full(4, 80.0),
-                "high": np.full(4, 125.0),
-            }
-        )
+    def changing(*sizes: float) -> History:
+        size = np.repeat(sizes, 2)
+        steps = 125 * (1 + CRITICAL / size)  # each row makes as much progress
+        same = {
+            "noise_scale": np.full(4, 100.0),
+            "low": np.full(4, 80.0),
+            "high": np.full(4, 125.0),
+        }
+        columns = {"step": steps.cumsum(), "examples": (steps * size).cumsum(), "batch_size": size}
+        return History.from_columns(columns | same)
 
     found = SecondRun.of(changing(8, 32), changing(64, 512))
 
@@ -197,18 +186,13 @@ def test_steps_that_no_critical_batch_size_explains_say_nothing(factor: float) -
     found = SecondRun.of(first, History.from_columns(columns))
 
     assert (found.critical_batch_size.low, found.critical_batch_size.high) == (0, math.inf)
-    assert "which no critical batch size explains" in found.doubts[0]
+    assert "explains" in found.doubts[0]
 
 
-def test_the_advice_is_a_whole_number_of_examples() -> None:
+def test_the_advice_is_a_whole_number_of_examples_and_foretells_the_interval() -> None:
     assert telling_batch_size(300, 170) == 19  # 300/16
     assert telling_batch_size(1, 0.3) == 8  # there is none below
-    assert "B_crit is too far from 4,096 for a second run within a factor of 16" in advice_on(
-        4096, 0.01
-    )
-
-
-def test_the_interval_is_about_as_wide_as_was_foretold() -> None:
+    assert "too far from 4,096" in advice_on(4096, 0.01)
     best = telling_batch_size(32, CRITICAL)
     factor = float(re.findall(r"factor of about ([\d.]+)\.", advice_on(32, CRITICAL))[0])
 
@@ -218,7 +202,9 @@ def test_the_interval_is_about_as_wide_as_was_foretold() -> None:
 
 
 def test_the_band_of_the_optimizer_widens_the_bounds_and_not_those_of_the_measurement() -> None:
-    plain, adam = predict(run(32)), predict(run(32, optimizer=OptimizerMix(OptimizerKind.ADAM)))
+    of_adam = run(32, optimizer=OptimizerMix(OptimizerKind.ADAM))
+
+    plain, adam = predict(run(32)), predict(of_adam)
 
     assert adam.critical_batch_size_by_noise_scale == plain.critical_batch_size
     # The run has one noise scale: B_crit is 1.6 times as large.
@@ -226,19 +212,7 @@ def test_the_band_of_the_optimizer_widens_the_bounds_and_not_those_of_the_measur
     assert adam.critical_batch_size.value == pytest.approx(expected)
     assert adam.critical_batch_size.high > 3 * plain.critical_batch_size.high
     assert adam.critical_batch_size.high > CRITICAL
-    said = " ".join(adam.to_text().split())
-    assert "the critical batch size is expected at 1.6 (0.4 to 6.2) x the noise scale" in said
+    assert "1.6 (0.4 to 6.2) x the" in " ".join(adam.to_text().split())
     assert "optimizer was not recorded" in " ".join(plain.assumptions)
-    assert predict(
-        run(32, optimizer=OptimizerMix(OptimizerKind.ADAM)), calibration=1
-    ).critical_batch_size == (plain.critical_batch_size)
-
-
-def test_a_second_run_in_another_unit_is_refused_unless_their_name_is_given() -> None:
-    first, second = run(32, unit="sequences"), run(512, unit="tokens")
-
-    with pytest.raises(Refusal, match="`second_run` must count its batches in sequences") as told:
-        predict(first, second_run=second)
-
-    assert told.value.got == "tokens"
-    assert predict(first, second_run=second, unit="windows").unit == "windows"
+    given = predict(of_adam, calibration=1)
+    assert given.critical_batch_size == plain.critical_batch_size

@@ -1,42 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 import re
 import sys
-from html.parser import HTMLParser
+from html import unescape
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from pages import Outline
 from reported_runs import history
 
 from noisescale.prediction.predict import predict
 
 
-class Words(HTMLParser):
+def words_of(fragment: str) -> str:
     """The text of a fragment, all of whose tags are closed."""
-
-    def __init__(self, fragment: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.text = ""
-        self.feed(fragment)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag != "br":
-            self.open.append(tag)
-        self.text += " "
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
+    assert Outline(fragment).open == []
+    return " ".join(unescape(re.sub("<[^>]*>", " ", fragment)).split())
 
 
 def test_a_notebook_shows_the_answers_the_warnings_and_the_batch_sizes() -> None:
     p = predict(history(unresolved=40), [32, 64, 128])
 
-    text = " ".join(Words(p._repr_html_()).text.split())
+    text = words_of(p._repr_html_())
 
     assert text.startswith(p.document().headline)
     for one in p.document().answers:
@@ -77,7 +62,7 @@ def test_jupyter_shows_the_first_figure_below_the_fragment(monkeypatch: pytest.M
 
     fragment, finding, figure = shown
     assert fragment == p._repr_html_()
-    assert " ".join(Words(finding).text.split()) == f"{first.finding} {first.caption}"
+    assert words_of(finding) == f"{first.finding} {first.caption}"
     assert figure.to_plotly_json()["layout"]["height"] == first.height
 
 

@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+import program
 import pytest
-from program import refused, run
+from refused import refused
 
 from noisescale import horizon
 from noisescale.rules.batch_size_rules import MEANINGS, RULES, Setting
@@ -65,8 +66,7 @@ def test_rules_by_the_loss_are_asked_where_there_is_one() -> None:
 
     assert with_loss.keys() - without.keys() == {"MiniCPM", "Kaplan"}
     assert with_loss["Kaplan"] == pytest.approx(2e8 / 2.9 ** (1 / 0.21))
-    text = horizon(10e9, 300e6).to_text()
-    assert "--loss for MiniCPM and Kaplan" in text
+    assert "--loss" in horizon(10e9, 300e6).to_text()
 
 
 def test_every_rule_has_a_meaning_and_grows_with_the_horizon() -> None:
@@ -85,9 +85,10 @@ def test_outside_of_what_it_was_fitted_on_a_rule_is_marked() -> None:
     assert inside["Schaipp"] is None  # its range is not known
     assert not far["Step Law"]
     assert not far["Zhang"]
-    assert "Outside of what they were fitted on: Step Law" in " ".join(
-        horizon(1e14, 1e12).to_text().split()
-    )
+    outside, unknown, second_hand = horizon(1e14, 1e12).document().doubts
+    assert ": Step Law" in outside
+    assert "Schaipp" in unknown
+    assert "papers" in second_hand
 
 
 def test_the_figure_has_a_line_for_each_rule() -> None:
@@ -97,29 +98,23 @@ def test_the_figure_has_a_line_for_each_rule() -> None:
 
 
 def test_the_command() -> None:
-    text = run("horizon", "--tokens", "10B", "--parameters", "300M", "--sequence-length", "2048")
+    text = program.run(
+        "horizon", "--tokens", "10B", "--parameters", "300M", "--sequence-length", "2048"
+    )
 
     assert "1,963 sequences" in text
-    assert "second-hand" not in text
-    assert "in papers and code of others" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("words", [["--tokens", "ten"], ["--parameters", "-3"], ["--loss", "1.2"]])
+def test_the_command_names_its_flags(words: list[str]) -> None:
+    given = ["--tokens", "10B", "--parameters", "300M", *words]
+
+    assert program.refused("horizon", *given).startswith(f"`{words[0]}`")
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--tokens", "0"], "`--tokens` must be positive, got 0.0"),
-        (["--tokens", "ten"], "`--tokens` must be a number, with k, M, B or T or without"),
-        (["--parameters", "-3"], "`--parameters` must be a number"),
-        (["--loss", "1.2"], "`--loss` must be above the entropy of text, 1.69 nats for a token"),
-        (["--sequence-length", "0"], "`--sequence-length` must be positive"),
-    ],
+    ("name", "value"), [("tokens", 0), ("loss", math.inf), ("sequence_length", 0)]
 )
-def test_bad_input(options: list[str], said: str) -> None:
-    given = dict(zip(options[::2], options[1::2], strict=True))
-    words = {"--tokens": "10B", "--parameters": "300M"} | given
-    assert refused("horizon", *[x for pair in words.items() for x in pair]).startswith(said)
-
-
-def test_a_loss_that_is_not_finite_is_refused() -> None:
-    with pytest.raises(ValueError, match="`loss` must be above the entropy"):
-        horizon(1e9, 1e8, loss=math.inf)
+def test_bad_input(name: str, value: float) -> None:
+    with refused(name, got=f"{value}"):
+        horizon(**{"tokens": 1e9, "parameters": 1e8, name: value})

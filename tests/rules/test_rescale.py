@@ -4,8 +4,9 @@
 import math
 from typing import Any
 
+import program
 import pytest
-from program import refused
+from refused import refused
 
 from noisescale import Rescale, rescale
 from noisescale.bounded import Bounded
@@ -82,9 +83,7 @@ def test_what_is_recommended_goes_by_the_place(
     found = asked(256, optimizer=optimizer, noise_scale=noise_scale)
 
     assert found.recommended == recommended
-    said = " ".join(found.to_text().split())
-    assert (repr(recommended) if recommended else "no rule is recommended") in said
-    assert found.evidence in said
+    assert found.evidence in " ".join(found.to_text().split())
 
 
 def test_what_lasts_for_steps_lasts_for_as_many_examples() -> None:
@@ -102,9 +101,9 @@ def test_bounds_of_the_noise_scale_are_those_of_the_rate(recorded: dict[str, Any
     assert found.kind == "sgd"
     (gain,) = [one for one in found.answers if one.rule.name == "gain"]
     rate, scale = gain.learning_rate, found.noise_scale
-    assert rate.value == pytest.approx(0.1 * Change(16, 256, scale.value).gain)
-    assert rate.low == pytest.approx(0.1 * Change(16, 256, scale.low).gain)
-    assert rate.high == pytest.approx(0.1 * Change(16, 256, scale.high).gain)
+    for end in ("value", "low", "high"):
+        change = Change(16, 256, getattr(scale, end))
+        assert getattr(rate, end) == pytest.approx(0.1 * change.gain)
     assert found.recommended == "gain"
     assert "of the whole run" in found.to_text()
     assert "as given" in asked(256).to_text()
@@ -140,16 +139,9 @@ def recorded() -> Any:
         noise = 30.0 + 5 * math.sin(step)
         increments.add(GradientMoments(1.0 + 0.2 * math.cos(2 * step), noise), 16)
         if step % 20 == 0:
-            history.append(
-                step=step,
-                examples=16.0 * step,
-                batch_size=16.0,
-                noise_scale=30.0,
-                low=25.0,
-                high=36.0,
-                learning_rate=0.1,
-                **increments.take(),
-            )
+            row = {"batch_size": 16.0, "noise_scale": 30.0, "low": 25.0, "high": 36.0}
+            row |= {"step": step, "examples": 16.0 * step, "learning_rate": 0.1}
+            history.append(**row, **increments.take())
     return history
 
 
@@ -166,21 +158,24 @@ def test_a_noise_scale_that_is_not_resolved_still_has_a_lower_bound(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "name", "got"),
     [
-        (["--batch-size", "0"], "`--batch-size` must be positive"),
-        (["--batch-size", "1e6"], "`--batch-size` must be at most 128 times the old one"),
-        (["--optimizer", "lion"], "`--optimizer` must be one of sgd, momentum, adam, muon"),
-        (["--noise-scale", "-1"], "`--noise-scale` must be positive"),
-        (["--beta1", "0.9"], "`--beta1` and `--beta2` must be given together"),
+        ({"new": 0}, "batch_size", "0"),
+        ({"new": 1e6}, "batch_size", "1.56e+04 times 64"),
+        ({"optimizer": "lion"}, "optimizer", "'lion'"),
+        ({"noise_scale": -1}, "noise_scale", "-1"),
+        ({"from_batch_size": None}, "from_batch_size", ""),
     ],
 )
-def test_bad_input(options: list[str], said: str) -> None:
-    words = {"--batch-size": "256", "--from-batch-size": "64"}
-    words |= dict(zip(options[::2], options[1::2], strict=True))
-    assert refused("rescale", *[x for pair in words.items() for x in pair]).startswith(said)
+def test_bad_input(options: dict[str, Any], name: str, got: str) -> None:
+    with refused(*name.split()) as raised:
+        asked(**{"new": 256, **options})
+
+    assert raised.value.got.startswith(got)
 
 
-def test_without_a_run_the_old_size_is_needed() -> None:
-    with pytest.raises(ValueError, match="`from_batch_size` must be given without a run"):
-        rescale(None, 64)
+@pytest.mark.parametrize(("flag", "value"), [("--noise-scale", "-1"), ("--beta1", "0.9")])
+def test_the_command_names_its_flags(flag: str, value: str) -> None:
+    words = ["--batch-size", "256", "--from-batch-size", "64", flag, value]
+
+    assert program.refused("rescale", *words).startswith(f"`{flag}`")

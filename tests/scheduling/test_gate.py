@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refused import refused
 
 from noisescale import NoiseScale, Plan
 from noisescale.scheduling import (
@@ -28,24 +29,28 @@ def noise_scale(low: float, value: float, high: float) -> NoiseScale:
 
 
 @pytest.mark.parametrize(
-    ("low", "value", "high", "wanted"),
+    ("low", "value", "high", "wanted", "said"),
     [
-        (95, 110, 130, 64),  # up is asked for, but not at the low end by enough
-        (97, 110, 130, 110),
-        (20, 30, 63, 64),  # down, but not at the high end
-        (20, 30, 42, 30),
-        (1, 64, 1e6, 64),
-        (150, 1000, 2000, 256),  # four times at most
-        (1, 2, 3, 16),  # a fourth at least
-        (100, math.nan, math.inf, 100),  # not resolved: up to what it is above
-        (60, math.nan, math.inf, 64),
-        (0, math.nan, math.inf, 64),
+        (95, 110, 130, 64, "agrees with 64"),  # up is asked for, but not at the low end by enough
+        (97, 110, 130, 110, "asks for 110"),
+        (20, 30, 63, 64, "agrees with 64"),  # down, but not at the high end
+        (20, 30, 42, 30, "30 (20 to 42) asks for 30"),
+        (1, 64, 1e6, 64, "agrees with 64"),
+        (150, 1000, 2000, 256, "1,000 (150 to 2,000) asks for 1,000, 4 x a move at most"),
+        (1, 2, 3, 16, "asks for 2, 1/4 a move at most"),
+        # Not resolved: up to what it is above.
+        (100, math.nan, math.inf, 100, "above 100 asks for 100"),
+        (60, math.nan, math.inf, 64, "agrees with 64"),
+        (0, math.nan, math.inf, 64, "agrees with 64"),
     ],
 )
-def test_moves_are_gated_at_both_ends(low: float, value: float, high: float, wanted: float) -> None:
-    gate = Gate(RatioRule(), hysteresis=1.5)
+def test_moves_are_gated_at_both_ends(
+    low: float, value: float, high: float, wanted: float, said: str
+) -> None:
+    found = Gate(RatioRule(), hysteresis=1.5)(noise_scale(low, value, high), Plan(64, 1), LATER)
 
-    assert gate(noise_scale(low, value, high), Plan(64, 1), LATER) == pytest.approx(wanted)
+    assert found == pytest.approx(wanted)
+    assert found.reason.endswith(said)
 
 
 @given(
@@ -72,13 +77,16 @@ def test_no_move_against_either_bound(
         assert low < 1.5 * batch_size or high > batch_size / 1.5
 
 
-def test_a_move_waits_for_eight_steps_of_the_batch_size_of_now() -> None:
-    gate, high = Gate(RatioRule()), noise_scale(900, 1000, 1100)
+@pytest.mark.parametrize(("options", "dwell"), [({}, 8 * 64), ({"min_dwell": 5000}, 5000)])
+def test_a_move_waits_for_eight_steps_of_the_batch_size_of_now_or_as_long_as_it_is_told(
+    options: dict[str, float], dwell: int
+) -> None:
+    gate, high = Gate(RatioRule(), **options), noise_scale(900, 1000, 1100)
 
     def wanted(since: float) -> float:
         return gate(high, Plan(32, 2), LATER._replace(examples_since_move=since))
 
-    assert [wanted(8 * 64 - 1), wanted(8 * 64)] == [64, 256]
+    assert [wanted(dwell - 1), wanted(dwell)] == [64, 256]
 
 
 @pytest.mark.parametrize("rule", [TradeoffRule(), TradeoffRule(100), RatioRule(), NormTestRule()])
@@ -90,31 +98,7 @@ def test_where_no_noise_is_seen_the_smallest_batch_is_asked_for(rule: Any, value
     wanted = Gate(rule)(noise_scale(0.0, value, 0.0), Plan(64, 1), later)
 
     assert wanted == 16
-    assert wanted.reason == f"noise scale {value:.3g} (0 to 0) asks for 0, 1/4 a move at most"
-
-
-def test_dwell_can_be_given_in_examples() -> None:
-    gate = Gate(RatioRule(), min_dwell=5000)
-    high = noise_scale(900, 1000, 1100)
-
-    wanted = [gate(high, Plan(64, 1), LATER._replace(examples_since_move=s)) for s in (4999, 5000)]
-
-    assert wanted == [64, 256]
-
-
-def test_reasons_are_told() -> None:
-    gate = Gate(RatioRule())
-
-    def reason(low: float, value: float, high: float) -> str:
-        return gate(noise_scale(low, value, high), Plan(64, 1), LATER).reason
-
-    assert reason(150, 1000, 2000) == (
-        "noise scale 1,000 (150 to 2,000) asks for 1,000, 4 x a move at most"
-    )
-    assert reason(20, 30, 40) == "noise scale 30 (20 to 40) asks for 30"
-    assert reason(2, 3, 4) == "noise scale 3 (2 to 4) asks for 3, 1/4 a move at most"
-    assert reason(100, math.nan, math.inf) == "noise scale above 100 asks for 100"
-    assert reason(10, 64, 100) == "noise scale 64 (10 to 100) agrees with 64"
+    assert "asks for 0," in wanted.reason
 
 
 DECAYED = Progress(1000, 1e6, learning_rate=0.02, peak_learning_rate=0.1, base_batch_size=64)
@@ -187,76 +171,65 @@ def test_a_run_of_few_steps_keeps_its_batch(run: Progress, grows: bool, shortest
 
 
 @pytest.mark.parametrize(
-    "options", [{"lift": -0.1}, {"lift": 2.0}, {"bound": 0}, {"least_steps": -1}, {"shortest": -1}]
+    ("argument", "value"),
+    [("lift", -0.1), ("lift", 2.0), ("bound", 0), ("least_steps", -1), ("shortest", -1)],
 )
-def test_shares_that_contradict_each_other_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"lift|bound|least_steps|shortest"):
-        BoundedSeesaw(**options)
-
-
-def known(value: float) -> NoiseScale:
-    return noise_scale(value / 1.25, value, value * 1.25)
+def test_shares_that_contradict_each_other_are_refused(argument: str, value: float) -> None:
+    with refused(argument, got=repr(value)):
+        BoundedSeesaw(**{"lift": 0, argument: value})
 
 
 def test_auto_never_pays_with_loss_where_the_end_is_known() -> None:
     """There it grows with the decay alone, once the batch is not far too small."""
-    plan, run = Plan(32, 1), Progress(100, 6400.0, critical_batch_size=100.0, base_batch_size=32)
+    run = Progress(100, 6400.0, critical_batch_size=100.0, base_batch_size=32)
     known_end = run._replace(share=0.1, ends_by="examples")
-
-    assert Auto()(known(64.0), plan, run) == pytest.approx(80)
-    assert Auto()(known(64.0), plan, known_end) == 32
     halved = known_end._replace(learning_rate=0.5)
-    assert Auto()(known(64.0), plan, halved) == 64
-    assert Auto()(known(64.0), plan, halved._replace(learning_rate=0.1)) == pytest.approx(80)
-    assert Auto()(known(1.0), plan, run) == pytest.approx(10)
-    assert Auto()(known(1.0), plan, known_end) == 32  # it never falls
 
+    def wanted(value: float, progress: Progress) -> float:
+        return Auto()(noise_scale(value / 1.25, value, value * 1.25), Plan(32, 1), progress)
 
-def test_auto_asks_tradeoff_with_new_noise_scales_alone() -> None:
-    run = Progress(100, 6400.0, noise_scale_age=3)
-
-    assert Auto()(known(640.0), Plan(32, 1), run) == 32
+    assert wanted(64.0, run) == pytest.approx(80)
+    assert wanted(640.0, run._replace(noise_scale_age=3)) == 32  # it waits for a new noise scale
+    assert wanted(64.0, known_end) == 32
+    assert wanted(64.0, halved) == 64
+    assert wanted(64.0, halved._replace(learning_rate=0.1)) == pytest.approx(80)
+    assert wanted(1.0, run) == pytest.approx(10)
+    assert wanted(1.0, known_end) == 32  # it never falls
 
 
 @pytest.mark.parametrize(
-    ("run", "wanted", "reason"),
+    ("steps", "examples", "share", "ends_by", "wanted", "reason"),
     [
         # 200,000 examples in all: 2,000 steps of 100.
-        (
-            Progress(50, 20_000, share=0.1, ends_by="examples"),
-            100,
-            "asks for 250, but the run has 2,000 steps of 100",
-        ),
+        (50, 20_000, 0.1, "examples", 100, "asks for 250, but the run has 2,000 steps of 100"),
         # 2,000,000 in all: as far as the noise scale asks for.
-        (Progress(50, 200_000, share=0.1, ends_by="examples"), 250, "asks for 250"),
-        (Progress(50, 2_000, share=0.1, ends_by="examples"), 64, "a run of 312 steps keeps it"),
-        (Progress(0, 0, share=0.0, ends_by="examples"), 64, "holds it"),
-        (Progress(190, 2_000, share=0.1, ends_by="steps"), 64, "holds it"),
-        (Progress(200, 2_000, share=0.1, ends_by="steps"), 250, "asks for 250"),
-        (Progress(200, 2_000), 250, "asks for 250"),
+        (50, 200_000, 0.1, "examples", 250, "asks for 250"),
+        (50, 2_000, 0.1, "examples", 64, "312 steps keeps it"),
+        (0, 0, 0.0, "examples", 64, "holds it"),
+        (190, 2_000, 0.1, "steps", 64, "holds it"),
+        (200, 2_000, 0.1, "steps", 250, "asks for 250"),
+        (200, 2_000, None, None, 250, "asks for 250"),
     ],
 )
 def test_a_lift_leaves_the_run_two_thousand_steps(
-    run: Progress, wanted: float, reason: str
+    steps: int, examples: float, share: Any, ends_by: Any, wanted: float, reason: str
 ) -> None:
     policy, b = BoundedSeesaw(lift=0.25), noise_scale(900, 1000, 1100)
+    run = Progress(steps, examples, share=share, ends_by=ends_by, base_batch_size=64)
 
-    found = policy(b, Plan(64, 1), run._replace(base_batch_size=64))
+    found = policy(b, Plan(64, 1), run)
 
     assert found == pytest.approx(wanted)
     assert reason in found.reason
 
 
 @pytest.mark.parametrize(
-    ("run", "said"),
+    ("known", "said"),
     [
-        (Progress(0, 0.0), '"tradeoff", as the end of the run is not known'),
-        (Progress(0, 0.0, share=0.0, ends_by="steps"), "ends after a number of steps"),
-        (
-            Progress(0, 0.0, share=0.0, ends_by="examples", ahead=Ahead(0.1, 0.1, 0)),
-            "The learning rate never falls, so only a batch that is far too small grows",
-        ),
+        ({}, '"tradeoff", as the end of the run is not known'),
+        ({"ends_by": "steps"}, "ends after a number of steps"),
+        ({"ends_by": "examples", "ahead": Ahead(0.1, 0.1, 0)}, "never falls"),
     ],
 )
-def test_auto_says_what_it_is_and_why(run: Progress, said: str) -> None:
-    assert said in Auto().reason(run)
+def test_auto_says_what_it_is_and_why(known: dict[str, Any], said: str) -> None:
+    assert said in Auto().reason(Progress(0, 0.0, share=0.0 if known else None, **known))

@@ -2,13 +2,12 @@
 """Factors on the learning rate against the papers' formulas and AdaScale's published values."""
 
 import math
-import re
 
 import pytest
 import torch
+from refused import refused
 
 from noisescale import NoiseScaleMeter
-from noisescale.estimation.moments import GradientMoments
 from noisescale.scheduling.learning_rate import (
     Factors,
     adascale_gain,
@@ -20,13 +19,11 @@ from noisescale.scheduling.learning_rate import (
     ("inputs", "gain"),
     [
         (([1.0, 0.0], [0.0, 1.0]), 4 / 3),
-        (([1.0, 1.0], [1.0, 1.0]), 1.0),
         (([-1.0, 1.0], [1.0, -1.0]), 2.0),  # |G|² is estimated to be -2: it counts as zero
         (([1.0, 4.0], [5.0, 0.5]), 1.4688796680),
         (([-0.2, 3.0], [5.0, 0.5]), 1.8472893902),
     ],
 )
-@pytest.mark.filterwarnings("ignore:All ranks or micro-batches had the same gradient")
 def test_gain_of_two_micro_batches_is_the_published_one(
     inputs: tuple[list[float], list[float]], gain: float
 ) -> None:
@@ -34,31 +31,15 @@ def test_gain_of_two_micro_batches_is_the_published_one(
     model = torch.nn.Linear(2, 2)
     meter = NoiseScaleMeter(model, small_batch="micro_batch")
     meter.follow()
-    gradients = []
     for x in inputs:
-        before = [
-            torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()
-        ]
         meter.backward(model(torch.tensor([x])).sum() / 2, local_batch_size=1)
-        gradients.append(
-            [2 * (p.grad - b) for p, b in zip(model.parameters(), before, strict=True)]
-        )
     meter.step()
 
-    moments = meter.average_moments
-    if inputs[0] == inputs[1]:  # the meter leaves out what it takes for copies
-        assert moments is None
-        moments = GradientMoments(grad_sq_norm=6.0, noise_trace=0.0)
+    signal, noise = meter.average_moments
 
-    assert adascale_gain(
-        moments.noise_trace, moments.grad_sq_norm, base_batch_size=1, batch_size=2
-    ) == pytest.approx(gain, abs=1e-6)
-    # By hand, from the two gradients: S = Σ|g_i - ḡ|², |G|² = |ḡ|² - S/2, clamped at zero.
-    first, second = (torch.cat([g.flatten() for g in one]).double() for one in gradients)
-    mean = (first + second) / 2
-    noise = (first - mean).norm() ** 2 + (second - mean).norm() ** 2
-    signal = (mean.norm() ** 2 - noise / 2).clamp(min=0)
-    assert float((noise + signal) / (noise / 2 + signal)) == pytest.approx(gain, abs=1e-5)
+    assert adascale_gain(noise, signal, base_batch_size=1, batch_size=2) == pytest.approx(
+        gain, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("batch_size", [4, 16, 64, 1024])
@@ -80,17 +61,23 @@ def test_factors_are_the_papers(batch_size: int) -> None:
         assert found.batch_ratio == (k if name == "malladi" else None)
 
 
-def test_the_gain_lies_between_one_and_the_ratio_of_batch_sizes() -> None:
-    sizes = {"base_batch_size": 8, "batch_size": 64}
+@pytest.mark.parametrize(
+    ("moments", "gain"),
+    [((1.0, 0.0), 8), ((0.0, 1.0), 1), ((-1.0, -1.0), 8), ((5.0, 1.0), (13 / 8) / (69 / 64))],
+)
+def test_the_gain_lies_between_one_and_the_ratio_of_batch_sizes(
+    moments: tuple[float, float], gain: float
+) -> None:
+    assert adascale_gain(*moments, base_batch_size=8, batch_size=64) == pytest.approx(gain)
 
-    assert adascale_gain(1.0, 0.0, **sizes) == pytest.approx(8)
-    assert adascale_gain(0.0, 1.0, **sizes) == pytest.approx(1)
-    assert adascale_gain(-1.0, -1.0, **sizes) == pytest.approx(8)
-    assert 1 < adascale_gain(5.0, 1.0, **sizes) < 8
 
+def test_the_gain_is_one_before_a_measurement_and_the_ratio_where_the_noise_scale_has_no_end() -> (
+    None
+):
+    sizes = {"batch_size": 64, "base_batch_size": 8}
 
-def test_before_anything_is_measured_the_gain_is_one() -> None:
-    assert factors_for("adascale", batch_size=64, base_batch_size=8) == Factors(1.0)
+    assert factors_for("adascale", **sizes) == Factors(1.0)
+    assert factors_for("adascale", noise_scale=math.inf, **sizes) == Factors(8.0)
 
 
 def test_a_function_is_given_both_batch_sizes_and_the_noise_scale() -> None:
@@ -106,18 +93,7 @@ def test_a_function_is_given_both_batch_sizes_and_the_noise_scale() -> None:
     assert seen == [(64, 8, 40.0)]
 
 
-def test_where_the_noise_scale_has_no_end_the_gain_is_the_ratio_of_batch_sizes() -> None:
-    found = factors_for("adascale", batch_size=64, base_batch_size=8, noise_scale=math.inf)
-
-    assert found == Factors(8.0)
-
-
-@pytest.mark.parametrize("factor", [0, -1.0, math.nan, math.inf, None, "2"])
+@pytest.mark.parametrize("factor", [0, math.nan, math.inf, None, "2"])
 def test_a_function_that_gives_no_factor_is_told(factor: object) -> None:
-    message = (
-        f"`lr_scaling` must give a positive, finite factor, got {factor!r} for a batch size of 64."
-        " Return 1.0 to leave the learning rate alone."
-    )
-
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with refused("lr_scaling", got=f"{factor!r} for a batch size of 64"):
         factors_for(lambda *_: factor, batch_size=64, base_batch_size=8)  # type: ignore[arg-type, return-value]

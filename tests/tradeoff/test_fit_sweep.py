@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refused import refused
 
-from noisescale.refusal import Refusal
 from noisescale.report.numbers import bounds, number
 from noisescale.report.records import finite
 from noisescale.tradeoff.fit import TradeoffFit, fit_tradeoff
@@ -63,7 +63,7 @@ def test_two_points_leave_the_law_open(tmp_path: Path) -> None:
 
     assert found.to_dict()["critical_batch_size"]["high"] is None
     assert found.to_dict()["min_steps"]["low"] == 0
-    assert "Critical batch size: 112 examples (95 % interval at least " in found.document().headline
+    assert "112 examples" in found.document().headline
 
 
 def test_the_answers_have_their_intervals_and_the_table_its_residuals(
@@ -73,25 +73,20 @@ def test_the_answers_have_their_intervals_and_the_table_its_residuals(
 
     found = {one.label: one for one in said.answers}
     critical = by_hand.regimes().critical_batch_size
-    interval = f"(95 % interval {bounds(critical)})"
-    assert f"Critical batch size: {number(critical.value)} examples {interval}" in said.headline
-    assert said.next == [
-        "Next: use it for a run of the same model\n"
-        f"  noisescale predict RUN --sweep {shlex.quote(str(sweep))}"
-    ]
+    assert number(critical.value) in said.headline
+    assert bounds(critical) in said.headline
+    (command,) = said.next
+    assert command.endswith(f"predict RUN --sweep {shlex.quote(str(sweep))}")
     for name, label, unit in (
         ("min_steps", "Fewest steps", " steps"),
         ("min_examples", "Fewest examples", " examples"),
         ("sharpness", "Exponent of the law", ""),
     ):
         band = getattr(by_hand.regimes(), name)
-        expected = f"{number(band.value)}{unit} (95 % interval {bounds(band)})"
-        assert found[label].sentence.startswith(expected)
+        assert found[label].sentence.startswith(f"{number(band.value)}{unit} (95 %")
         assert found[label].bounds == band
     overhead = number(by_hand.overhead_batch_size(0.2, 16))
-    assert found["With 20 % overhead"].sentence == (
-        f"{overhead} examples (relative to perfect scaling from 16, Zhang et al. 2024)"
-    )
+    assert found["With 20 % overhead"].sentence.startswith(f"{overhead} examples")
     (table,) = said.tables
     size, measured, fitted, residual = (cell.text for cell in table.lines[2].cells)
     assert (size, measured, fitted) == ("64", "242", f"{by_hand.steps(64.0):.0f}")
@@ -103,7 +98,7 @@ def test_another_bend_than_the_theorys_is_a_doubt(tmp_path: Path) -> None:
     found = fit(written(tmp_path, sizes, [1000, 510, 260, 220, 219, 218, 218]))
 
     (doubt,) = found.document().doubts
-    assert doubt.startswith("The steps bend more sharply than the law")
+    assert "sharply" in doubt
 
 
 def test_several_curves_have_their_names(tmp_path: Path) -> None:
@@ -119,17 +114,8 @@ def test_several_curves_have_their_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "argument"),
-    [
-        ({"by": "model"}, "by"),
-        ({"optimal_batch_size": -1.0}, "optimal_batch_size"),
-        ({"confidence": 1.5}, "confidence"),
-    ],
+    ("name", "value"), [("by", "model"), ("optimal_batch_size", -1.0), ("confidence", 1.5)]
 )
-def test_bad_options_are_refused_by_name(
-    sweep: Path, options: dict[str, Any], argument: str
-) -> None:
-    with pytest.raises(Refusal) as refused:
-        fit(sweep, **options)
-
-    assert refused.value.arguments == (argument,)
+def test_bad_options_are_refused_by_name(sweep: Path, name: str, value: Any) -> None:
+    with refused(name):
+        fit(sweep, **{name: value})

@@ -45,25 +45,23 @@ def test_the_interval_is_that_of_the_logarithm_of_two_steps() -> None:
     )
 
 
+OPEN = (math.inf, math.inf)
+
+
 @pytest.mark.parametrize(
-    ("sizes", "steps", "low", "value", "high"),
+    ("sizes", "steps", "low_value_and_high"),
     [
-        ([8, 16], [1000.0, 500.0], (1, math.inf), (math.inf, math.inf), (math.inf, math.inf)),
-        ([512, 1024], [100.0, 100.0], (0, 0), (0, 0), (100, 2000)),
-        ([8, 16], [1000.0, 540.0], (0.1, 80), (80, 120), (math.inf, math.inf)),
+        ([8, 16], [1000.0, 500.0], [(1, math.inf), OPEN, OPEN]),
+        ([512, 1024], [100.0, 100.0], [(0, 0), (0, 0), (100, 2000)]),
+        ([8, 16], [1000.0, 540.0], [(0.1, 80), (80, 120), OPEN]),
     ],
     ids=["perfect scaling", "steps that do not fall", "both far below"],
 )
 def test_ends_are_open_where_the_steps_leave_them_open(
-    sizes: list[float],
-    steps: list[float],
-    low: tuple[float, float],
-    value: tuple[float, float],
-    high: tuple[float, float],
+    sizes: list[float], steps: list[float], low_value_and_high: list[tuple[float, float]]
 ) -> None:
     found = profiled(sizes, steps)
 
-    for end, (least, most) in zip(
-        (found.low, found.value, found.high), (low, value, high), strict=True
-    ):
+    ends = (found.low, found.value, found.high)
+    for end, (least, most) in zip(ends, low_value_and_high, strict=True):
         assert least <= end <= most

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from refused import refused
 from scipy.optimize import brentq
 from scipy.special import stdtrit
+from tiers import slow_but
 
 from noisescale.bounded import Bounded
 from noisescale.tradeoff.profile import SPREAD, STEPS_SCATTER
@@ -14,11 +17,8 @@ from noisescale.tradeoff.regimes import RATE_SCATTER, RATE_TILT, Regimes, find_r
 
 Array = NDArray[np.float64]
 
-PERFECT, DIMINISHING, MAXIMAL = (
-    "perfect scaling",
-    "diminishing returns",
-    "maximal data parallelism",
-)
+PERFECT, DIMINISHING = "perfect scaling", "diminishing returns"
+MAXIMAL = "maximal data parallelism"
 
 
 def law(batch_sizes: Array, alpha: float = 1.0, critical: float = 128.0) -> Array:
@@ -37,24 +37,8 @@ def holds(border: Bounded, truth: float) -> bool:
     return border.low <= truth <= border.high
 
 
-def test_a_sweep_of_all_three_regimes_shows_them_in_their_order() -> None:
-    sizes = doublings(1, 15)
-
-    found = find_regimes(sizes, law(sizes))
-
-    regimes = [regime for regime, _ in itertools.groupby(of_all(found)) if regime != "between"]
-    assert regimes == [PERFECT, DIMINISHING, MAXIMAL]
-    assert found.perfect_up_to.value == pytest.approx(128 / 5, rel=1e-3)
-    assert found.maximal_from.value == pytest.approx(128 * 5, rel=1e-3)
-    assert found.critical_batch_size.value == pytest.approx(128, rel=1e-3)
-    assert found.sharpness.value == pytest.approx(1, rel=1e-3)
-    assert (found.min_steps.value, found.min_examples.value) == pytest.approx((50, 6400), rel=1e-3)
-
-
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 1.7, 3.0])
-def test_borders_are_where_examples_and_steps_are_20_percent_above_their_fewest(
-    alpha: float,
-) -> None:
+def test_borders_are_where_examples_and_steps_are_20_percent_above_the_fewest(alpha: float) -> None:
     sizes = doublings(2**-6, 26)
 
     found = find_regimes(sizes, law(sizes, alpha), scatter=0.01)
@@ -67,9 +51,14 @@ def test_borders_are_where_examples_and_steps_are_20_percent_above_their_fewest(
     steps = brentq(lambda b: overhead(b, found.min_steps.value, 1), *ends, xtol=1e-12)
     assert found.perfect_up_to.value == pytest.approx(examples, rel=1e-6)
     assert found.maximal_from.value == pytest.approx(steps, rel=1e-6)
-    assert found.sharpness.value == pytest.approx(alpha, rel=0.02)
+    rel = 1e-3 if alpha == 1 else 0.02  # beforehand others are less likely
+    fitted = (found.sharpness, found.critical_batch_size, found.min_steps, found.min_examples)
+    truth = (alpha, 128, 50, 6400)
+    assert tuple(each.value for each in fitted) == pytest.approx(truth, rel=rel)
     assert holds(found.perfect_up_to, examples)
     assert holds(found.maximal_from, steps)
+    regimes = [regime for regime, _ in itertools.groupby(of_all(found)) if regime != "between"]
+    assert regimes == [PERFECT, DIMINISHING, MAXIMAL]
 
 
 def test_perfect_scaling_alone_leaves_its_end_open() -> None:
@@ -78,8 +67,7 @@ def test_perfect_scaling_alone_leaves_its_end_open() -> None:
     found = find_regimes(sizes, 1e5 / sizes)
 
     assert of_all(found)[:3] == [PERFECT] * 3
-    assert MAXIMAL not in of_all(found)
-    assert DIMINISHING not in of_all(found)
+    assert {MAXIMAL, DIMINISHING}.isdisjoint(of_all(found))
     assert found.perfect_up_to.value == found.perfect_up_to.high == math.inf
     assert sizes[0] < found.perfect_up_to.low <= sizes[-1]
     assert sizes[-1] / 2 < found.maximal_from.low <= sizes[-1]
@@ -88,6 +76,9 @@ def test_perfect_scaling_alone_leaves_its_end_open() -> None:
     assert found.min_examples.value == pytest.approx(1e5)
     assert found.sharpness.value == 1
     assert found.log_residuals == pytest.approx([0] * 8, abs=1e-6)
+    for size in sizes:
+        band = found.steps_with_bounds(size)
+        assert 0.5e5 / size < band.low < 1e5 / size < band.high < 2e5 / size
 
 
 def test_steps_that_do_not_fall_leave_their_beginning_open() -> None:
@@ -97,35 +88,26 @@ def test_steps_that_do_not_fall_leave_their_beginning_open() -> None:
 
     assert of_all(found)[-3:] == [MAXIMAL] * 3
     assert PERFECT not in of_all(found)
-    assert found.maximal_from.value == found.maximal_from.low == 0
+    assert found.maximal_from.value == found.maximal_from.low == found.perfect_up_to.low == 0
     assert sizes[0] <= found.maximal_from.high < sizes[-1]
-    assert found.perfect_up_to.low == 0
     assert sizes[0] <= found.perfect_up_to.high < 2 * sizes[0]
     assert found.min_steps.value == pytest.approx(100)
     assert found.min_examples.value == found.min_examples.low == 0
     assert found.log_residuals == pytest.approx([0] * 8, abs=1e-6)
 
 
-def test_a_sweep_without_its_flat_end_does_not_say_where_the_end_is() -> None:
-    sizes = doublings(1, 9)
+def test_a_sweep_without_one_end_leaves_the_border_there_open() -> None:
+    steep, flat = doublings(1, 9), doublings(64, 9)
 
-    found = find_regimes(sizes, law(sizes))
+    falling, level = find_regimes(steep, law(steep)), find_regimes(flat, law(flat))
 
-    assert found.regime_of(1) == PERFECT
-    assert found.perfect_up_to.high < 256
-    assert found.maximal_from.high == math.inf
-    assert holds(found.maximal_from, 640)
-
-
-def test_a_sweep_without_its_steep_end_does_not_say_where_perfect_scaling_ends() -> None:
-    sizes = doublings(64, 9)
-
-    found = find_regimes(sizes, law(sizes))
-
-    assert found.regime_of(16384) == MAXIMAL
-    assert found.perfect_up_to.low == 0
-    assert holds(found.perfect_up_to, 25.6) or found.perfect_up_to.high == 64
-    assert holds(found.maximal_from, 640)
+    assert falling.regime_of(1) == PERFECT
+    assert falling.perfect_up_to.high < 256
+    assert falling.maximal_from.high == math.inf
+    assert level.regime_of(16384) == MAXIMAL
+    assert level.perfect_up_to.low == 0
+    assert holds(level.perfect_up_to, 25.6) or level.perfect_up_to.high == 64
+    assert all(holds(found.maximal_from, 640) for found in (falling, level))
 
 
 def test_at_a_sharp_elbow_perfect_scaling_goes_over_into_maximal_data_parallelism() -> None:
@@ -142,10 +124,12 @@ def test_at_a_sharp_elbow_perfect_scaling_goes_over_into_maximal_data_parallelis
 def test_at_a_gentle_bend_nearly_all_are_diminishing_returns() -> None:
     sizes = doublings(4, 11)
 
-    found = find_regimes(sizes, law(sizes, 0.5), scatter=0.03)
+    bent = find_regimes(sizes, law(sizes, 0.5), scatter=0.03)
+    straight = find_regimes(sizes, sizes**-0.5, scatter=0.03)
 
-    assert {PERFECT, MAXIMAL}.isdisjoint(of_all(found))
-    assert of_all(found).count(DIMINISHING) >= 5
+    assert {PERFECT, MAXIMAL}.isdisjoint(of_all(bent) + of_all(straight))
+    assert of_all(bent).count(DIMINISHING) >= 5
+    assert straight.sharpness.high < 0.5
 
 
 @pytest.mark.parametrize("sizes", [[16.0, 256.0], [16.0, 64.0, 256.0]])
@@ -157,22 +141,24 @@ def test_two_or_three_batch_sizes_leave_most_open(sizes: list[float]) -> None:
     assert {found.regime_of(size) for size in sizes} == {"between"}
 
 
-@pytest.mark.parametrize("alpha", [0.6, 1.0, 1.8])
+@pytest.mark.parametrize("alpha", slow_but([0.6, 1.0, 1.8], 0.6))
 def test_bounds_hold_the_truth_as_often_as_they_say(alpha: float) -> None:
     """More of this: benchmarks/prediction/regimes.py."""
     generator, sizes = np.random.default_rng(0), doublings(4, 10)
     apart = (1.2**alpha - 1) ** (1 / alpha)
-    held = np.zeros(3)
-    for _ in range(60):
-        steps = law(sizes, alpha) * np.exp(generator.normal(0, 0.15, 10))
-        found = find_regimes(sizes, steps)
+    truth = law(sizes, alpha)
+    held, of_law = np.zeros(3), []
+    for _ in range(40):
+        found = find_regimes(sizes, truth * np.exp(generator.normal(0, 0.15, 10)))
         held += [
             holds(found.perfect_up_to, 128 * apart),
             holds(found.maximal_from, 128 / apart),
             holds(found.critical_batch_size, 128),
         ]
+        of_law += map(holds, map(found.steps_with_bounds, sizes), truth)
 
-    assert (held >= 60 * 0.9).all(), held
+    assert (held >= 40 * 0.9).all(), held
+    assert 0.91 <= np.mean(of_law) < 1, np.mean(of_law)
 
 
 @pytest.mark.parametrize("alpha", [0.55, 1.5])
@@ -180,8 +166,8 @@ def test_bounds_are_ends_of_the_curves_that_fit_nearly_as_well(alpha: float) -> 
     """A search over curves at random, without a profile. Bends other than 1 are less likely."""
     generator, sizes, scatter = np.random.default_rng(1), 4.0 ** np.arange(-3, 11), 0.1
     logs = np.log(law(sizes, alpha) * np.exp(generator.normal(0, 0.05, 14)))
-    bends = alpha * np.exp(generator.uniform(-0.6, 0.6, 500_000))
-    criticals = 128 * np.exp(generator.uniform(-0.4, 0.4, 500_000))
+    bends = alpha * np.exp(generator.uniform(-0.6, 0.6, 100_000))
+    criticals = 128 * np.exp(generator.uniform(-0.4, 0.4, 100_000))
     ratios = np.log(criticals[:, None] / sizes)
     left = logs - np.logaddexp(0, bends[:, None] * ratios) / bends[:, None]
     level = left.mean(axis=1)
@@ -194,6 +180,14 @@ def test_bounds_are_ends_of_the_curves_that_fit_nearly_as_well(alpha: float) -> 
 
     found = find_regimes(sizes, np.exp(logs), scatter=scatter)
 
+    fits = spare >= 0
+    for size in (sizes[2], 200.0, sizes[-1]):
+        ratios = np.log(criticals[fits] / size)
+        there = steps[fits] * np.exp(np.logaddexp(0, bends[fits] * ratios) / bends[fits])
+        band = found.steps_with_bounds(size)
+        assert band.value == found.steps(size)
+        ends = (there / more[fits]).min(), (there * more[fits]).max()
+        assert (band.low, band.high) == pytest.approx(ends, rel=0.02), size
     for name, lows, highs in (
         ("perfect_up_to", criticals * apart, criticals * apart),
         ("maximal_from", criticals / apart, criticals / apart),
@@ -202,7 +196,7 @@ def test_bounds_are_ends_of_the_curves_that_fit_nearly_as_well(alpha: float) -> 
         ("min_steps", steps / more, steps * more),
         ("min_examples", criticals * steps / more, criticals * steps * more),
     ):
-        ends = lows[spare >= 0].min(), highs[spare >= 0].max()
+        ends = lows[fits].min(), highs[fits].max()
         bound = getattr(found, name)
         assert (bound.low, bound.high) == pytest.approx(ends, rel=0.03), name
 
@@ -218,37 +212,25 @@ def test_more_confidence_and_more_scatter_widen_the_bounds() -> None:
     assert width(scatter=0.02) < width(scatter=0.05)
 
 
-def test_borders_have_the_unit_of_batch_sizes_and_steps_do_not_matter() -> None:
-    sizes = doublings(4, 10)
-    steps = law(sizes) * np.exp(np.random.default_rng(2).normal(0, 0.1, 10))
+def test_borders_have_the_unit_of_batch_sizes_and_neither_steps_nor_the_order_matter() -> None:
+    generator, sizes = np.random.default_rng(3), np.repeat(doublings(4, 8), 2)
+    steps = law(sizes) * np.exp(generator.normal(0, 0.1, 16))
+    order = generator.permutation(16)
 
-    found, tokens, slower = (
-        find_regimes(sizes, steps),
-        find_regimes(1024 * sizes, steps),
-        find_regimes(sizes, 7 * steps),
-    )
+    found = find_regimes(sizes, steps)
+    tokens, slower = find_regimes(1024 * sizes, steps), find_regimes(sizes, 7 * steps)
+    mixed = find_regimes(sizes[order], steps[order])
 
     for name in ("perfect_up_to", "maximal_from", "critical_batch_size"):
         border = getattr(found, name)
         ends = border.value, border.low, border.high
-        for other, times in ((tokens, 1024), (slower, 1)):
+        for other, times in ((tokens, 1024), (slower, 1), (mixed, 1)):
             same = getattr(other, name)
             assert (same.value, same.low, same.high) == pytest.approx(
                 [times * end for end in ends], rel=1e-4
             )
     assert tokens.scatter == pytest.approx(found.scatter, rel=1e-6)
     assert slower.min_steps.value == pytest.approx(7 * found.min_steps.value, rel=1e-4)
-
-
-def test_the_order_of_runs_does_not_matter() -> None:
-    generator, sizes = np.random.default_rng(3), np.repeat(doublings(4, 8), 2)
-    steps = law(sizes) * np.exp(generator.normal(0, 0.1, 16))
-    order = generator.permutation(16)
-
-    found, mixed = find_regimes(sizes, steps), find_regimes(sizes[order], steps[order])
-
-    assert mixed.maximal_from.high == pytest.approx(found.maximal_from.high, rel=1e-6)
-    assert mixed.perfect_up_to.value == pytest.approx(found.perfect_up_to.value, rel=1e-4)
 
 
 def test_repeated_runs_narrow_the_bounds() -> None:
@@ -272,55 +254,40 @@ def test_batch_sizes_that_scatter_more_than_repeats_count_as_such() -> None:
     seeds = np.tile(np.exp([0.01, -0.01, 0.01, -0.01]), 10)
     worse = np.repeat(np.exp(np.tile([0.2, -0.2], 5)), 4)
 
-    even, uneven = (
-        find_regimes(sizes, law(sizes) * seeds),
-        find_regimes(sizes, law(sizes) * seeds * worse),
-    )
+    even = find_regimes(sizes, law(sizes) * seeds)
+    uneven = find_regimes(sizes, law(sizes) * seeds * worse)
 
     assert even.scatter < 0.05
     assert uneven.scatter > 0.3  # of a run, that four of them have a mean of 20 %
 
 
-def test_a_gentle_bend_is_not_mistaken_for_scaling() -> None:
-    sizes = doublings(1, 12)
-
-    found = find_regimes(sizes, sizes**-0.5, scatter=0.03)
-
-    assert found.sharpness.high < 0.5
-    assert {PERFECT, MAXIMAL}.isdisjoint(of_all(found))
-
-
 @pytest.mark.parametrize(
-    ("sizes", "steps", "how", "message"),
+    ("sizes", "steps", "how", "arguments", "got"),
     [
-        ([16], [10], {}, r"`batch_sizes` must have two values at least, got 1\."),
-        ([16, 16], [10, 11], {}, r"`batch_sizes` must have two values at least, got 1\."),
-        ([16, 32], [10], {}, "`batch_sizes` and `steps` must be one-dimensional and equally long"),
-        (
-            [16, 32],
-            [10, 0],
-            {},
-            "`steps` must be positive and finite, got 0.0 at position 1. Leave",
-        ),
-        ([16, 32], [math.inf, 5], {}, "`steps` must be positive and finite, got inf at position 0"),
-        ([-16, 32], [10, 5], {}, "`batch_sizes` must be positive and finite, got -16.0"),
-        ([16, 32], [10, 5], {"confidence": 95}, "`confidence` must lie between 0 and 1, got 95"),
-        ([16, 32], [10, 5], {"scatter": 0.0}, "`scatter` must be positive and finite, got 0.0"),
+        ([16], [10], {}, "batch_sizes", "1"),
+        ([16, 16], [10, 11], {}, "batch_sizes", "1"),
+        ([16, 32], [10], {}, "batch_sizes steps", "shapes"),
+        ([16, 32], [10, 0], {}, "steps", "0.0 at position 1"),
+        ([16, 32], [math.inf, 5], {}, "steps", "inf at position 0"),
+        ([-16, 32], [10, 5], {}, "batch_sizes", "-16.0 at position 0"),
+        ([16, 32], [10, 5], {"confidence": 95}, "confidence", "95"),
+        ([16, 32], [10, 5], {"scatter": 0.0}, "scatter", "0.0"),
+        ([16, 32], [10, 5], {"searched": [True]}, "searched", "1 for"),
     ],
 )
 def test_what_cannot_be_a_sweep_is_refused(
-    sizes: list[float], steps: list[float], how: dict[str, float], message: str
+    sizes: list[float], steps: list[float], how: dict[str, Any], arguments: str, got: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with refused(*arguments.split()) as raised:
         find_regimes(sizes, steps, **how)
 
+    assert raised.value.got.startswith(got)
 
-@pytest.mark.parametrize("size", [0, -3, math.inf, math.nan])
+
+@pytest.mark.parametrize("size", [0, math.inf, math.nan])
 def test_only_batch_sizes_have_a_regime(size: float) -> None:
-    found = find_regimes([16, 256], [1000, 300])
-
-    with pytest.raises(ValueError, match="`batch_size` must be positive and finite"):
-        found.regime_of(size)
+    with refused("batch_size", got=f"{size}"):
+        find_regimes([16, 256], [1000, 300]).regime_of(size)
 
 
 def test_the_assumed_scatter_counts_three_degrees_of_freedom_beside_repeated_runs() -> None:
@@ -376,62 +343,6 @@ def test_bounds_beyond_the_sweep_end_with_it() -> None:
     assert (flat.maximal_from.low, flat.maximal_from.high) == (0, 1)
 
 
-SOME = np.array([8.0, 32.0, 128.0, 512.0, 2048.0])
-SCATTERED = law(SOME) * np.array([1.1, 0.9, 1.05, 1.0, 0.92])
-
-
-def squares_of(level: Array, log_critical: Array, log_alpha: Array, scatter: float) -> Array:
-    """The squares of curves around `SCATTERED` in units of the scatter, with those of α."""
-    alpha = np.exp(log_alpha)
-    steps = [
-        level + np.log1p((np.exp(log_critical) / size) ** alpha) / alpha for size in SOME.tolist()
-    ]
-    rest = np.log(SCATTERED)[:, None] - np.array(steps)
-    return np.asarray((rest**2).sum(axis=0) / scatter**2 + (log_alpha / SPREAD) ** 2)
-
-
-def test_the_band_holds_every_curve_that_fits_nearly_as_well_as_the_best_one() -> None:
-    """A million curves are tried, without the fit."""
-    scatter, rng = 0.1, np.random.default_rng(0)
-    curves = rng.uniform([3.3, 3.5, -0.9], [4.5, 6.2, 0.9], (1_000_000, 3)).T
-    squares = squares_of(*curves, scatter)
-    level, log_critical, log_alpha = curves[:, squares <= squares.min() + 1.96**2]
-    alpha = np.exp(log_alpha)
-
-    found = find_regimes(SOME, SCATTERED, scatter=scatter)
-
-    for size in (8.0, 50.0, 128.0, 700.0, 2048.0):
-        logs = level + np.log1p((np.exp(log_critical) / size) ** alpha) / alpha
-        band = found.steps_with_bounds(size)
-        assert band.value == found.steps(size)
-        assert band.low == pytest.approx(math.exp(logs.min()), rel=0.02), size
-        assert band.high == pytest.approx(math.exp(logs.max()), rel=0.02), size
-
-
-def test_the_band_holds_the_law_in_95_percent_of_sweeps() -> None:
-    sizes, rng, held = doublings(4, 9), np.random.default_rng(3), []
-    for alpha in (0.8, 1.0, 1.3):
-        truth = law(sizes, alpha)
-        for _ in range(25):
-            found = find_regimes(sizes, truth * np.exp(rng.normal(0, 0.12, len(sizes))))
-            bands = [found.steps_with_bounds(size) for size in sizes]
-            held += [holds(band, steps) for band, steps in zip(bands, truth, strict=True)]
-
-    assert 0.93 <= np.mean(held) < 1, np.mean(held)
-
-
-def test_a_straight_line_has_a_band() -> None:
-    sizes = doublings(1, 4)
-
-    found = find_regimes(sizes, 1000 / sizes)
-
-    for size in sizes:
-        band = found.steps_with_bounds(size)
-        assert holds(band, 1000 / size)
-        assert band.low > 500 / size
-        assert band.high < 2000 / size
-
-
 def least_with_errors_of_rates(steps: Array, searched: list[bool], curve: Array) -> float:
     """The least squares of a curve and its level, with each error of a rate as a number to find."""
     away = np.array([-2.0, 0.0, 1.0, 2.0, 3.0])  # doublings from 32, the size that was searched
@@ -476,22 +387,16 @@ def test_rates_that_were_not_searched_have_a_tilt_and_a_scatter() -> None:
 def test_more_runs_at_a_rate_that_was_not_searched_do_not_narrow_its_error() -> None:
     sizes = doublings(8, 8)
 
+    def critical(runs: int, searched: bool | None) -> Bounded:
+        of_runs = None if searched is None else [searched] * runs * len(sizes)
+        each, steps = np.repeat(sizes, runs), np.repeat(law(sizes), runs)
+        found = find_regimes(each, steps, scatter=STEPS_SCATTER, searched=of_runs)
+        return found.critical_batch_size
+
     def width(runs: int, *, searched: bool) -> float:
-        found = find_regimes(
-            np.repeat(sizes, runs),
-            np.repeat(law(sizes), runs),
-            scatter=STEPS_SCATTER,
-            searched=[searched] * runs * len(sizes),
-        )
-        return math.log(found.critical_batch_size.high / found.critical_batch_size.low)
+        return math.log(critical(runs, searched).high / critical(runs, searched).low)
 
     assert width(16, searched=True) < 0.35 * width(1, searched=True)
     assert width(1, searched=False) > 2 * width(1, searched=True)
     assert width(16, searched=False) > 0.75 * width(1, searched=False)
-
-
-def test_whether_rates_were_searched_is_said_of_each_run() -> None:
-    with pytest.raises(ValueError, match=r"`searched` must have one value for each run, got 2 for"):
-        find_regimes([8, 16, 32], [4, 2, 1], searched=[True, False])
-
-    assert find_regimes(SOME, SCATTERED, searched=[True] * 5) == find_regimes(SOME, SCATTERED)
+    assert critical(1, None) == critical(1, True)

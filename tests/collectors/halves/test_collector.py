@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-import torch._functorch.config
 from ranks import in_a_fork
+from refused import refused
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -254,14 +254,11 @@ def why_not(
     meter = meter or measured(model)
     with pytest.warns(UserWarning, match="NoiseScaleMeter has nothing to measure") as told:
         steps(meter, model, [batch()], loss=loss)
-    gradients = [p.grad for p in model.parameters()]
-    (warned,) = map(str, (one.message for one in told))
+    (warned,) = told
     assert meter.not_measured is not None
-    assert warned == (
-        f"NoiseScaleMeter has nothing to measure. {meter.not_measured} Training goes on, and there"
-        " is no noise scale."
-    )
+    assert meter.not_measured in str(warned.message)
     assert not meter.measuring
+    gradients = [p.grad for p in model.parameters()]
     steps(meter, model, [])
     meter.close()
     for p, gradient in zip(model.parameters(), gradients, strict=True):
@@ -273,29 +270,24 @@ def penalized(model: nn.Module, one: tuple[Tensor, Tensor], by: float = 5) -> Te
     return mse(model, one) + by * model[0].weight.square().sum()
 
 
-def two_views(model: nn.Module, one: tuple[Tensor, Tensor]) -> Tensor:
-    return model(torch.cat([one[0], one[0] + 1])).square().mean()
-
-
-def contrastive(model: nn.Module, one: tuple[Tensor, Tensor]) -> Tensor:
-    return F.cross_entropy(model(one[0]) @ model(one[0] + 0.1).T, torch.arange(ROWS))
-
-
 @pytest.mark.parametrize(
-    ("loss", "reason", "remedy"),
+    ("loss", "reason"),
     [
-        (penalized, "|g|² in the proof, most of it in 0.weight (100%)", "`weight_decay`"),
-        (two_views, "got none between the loss and the parameters", "(batch, rows, ...)"),
-        (contrastive, "in which they do (Mm of shape (6, 6))", "Accumulate two or more"),
+        (penalized, "`weight_decay`"),
+        (lambda model, one: model(torch.cat([one[0], one[0] + 1])).square().mean(), "got none"),
+        (
+            lambda model, one: F.cross_entropy(
+                model(one[0]) @ model(one[0] + 0.1).T, torch.arange(ROWS)
+            ),
+            "(Mm of shape (6, 6))",
+        ),
     ],
+    ids=["penalized", "two views", "contrastive"],
 )
 def test_a_loss_whose_halves_would_mislead_is_refused(
-    loss: Callable[..., Tensor], reason: str, remedy: str
+    loss: Callable[..., Tensor], reason: str
 ) -> None:
-    message = why_not(network(), loss)
-
-    assert reason in message
-    assert remedy in message
+    assert reason in why_not(network(), loss)
 
 
 @pytest.mark.parametrize("stem", [True, False])
@@ -353,12 +345,12 @@ def test_a_function_that_changes_what_it_saved_is_refused_and_trains_on() -> Non
         assert torch.equal(ours.grad, theirs.grad)
 
 
+@pytest.mark.slow
+@in_a_fork
 def test_what_was_compiled_to_give_its_buffers_away_is_refused_with_the_remedy() -> None:
     """Of shapes that vary, what the forward pass kept is overwritten by the backward pass."""
-    in_a_fork(check_donated_buffers)()
+    import torch._functorch.config
 
-
-def check_donated_buffers() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(ROWS, 3, 8, 8), torch.arange(ROWS) % 3
     for donated in (True, False):
@@ -376,7 +368,7 @@ def check_donated_buffers() -> None:
         meter = measured(compiled)
         meter.backward(F.cross_entropy(compiled(x), y), ROWS)
         if donated:
-            with pytest.warns(match=r"`torch\._functorch\.config\.donated_buffer = F"):
+            with pytest.warns(match="donated_buffer"):
                 meter.step()
             assert all(p.grad is not None for p in model.parameters())
         else:
@@ -396,7 +388,7 @@ def test_out_of_memory_at_a_measured_step_is_told_once_and_training_goes_on() ->
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
     handle = model[1].register_full_backward_pre_hook(fails)
-    with pytest.warns(UserWarning, match=r"not measured: OutOfMemoryError: .* Training goes on"):
+    with pytest.warns(UserWarning, match="not measured: OutOfMemoryError"):
         steps(meter, model, [batch(1)])
     handle.remove()
     for p, gradient in zip(model.parameters(), expected, strict=True):
@@ -406,19 +398,23 @@ def test_out_of_memory_at_a_measured_step_is_told_once_and_training_goes_on() ->
     assert meter.measured_steps == 2
 
 
-@pytest.mark.parametrize(
-    "normalize",
-    [nn.BatchNorm1d(8, track_running_stats=False), nn.BatchNorm1d(8)],
-)
-def test_batch_norm_is_refused_while_it_goes_by_the_batch(normalize: nn.Module) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(WIDTH, 8), normalize, nn.Linear(8, 3))
-    assert "got a BatchNorm that normalizes over" in why_not(model)
-    if normalize.running_mean is not None:
+def test_batch_norm_is_refused_while_it_goes_by_the_batch() -> None:
+    """Once it is thawed in a run, too."""
+    for normalize in (nn.BatchNorm1d(8, track_running_stats=False), nn.BatchNorm1d(8)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(WIDTH, 8), normalize, nn.Linear(8, 3))
+        assert "got a BatchNorm" in why_not(model)
+
+    normalize.eval()
+    with measured(model) as meter:
+        steps(meter, model, [batch(0)], [batch(1)])
+        normalize.train()
+        with pytest.warns(UserWarning, match="got a BatchNorm"):
+            steps(meter, model, *[[batch(seed)] for seed in range(2, 5)])
+        assert (meter.measured_steps, meter.skipped_steps) == (2, 3)
         normalize.eval()
-        with measured(model) as meter:
-            steps(meter, model, [batch()])
-            assert meter.measured_steps == 1
+        steps(meter, model, [batch(5)])
+        assert meter.measured_steps == 3
 
 
 def test_what_is_made_of_batch_norm_with_one_row_is_measured() -> None:
@@ -453,21 +449,6 @@ def test_a_term_past_the_cut_is_looked_at_in_each_measured_step() -> None:
         assert (meter.measured_steps, meter.skipped_steps) == (2, 1)
 
 
-def test_batch_norm_that_is_thawed_in_a_run_is_refused_from_there_on() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
-    model[1].eval()
-    with measured(model) as meter:
-        steps(meter, model, [batch(0)], [batch(1)])
-        model[1].train()
-        with pytest.warns(UserWarning, match="got a BatchNorm that normalizes over the batch"):
-            steps(meter, model, *[[batch(seed)] for seed in range(2, 5)])
-        assert (meter.measured_steps, meter.skipped_steps) == (2, 3)
-        model[1].eval()
-        steps(meter, model, [batch(5)])
-        assert meter.measured_steps == 3
-
-
 def test_a_small_parameter_that_rows_lead_to_is_measured(recorded: list[StepNorms]) -> None:
     """A bias that the training step adds is cut where it is added."""
     model = network()
@@ -495,7 +476,7 @@ def test_weights_of_losses_are_left_out_by_name_where_they_are_cut_past(
         return (-s[0]).exp() * F.mse_loss(out, one[1]) + (-s[1]).exp() * out.abs().mean() + s.sum()
 
     with measured(model) as meter:
-        with pytest.warns(UserWarning, match="all parameters but log_variance"):
+        with pytest.warns(UserWarning, match="but log_variance"):
             steps(meter, model, [batch(0)], loss=weighted)
         steps(meter, model, [batch(1)], loss=weighted)
         assert meter.measured_steps == 2
@@ -512,34 +493,29 @@ def test_as_many_positions_as_rows_are_told_of() -> None:
     model = nn.LSTM(WIDTH, 3)
     x = torch.randn(ROWS, ROWS, WIDTH)
     with measured(model) as meter:
-        with pytest.warns(UserWarning, match="as many positions as the batch has rows, 6"):
+        with pytest.warns(UserWarning, match="as many positions as"):
             meter.backward(model(x)[0].square().mean(), ROWS)
         meter.step()
 
 
-def test_a_cut_of_the_users_is_checked() -> None:
-    model = network()
-    with pytest.raises(ValueError, match=r"`cut` must name modules of the model, got 'body'"):
-        measured(model, cut="body")
-    with pytest.raises(ValueError, match="`cut` must be None with"):
-        NoiseScaleMeter(model, small_batch="micro_batch", cut=["2"])
-    model.other = nn.Linear(1, 1)  # type: ignore[assignment]
-    meter = measured(model, cut=["other"])
-    message = why_not(model, lambda m, b: mse(m[:3], b), meter)
-    assert "got ['other']: none of them was called" in message
-
-
 def test_a_cut_of_the_users_is_where_rows_are_signed() -> None:
     model = network()
-    meter = measured(model, cut=["2"])
-    steps(meter, model, [batch(0)], [batch(1)])
-    assert meter.measured_steps == 2
+    with refused("cut", got="'body'"):
+        measured(model, cut="body")
+    with refused("cut", requirement="None"):
+        NoiseScaleMeter(model, small_batch="micro_batch", cut=["2"])
+    with measured(model, cut=["2"]) as meter:
+        steps(meter, model, [batch(0)], [batch(1)])
+        assert meter.measured_steps == 2
+    model.other = nn.Linear(1, 1)  # type: ignore[assignment]
+    meter = measured(model, cut=["other"])
+    assert "none of them was called" in why_not(model, lambda m, b: mse(m[:3], b), meter)
 
 
 def test_a_batch_of_one_row_is_told_of() -> None:
     model = network()
     meter = measured(model)
-    with pytest.warns(UserWarning, match="A batch of 1 has no halves to compare"):
+    with pytest.warns(UserWarning, match="has no halves"):
         steps(meter, model, [batch(rows=1)])
     assert (meter.measured_steps, meter.skipped_steps) == (0, 1)
 

@@ -186,16 +186,14 @@ def test_a_cut_is_found_again_in_a_graph_of_the_same_kind_alone(make: Callable[[
     torch.manual_seed(0)
     graph = make()
     cut = graph.cut(*graph.loss())
+    loss, calls = graph.loss()
+    edges, factors = graph.cut(loss, calls).edges, signs(ROWS, 1)
 
-    loss, _ = graph.loss()
     again = find_again(get_gradient_edge(loss), ROWS, cut.pattern)
 
     assert again is not None
     assert [edge[1:] for edge in again] == [edge[1:] for edge in cut.edges]
-    factors = signs(ROWS, 1)
-    first = gradients(graph, again, loss, factors)
-    afresh, calls = graph.loss()
-    second = gradients(graph, graph.cut(afresh, calls).edges, afresh, factors)
+    first, second = (gradients(graph, one, loss, factors) for one in (again, edges))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert find_again(get_gradient_edge(loss * 2), ROWS, cut.pattern) is None
     assert find_again(get_gradient_edge(loss), ROWS + 1, cut.pattern) is None

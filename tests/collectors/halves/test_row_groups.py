@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from brute_force import micro_batch, over_step
+from refused import refused
+from tiers import slow
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,9 +23,12 @@ PAIRED = torch.arange(ROWS) % (ROWS // 2)
 """A row of the first half of the batch with one of the second half."""
 
 
-def network(outputs: int = 3) -> nn.Sequential:
+Loss = Callable[[Tensor], Tensor]
+
+
+def network() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, outputs))
+    return nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
 def drawn(groups: Tensor, seed: int) -> Tensor:
@@ -37,8 +42,15 @@ def drawn(groups: Tensor, seed: int) -> Tensor:
 # What halves show
 
 
-@pytest.mark.parametrize("groups", [[0, 0, 0, 1, 2, 2, 3, 3], [4, 4, 9, 9, 9, 7, 7, 4, 3, 1]])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("groups", "weighted"),
+    [
+        ([0, 0, 0, 1, 2, 2, 3, 3], False),
+        ([4, 4, 9, 9, 9, 7, 7, 4, 3, 1], True),
+        slow([0, 0, 0, 1, 2, 2, 3, 3], True),
+        slow([4, 4, 9, 9, 9, 7, 7, 4, 3, 1], False),
+    ],
+)
 def test_whole_groups_are_parts_exactly(groups: list[int], weighted: bool) -> None:
     """Of every way to halve them together, the mean is that of the groups as parts."""
     torch.manual_seed(len(groups))
@@ -64,24 +76,28 @@ def test_whole_groups_are_parts_exactly(groups: list[int], weighted: bool) -> No
     assert meter.sums.mean.noise_trace == pytest.approx(trace, rel=0.15)
 
 
-def truth(groups: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[float, float]:
+def truth(groups: Tensor, loss: Loss) -> tuple[float, float]:
     """tr(Σ) and B_simple in rows, by independent batches."""
-    model, gradients = network(), []
-    for seed in range(1500):
-        one = torch.autograd.grad(loss(model(drawn(groups, seed))), list(model.parameters()))
-        gradients.append(torch.cat([g.flatten() for g in one]).double())
-    of_batches = torch.stack(gradients)
+    model = network()
+    parameters = dict(model.named_parameters())
+
+    def value(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return loss(torch.func.functional_call(model, parameters, (x,)))
+
+    batches = torch.stack([drawn(groups, seed) for seed in range(1500)])
+    found = torch.func.vmap(torch.func.grad(value), (None, 0))(parameters, batches)
+    of_batches = torch.cat([g.detach().flatten(1) for g in found.values()], 1).double()
     noise = of_batches.var(0).sum().item()
-    signal = of_batches.mean(0).square().sum().item() - noise / len(gradients)
+    signal = of_batches.mean(0).square().sum().item() - noise / len(batches)
     return len(groups) * noise, len(groups) * noise / signal
 
 
 def by_halves(
-    groups: Tensor, loss: Callable[[Tensor], Tensor], *, given: bool = True, size: int = 0
+    groups: Tensor, loss: Loss, *, given: bool = True, size: int = 0, steps: int = 300
 ) -> NoiseScaleMeter:
     model = network()
     meter = NoiseScaleMeter(model, window=3000, every_n_steps=1, small_batch="half")
-    for seed in range(300):
+    for seed in range(steps):
         model.zero_grad()
         value = loss(model(drawn(groups, 5000 + seed)))
         meter.backward(value, size or len(groups), row_groups=groups if given else None)
@@ -102,13 +118,8 @@ def reward_pairs(z: Tensor) -> Tensor:
     return -F.logsigmoid(chosen - rejected - 0.5).mean()
 
 
-def siamese(z: Tensor) -> Tensor:
-    return F.relu(1.5 - (z[0::2] - z[1::2]).norm(dim=1)).square().mean()
-
-
-def plain(z: Tensor) -> Tensor:
-    return z.square().mean()
-
+siamese: Loss = lambda z: F.relu(1.5 - (z[0::2] - z[1::2]).norm(dim=1)).square().mean()  # noqa: E731
+plain: Loss = lambda z: z.square().mean()  # noqa: E731
 
 PAIRS_IN_TURN = torch.arange(ROWS) // 2
 UNEQUAL = torch.tensor([0] * 9 + [1] * 2 + [2] * 6 + [3] * 3 + [4] * 8 + [5] * 4)
@@ -118,15 +129,13 @@ UNEQUAL = torch.tensor([0] * 9 + [1] * 2 + [2] * 6 + [3] * 3 + [4] * 8 + [5] * 4
     ("loss", "groups"),
     [
         (advantages, IN_TURN),
-        (reward_pairs, PAIRED),
-        (siamese, PAIRS_IN_TURN),
-        (plain, IN_TURN),
         (plain, UNEQUAL),
+        slow(reward_pairs, PAIRED),
+        slow(siamese, PAIRS_IN_TURN),
+        slow(plain, IN_TURN),
     ],
 )
-def test_halves_of_whole_groups_agree_with_independent_batches(
-    loss: Callable[[Tensor], Tensor], groups: Tensor
-) -> None:
+def test_halves_of_whole_groups_agree_with_independent_batches(loss: Loss, groups: Tensor) -> None:
     trace, noise_scale = truth(groups, loss)
 
     meter = by_halves(groups, loss)
@@ -137,17 +146,15 @@ def test_halves_of_whole_groups_agree_with_independent_batches(
     assert found.low < noise_scale < found.high
 
 
-def test_rows_that_are_alike_are_taken_for_independent_without_their_groups() -> None:
-    trace, _ = truth(IN_TURN, plain)
-
-    assert by_halves(IN_TURN, plain, given=False).sums.mean.noise_trace < 0.6 * trace
-
-
 def test_the_noise_scale_is_in_what_is_counted() -> None:
-    rows, groups = by_halves(IN_TURN, plain), by_halves(IN_TURN, plain, size=GROUPS)
+    """Without their groups, rows that are alike are taken for independent."""
+    rows = by_halves(IN_TURN, plain, steps=80)
+    groups = by_halves(IN_TURN, plain, size=GROUPS, steps=80)
+    alone = by_halves(IN_TURN, plain, given=False, steps=80)
 
     assert rows.noise_scale.value == pytest.approx(SIZE * groups.noise_scale.value)
-    assert (rows.examples, groups.examples) == (300 * ROWS, 300 * GROUPS)
+    assert (rows.examples, groups.examples) == (80 * ROWS, 80 * GROUPS)
+    assert alone.sums.mean.noise_trace < 0.6 * rows.sums.mean.noise_trace
 
 
 @pytest.mark.parametrize("groups", [None, [0, 0, 0, 1, 2, 2, 3, 3]])
@@ -168,7 +175,7 @@ def test_what_a_loss_was_divided_by_is_taken_out(groups: list[int] | None) -> No
 # Which rows may act on each other
 
 
-def said(loss: Callable[[Tensor], Tensor], groups: Any, model: nn.Module | None = None) -> str:
+def said(loss: Loss, groups: Any, model: nn.Module | None = None) -> str:
     model = model or network()
     meter = NoiseScaleMeter(model, small_batch="half", every_n_steps=1)
     with warnings.catch_warnings(record=True) as told:
@@ -181,19 +188,9 @@ def said(loss: Callable[[Tensor], Tensor], groups: Any, model: nn.Module | None 
     return "".join(str(one.message) for one in told)
 
 
-def margin(z: Tensor) -> Tensor:
-    """Piecewise linear: no derivative shows it."""
-    return F.relu(1 - (z[0::2] - z[1::2])[:, 0]).mean()
-
-
 def margin_of_parts(z: Tensor) -> Tensor:
     better, worse = z[:, 0].chunk(2)
     return F.margin_ranking_loss(better, worse, torch.ones_like(better), 0.5)
-
-
-def margin_of_chosen(z: Tensor) -> Tensor:
-    order = torch.arange(ROWS).view(-1, 2)
-    return (z[order[:, 0]] - z[order[:, 1]]).abs().mean()
 
 
 def attention_within(z: Tensor) -> Tensor:
@@ -201,24 +198,26 @@ def attention_within(z: Tensor) -> Tensor:
     return ((z @ z.transpose(1, 2)).softmax(-1) @ z).square().mean()
 
 
-def best_of_group(z: Tensor) -> Tensor:
-    return z[:, 0].view(GROUPS, SIZE).softmax(1).square().mean()
+IN_PAIRS = torch.arange(ROWS).view(-1, 2)
+ACTING: dict[str, tuple[Loss, Tensor, Tensor]] = {
+    "reward pairs": (reward_pairs, PAIRED, IN_TURN),
+    "margin of parts": (margin_of_parts, PAIRED, IN_TURN),
+    "siamese": (siamese, PAIRS_IN_TURN, PAIRED),
+    # Piecewise linear: no derivative shows it.
+    "margin": (lambda z: F.relu(1 - (z[0::2] - z[1::2])[:, 0]).mean(), IN_TURN, PAIRED),
+    "margin of chosen": (
+        lambda z: (z[IN_PAIRS[:, 0]] - z[IN_PAIRS[:, 1]]).abs().mean(), IN_TURN, PAIRED,
+    ),
+    "attention within": (attention_within, IN_TURN, PAIRED),
+    "best of group": (
+        lambda z: z[:, 0].view(GROUPS, SIZE).softmax(1).square().mean(), IN_TURN, PAIRS_IN_TURN,
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("loss", "within", "across"),
-    [
-        (reward_pairs, PAIRED, IN_TURN),
-        (margin_of_parts, PAIRED, IN_TURN),
-        (siamese, PAIRS_IN_TURN, PAIRED),
-        (margin, IN_TURN, PAIRED),
-        (margin_of_chosen, IN_TURN, PAIRED),
-        (attention_within, IN_TURN, PAIRED),
-        (best_of_group, IN_TURN, PAIRS_IN_TURN),
-    ],
-)
+@pytest.mark.parametrize(("loss", "within", "across"), ACTING.values(), ids=ACTING)
 def test_rows_may_act_on_each_other_within_groups_alone(
-    loss: Callable[[Tensor], Tensor], within: Tensor, across: Tensor
+    loss: Loss, within: Tensor, across: Tensor
 ) -> None:
     assert said(loss, within) == ""
     assert "nothing to measure" in said(loss, across)
@@ -243,20 +242,16 @@ def test_a_network_may_mix_the_rows_of_a_group_alone() -> None:
     assert "nothing to measure" in said(plain, None, Mixing())
 
 
-def contrastive(z: Tensor) -> Tensor:
-    return F.cross_entropy(z @ z.T, torch.arange(ROWS))
-
-
-def cox(z: Tensor) -> Tensor:
-    return (z[:, 0].exp().cumsum(0).log() - z[:, 0]).mean()
-
-
-def normalized_over_the_batch(z: Tensor) -> Tensor:
-    return ((z - z.mean(0)) / z.std(0)).pow(4).mean()
-
-
-@pytest.mark.parametrize("loss", [contrastive, cox, normalized_over_the_batch])
-def test_groups_that_act_on_each_other_are_not_measured(loss: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda z: F.cross_entropy(z @ z.T, torch.arange(ROWS)),
+        lambda z: (z[:, 0].exp().cumsum(0).log() - z[:, 0]).mean(),
+        lambda z: ((z - z.mean(0)) / z.std(0)).pow(4).mean(),
+    ],
+    ids=["contrastive", "Cox", "normalized over the batch"],
+)
+def test_groups_that_act_on_each_other_are_not_measured(loss: Loss) -> None:
     assert "nothing to measure" in said(loss, IN_TURN)
 
 
@@ -292,54 +287,38 @@ def test_training_is_bitwise_the_same(device: torch.device) -> None:
 # Bad groups
 
 
-def test_groups_without_a_loss_leave_a_step_out() -> None:
-    def few(z: Tensor) -> Tensor:
-        return (z.square().mean(1) * (IN_TURN < 3)).mean()
-
-    def most(z: Tensor) -> Tensor:
-        return (z.square().mean(1) * (IN_TURN < 7)).mean()
-
+@pytest.mark.parametrize(("counted", "measured"), [(3, 0), (7, 1)])
+def test_groups_without_a_loss_leave_a_step_out(counted: int, measured: int) -> None:
     model = network()
-    for loss, measured in ((few, 0), (most, 1)):
-        model.zero_grad()
-        meter = NoiseScaleMeter(model, small_batch="half", every_n_steps=1)
-        meter.backward(loss(model(drawn(IN_TURN, 0))), ROWS, row_groups=IN_TURN)
-        meter.step()
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            assert meter.measured_steps == measured
-        assert ["rows of a batch have no loss" in str(one.message) for one in told] == [True] * (
-            1 - measured
-        )
+    meter = NoiseScaleMeter(model, small_batch="half", every_n_steps=1)
+    loss = (model(drawn(IN_TURN, 0)).square().mean(1) * (counted > IN_TURN)).mean()
+    meter.backward(loss, ROWS, row_groups=IN_TURN)
+    meter.step()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert meter.measured_steps == measured
+    assert ["have no loss" in str(one.message) for one in told] == [True] * (1 - measured)
 
 
-def test_groups_of_another_number_of_rows_are_not_measured() -> None:
-    assert "`row_groups` must have one group for each of the 32 rows" in said(plain, [0, 1, 2])
-
-
-def test_a_batch_of_one_group_is_not_measured() -> None:
+def test_groups_that_have_no_halves_are_not_measured() -> None:
+    """Of another number of rows, or one group alone."""
+    assert "one group for each of the 32 rows" in said(plain, [0, 1, 2])
     model = network()
     meter = NoiseScaleMeter(model, every_n_steps=1)
-    with pytest.warns(UserWarning, match="A batch of one group has no halves"):
+    with pytest.warns(UserWarning, match="A batch of one group"):
         meter.backward(plain(model(drawn(IN_TURN, 0))), ROWS, row_groups=["a"] * ROWS)
     meter.step()
     assert meter.measured_steps == 0
 
 
-@pytest.mark.parametrize(
-    "groups",
-    [3, torch.zeros(4, 2), [[1], [2]], [1.0, float("nan")], ["a", None], torch.tensor(1)],
-)
-def test_what_is_no_group_for_each_row_is_refused(groups: Any) -> None:
-    with pytest.raises(ValueError, match="`row_groups` must be one group for each row"):
-        NoiseScaleMeter(network()).backward(torch.ones(()), 4, row_groups=groups)
-
-
-@pytest.mark.parametrize("small_batch", ["micro_batch", "example"])
-def test_groups_are_refused_where_no_halves_are_compared(small_batch: Any) -> None:
-    meter = NoiseScaleMeter(network(), small_batch=small_batch)
-    with pytest.raises(ValueError, match=f'None with `small_batch="{small_batch}"`, got groups'):
-        meter.backward(torch.ones(()), 4, row_groups=[0, 0, 1, 1])
+def test_what_is_no_group_for_each_row_is_refused() -> None:
+    for groups in (3, torch.zeros(4, 2), [[1], [2]], [1.0, float("nan")], ["a", None]):
+        with refused("row_groups", requirement="one group for each row"):
+            NoiseScaleMeter(network()).backward(torch.ones(()), 4, row_groups=groups)
+    for small_batch in ("micro_batch", "example"):
+        meter = NoiseScaleMeter(network(), small_batch=small_batch)  # type: ignore[arg-type]
+        with refused("row_groups", requirement=f'None with `small_batch="{small_batch}"`'):
+            meter.backward(torch.ones(()), 4, row_groups=[0, 0, 1, 1])
 
 
 @pytest.mark.parametrize("groups", [[7, 7, 2, 2], ["b", "b", "a", "a"], torch.tensor([1, 1, 0, 0])])

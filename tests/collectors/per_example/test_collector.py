@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the per-example collector captures of layers of all kinds, what it leaves out and why."""
 
-import re
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from noisescale.collectors.per_example.collector import PerExampleCollector
+from noisescale.guard import NotMeasured
 from noisescale.meter.choosing import choose_collector
 from noisescale.meter.options import MeterOptions
 
@@ -175,21 +176,20 @@ def convnet() -> nn.Module:
     )
 
 
+def of_six(rows: int, seed: int = 0) -> Batch:
+    return numbers(rows, 6, seed=seed)
+
+
+def of_tokens(rows: int, seed: int = 0) -> Batch:
+    return tokens(rows, seed=seed)
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Batch]]] = {
-    "mlp": (mlp, lambda rows, seed: numbers(rows, 6, seed=seed)),
-    "mlp, activations in place": (
-        lambda: mlp(nn.ReLU(inplace=True)),
-        lambda rows, seed: numbers(rows, 6, seed=seed),
-    ),
-    "transformer": (Transformer, lambda rows, seed: tokens(rows, seed=seed)),
-    "reentrant checkpointing": (
-        lambda: Transformer(checkpointing="reentrant"),
-        lambda rows, seed: tokens(rows, seed=seed),
-    ),
-    "other checkpointing": (
-        lambda: Transformer(checkpointing="other"),
-        lambda rows, seed: tokens(rows, seed=seed),
-    ),
+    "mlp": (mlp, of_six),
+    "mlp, activations in place": (lambda: mlp(nn.ReLU(inplace=True)), of_six),
+    "transformer": (Transformer, of_tokens),
+    "reentrant checkpointing": (lambda: Transformer(checkpointing="reentrant"), of_tokens),
+    "other checkpointing": (lambda: Transformer(checkpointing="other"), of_tokens),
     "convnet": (convnet, lambda rows, seed: numbers(rows, 3, 8, 8, seed=seed)),
 }
 
@@ -219,49 +219,33 @@ def test_norms_are_those_of_single_gradients_which_stay_as_they_are(
 
 
 def test_a_group_of_which_nothing_can_be_measured_has_no_norm() -> None:
-    model, batches = Transformer(), [tokens(4), tokens(3, seed=1)]
-    collector = probed(model, batches, groups={"norms": r"norm", "positions": r"wpe"})
+    """And normalization layers may be asked for alone."""
+    batches = [tokens(4), tokens(3, seed=1)]
+    groups = {"norms": r"norm", "positions": r"wpe"}
+    every, norms = Transformer(), Transformer(tied=True)
+    of_all = probed(every, batches, groups=groups)
+    of_norms = probed(norms, batches, quiet=False, layers="normalization", groups={"e": "head|wte"})
 
-    small, big = step(model, collector, batches)
-
-    norms = [n for n in collector.norms.names if "norm" in n]
-    others = [n for n in collector.norms.names if "norm" not in n]
-    assert collector.norms.group_names == ("positions", "norms")
-    assert small is not None
-    for entry, names in enumerate([[], norms, others]):
-        want = oracle(model, batches, names)
-        assert small[entry].item() == pytest.approx(want.small_sq_norm, rel=1e-5)
-        assert big[entry].item() == pytest.approx(want.big_sq_norm, rel=1e-5)
-
-
-def test_normalization_layers_alone() -> None:
-    model, batches = Transformer(tied=True), [tokens(4)]
-    collector = probed(
-        model, batches, quiet=False, layers="normalization", groups={"e": "head|wte"}
-    )
-
-    small, big = step(model, collector, batches)
-
-    norms = [n for n, _ in model.named_parameters() if "norm" in n]
-    want = oracle(model, batches, norms)
-    assert collector.norms.names == norms
-    assert small is not None
-    assert small.tolist() == pytest.approx([0, want.small_sq_norm], rel=1e-5)
-    assert big.tolist() == pytest.approx([0, want.big_sq_norm], rel=1e-5)
+    assert of_all.norms.group_names == ("positions", "norms")
+    assert of_norms.norms.names == [n for n, _ in norms.named_parameters() if "norm" in n]
+    for model, collector in ((every, of_all), (norms, of_norms)):
+        small, big = step(model, collector, batches)
+        assert small is not None
+        names = collector.norms.names
+        for entry in range(len(small)):
+            chosen = [n for n, e in zip(names, collector.norms.entry_of, strict=True) if e == entry]
+            assert all(("norm" in n) == (entry == 1) for n in chosen)
+            want = oracle(model, batches, chosen)
+            assert small[entry].item() == pytest.approx(want.small_sq_norm, rel=1e-5)
+            assert big[entry].item() == pytest.approx(want.big_sq_norm, rel=1e-5)
 
 
 def test_more_rows_than_examples_are_refused() -> None:
     model, batches = mlp(), [numbers(8, 6)]
     collector = probed(model, batches)
 
-    with pytest.raises(ValueError, match="local_batch_size") as error:
+    with pytest.raises(NotMeasured, match="got 4 for 8 rows"):
         step(model, collector, batches, sizes=[4])
-
-    assert str(error.value) == (
-        "`local_batch_size` must be at least the rows of the batch if examples are the small"
-        " batches, got 4 for 8 rows. If several rows come from one example, choose"
-        ' small_batch="micro_batch" if two or more are accumulated, or "rank" on several devices.'
-    )
 
 
 # ---- what is left out, and how that is found
@@ -269,40 +253,46 @@ def test_more_rows_than_examples_are_refused() -> None:
 
 def left_out(
     model: nn.Module, batch: Batch, sizes: Sequence[float] | None = None, **options: Any
-) -> tuple[PerExampleCollector, str]:
+) -> tuple[PerExampleCollector, dict[str, list[str]]]:
+    """A collector after its first step, and what its warning names, by the first word of why."""
     collector = collector_of(model, **options)
     with pytest.warns(UserWarning, match="Left out") as caught:
         step(model, collector, [batch], sizes=sizes)
     (warning,) = caught
-    return collector, str(warning.message).split("Left out: ")[1]
+    sizes_of = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad}
+    share = sum(sizes_of[name] for name in collector.norms.names) / sum(sizes_of.values())
+    covers = f"covers {len(collector.norms.names)} parameters with {share:.0%} of all numbers."
+    assert covers in str(warning.message)
+    return collector, named_in(warning)
 
 
-def test_tied_weights_are_left_out_and_named() -> None:
-    model, batch = Transformer(tied=True), tokens(4)
-    collector = collector_of(model)
-
-    with pytest.warns(UserWarning, match="noise scale of single examples") as caught:
-        step(model, collector, [batch])
-
-    assert [str(w.message) for w in caught] == [
-        "The noise scale of single examples covers 24 parameters with 93% of all numbers. Left out:"
-        " wpe.weight (in layers whose input does not have the rows of the batch); wte.weight"
-        " (shared by several modules)."
-    ]
-    check(model, collector, [batch])
+def named_in(warning: Any) -> dict[str, list[str]]:
+    parts = str(warning.message).split("Left out: ")[1].rstrip(".").split("; ")
+    pairs = [part.rstrip(")").split(" (") for part in parts]
+    return {" ".join(why.split()[:3]): names.split(", ") for names, why in pairs}
 
 
-class Reused(nn.Module):
-    """The output layer is a function that uses the embedding's weight."""
+class Network(nn.Module):
+    """Layers, each made of its class and arguments, and what is done with them."""
 
-    def __init__(self) -> None:
+    def __init__(self, forward: Callable[[Any, Tensor], Tensor], **layers: tuple[Any, ...]) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.wte = nn.Embedding(11, 8)
-        self.body = nn.Linear(8, 8)
+        for name, (kind, *arguments) in layers.items():
+            self.add_module(name, kind(*arguments))
+        self._forward = forward
 
-    def forward(self, ids: Tensor) -> Tensor:
-        return F.linear(self.body(self.wte(ids)).tanh(), self.wte.weight)
+    def forward(self, x: Tensor) -> Tensor:
+        return self._forward(self, x)
+
+
+def reused() -> nn.Module:
+    """The output layer is a function that uses the embedding's weight."""
+    return Network(
+        lambda net, ids: F.linear(net.body(net.wte(ids)).tanh(), net.wte.weight),
+        wte=(nn.Embedding, 11, 8),
+        body=(nn.Linear, 8, 8),
+    )
 
 
 class CalledTwice(nn.Module):
@@ -318,16 +308,13 @@ class CalledTwice(nn.Module):
         return self.last(self.middle(x) if self.twice else x)
 
 
-class Penalized(nn.Module):
+def penalized() -> nn.Module:
     """The weight of `first` is used outside of its forward too, by a penalty."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.first(x)) + self.first.weight.square().sum()
+    return Network(
+        lambda net, x: net.last(net.first(x)) + net.first.weight.square().sum(),
+        first=(nn.Linear, 6, 8),
+        last=(nn.Linear, 8, 3),
+    )
 
 
 def parametrized() -> nn.Module:
@@ -336,18 +323,14 @@ def parametrized() -> nn.Module:
     return model
 
 
-class Flattened(nn.Module):
+def flattened() -> nn.Module:
     """Sequences for the embedding, their tokens one by one for the rest."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.wte, self.inner = nn.Embedding(11, 8), nn.Linear(8, 8)
-        self.head = nn.Linear(8, 11)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.inner(self.wte(ids))
-        return self.head(x.flatten(0, 1)).unflatten(0, ids.shape)
+    return Network(
+        lambda net, ids: net.head(net.inner(net.wte(ids)).flatten(0, 1)).unflatten(0, ids.shape),
+        wte=(nn.Embedding, 11, 8),
+        inner=(nn.Linear, 8, 8),
+        head=(nn.Linear, 8, 11),
+    )
 
 
 class Buffered(nn.Module):
@@ -384,60 +367,39 @@ class Complex(nn.Module):
         return z.real + z.abs()
 
 
-LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], Batch, str]] = {
-    "functional reuse": (
-        Reused,
+OUTSIDE, NO_FORMULA = "used outside of", "in layers without"
+NO_ROWS, TWICE = "in layers whose", "in modules called"
+LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], Batch, dict[str, list[str]]]] = {
+    "tied": (
+        lambda: Transformer(tied=True),
         tokens(4),
-        "wte.weight (used outside of their module's forward).",
+        {NO_ROWS: ["wpe.weight"], "shared by several": ["wte.weight"]},
     ),
+    "functional reuse": (reused, tokens(4), {OUTSIDE: ["wte.weight"]}),
     "attention": (
         lambda: zoo.Attention(own=False),
         (tokens(4)[0], torch.arange(4) % 3),
-        "attention.out_proj.weight, attention.out_proj.bias (used outside of their module's"
-        " forward); attention.in_proj_weight, attention.in_proj_bias (in layers without a formula"
-        " for one example's gradient).",
+        {
+            OUTSIDE: ["attention.out_proj.weight", "attention.out_proj.bias"],
+            NO_FORMULA: ["attention.in_proj_weight", "attention.in_proj_bias"],
+        },
     ),
-    "called twice": (
-        CalledTwice,
-        numbers(4, 6),
-        "middle.weight, middle.bias (in modules called more than once).",
-    ),
-    "penalty": (
-        Penalized,
-        numbers(4, 6),
-        "first.weight (used outside of their module's forward).",
-    ),
+    "called twice": (CalledTwice, numbers(4, 6), {TWICE: ["middle.weight", "middle.bias"]}),
+    "penalty": (penalized, numbers(4, 6), {OUTSIDE: ["first.weight"]}),
     "parametrization": (
         parametrized,
         numbers(4, 6),
-        "0.parametrizations.weight.original0, 0.parametrizations.weight.original1 (in layers"
-        " without a formula for one example's gradient).",
+        {NO_FORMULA: [f"0.parametrizations.weight.original{i}" for i in range(2)]},
     ),
-    "flattened": (
-        Flattened,
-        tokens(4),
-        "head.weight, head.bias (in layers whose input does not have the rows of the batch).",
-    ),
-    "positions as many as rows": (
-        Transformer,
-        tokens(5),
-        "wpe.weight (in layers whose input does not have the rows of the batch).",
-    ),
-    "positions in a buffer": (
-        Buffered,
-        tokens(5),
-        "wpe.weight (in layers whose input does not have the rows of the batch).",
-    ),
+    "flattened": (flattened, tokens(4), {NO_ROWS: ["head.weight", "head.bias"]}),
+    "positions as many as rows": (Transformer, tokens(5), {NO_ROWS: ["wpe.weight"]}),
+    "positions in a buffer": (Buffered, tokens(5), {NO_ROWS: ["wpe.weight"]}),
     "unused": (
         zoo.PartlyUnused,
         numbers(4, 8),
-        "unused.weight, unused.bias (without a gradient in the first measured step).",
+        {"without a gradient": ["unused.weight", "unused.bias"]},
     ),
-    "complex weights of no layer": (
-        Complex,
-        numbers(4, 6),
-        "spectral (in layers without a formula for one example's gradient).",
-    ),
+    "complex weights of no layer": (Complex, numbers(4, 6), {NO_FORMULA: ["spectral"]}),
 }
 
 
@@ -446,11 +408,10 @@ def test_what_cannot_be_measured_is_left_out_and_the_rest_is_exact(case: str) ->
     make_model, batch, expected = LEFT_OUT[case]
     model = make_model()
 
-    collector, message = left_out(model, batch)
+    collector, found = left_out(model, batch)
 
-    assert message == expected
-    named = set(re.findall(r"[\w.]+\.\w+|spectral", message.replace("module's", "")))
-    assert not named & set(collector.norms.names)
+    assert found == expected
+    assert not set(chain(*found.values())) & set(collector.norms.names)
     check(model, collector, [batch])
 
 
@@ -506,19 +467,10 @@ class ZeroHead(nn.Module):
         return self.head(F.linear(x, self.wte.weight) if self.reused else F.pad(x, (0, 3)))
 
 
-OTHERWISE = "(used outside of their module's forward)"
-ZERO_AT_FIRST: dict[str, tuple[Callable[[bool], nn.Module], Batch, dict[bool, str]]] = {
-    "ReZero": (
-        ReZero,
-        numbers(4, 6),
-        {
-            False: "gate (in layers without a formula for one example's gradient).",
-            True: f"inner.weight {OTHERWISE};"
-            " gate (in layers without a formula for one example's gradient).",
-        },
-    ),
-    "LoRA": (LowRank, numbers(4, 6), {False: "", True: f"a.weight {OTHERWISE}."}),
-    "head of zeros": (ZeroHead, tokens(4), {False: "", True: f"wte.weight {OTHERWISE}."}),
+ZERO_AT_FIRST: dict[str, tuple[Callable[[bool], nn.Module], Batch, str, list[str]]] = {
+    "ReZero": (ReZero, numbers(4, 6), "inner.weight", ["gate"]),
+    "LoRA": (LowRank, numbers(4, 6), "a.weight", []),
+    "head of zeros": (ZeroHead, tokens(4), "wte.weight", []),
 }
 
 
@@ -528,7 +480,7 @@ def test_what_has_a_gradient_of_zeros_is_judged_when_it_has_another(
     case: str, reused: bool
 ) -> None:
     """The sum over examples and autograd's gradient agree where both are zero, whatever is used."""
-    make_model, batch, expected = ZERO_AT_FIRST[case]
+    make_model, batch, weight, always = ZERO_AT_FIRST[case]
     model = make_model(reused)
     collector = collector_of(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -541,9 +493,9 @@ def test_what_has_a_gradient_of_zeros_is_judged_when_it_has_another(
             optimizer.step()
 
     assert measured == [None, None]
-    assert [str(w.message).split("Left out: ")[1] for w in caught] == [
-        message for message in [expected[reused]] if message
-    ]
+    expected = {NO_FORMULA: always, OUTSIDE: [weight] * reused}
+    named = [named_in(warning) for warning in caught]
+    assert named == [wanted for wanted in [{k: v for k, v in expected.items() if v}] if wanted]
     for _ in range(3):
         check(model, collector, [batch])
         optimizer.step()
@@ -558,39 +510,26 @@ def test_what_stays_zero_is_left_out_in_the_end() -> None:
 
     (warning,) = caught
     assert [small is None for small in measured] == [True] * 8 + [False]
-    assert str(warning.message).endswith(
-        "Left out: inner.weight, inner.bias (whose gradient was zero in the first 8 measured"
-        " steps)."
-    )
+    assert named_in(warning) == {"whose gradient was": ["inner.weight", "inner.bias"]}
     check(model, collector, [batch])
 
 
-def test_steps_that_are_not_finite_are_none_of_those_looked_at() -> None:
-    model, batch = ReZero(reused=True), numbers(4, 6)
-    collector = collector_of(model)
-    infinite = batch[0] * torch.inf, batch[1]
-
-    step(model, collector, [batch])
-    for _ in range(10):
-        assert step(model, collector, [infinite])[0] is None
-    model.gate.data.fill_(0.3)
-
-    with pytest.warns(UserWarning, match=r"Left out: inner\.weight \(used outside"):
-        assert step(model, collector, [batch])[0] is None
-    check(model, collector, [batch])
-
-
-def test_a_loss_that_is_zero_at_first_is_none_of_those_looked_at() -> None:
-    """As that of a sparse reward: nothing is left out for it, however long it lasts."""
-    model, batch = mlp(), numbers(4, 6)
-    collector = collector_of(model)
-
-    for _ in range(12):
-        zero = step(model, collector, [batch], loss=lambda *of: 0 * mean_loss(*of))
-        assert zero[0] is None
-    assert step(model, collector, [batch])[0] is None  # the one that is looked at
-
-    check(model, collector, [batch])
+def test_steps_without_a_finite_gradient_are_none_of_those_looked_at() -> None:
+    """And a loss that is zero at first, as that of a sparse reward, however long it lasts."""
+    infinite = numbers(4, 6)[0] * torch.inf, numbers(4, 6)[1]
+    for model, batch, factor in ((ReZero(reused=True), infinite, 1), (mlp(), numbers(4, 6), 0)):
+        collector = collector_of(model)
+        for one in (numbers(4, 6), *[batch] * 10):
+            useless = step(model, collector, [one], loss=lambda *of, f=factor: f * mean_loss(*of))
+            assert useless[0] is None
+        if isinstance(model, ReZero):
+            model.gate.data.fill_(0.3)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            looked_at = step(model, collector, [numbers(4, 6)])
+        assert looked_at[0] is None
+        assert [OUTSIDE in named_in(one) for one in caught] == [True] * factor
+        check(model, collector, [numbers(4, 6)])
 
 
 def test_a_gradient_that_is_zero_on_one_rank_is_compared_on_the_other() -> None:
@@ -619,16 +558,16 @@ def test_a_gradient_that_is_zero_on_one_rank_is_compared_on_the_other() -> None:
 @pytest.mark.parametrize(
     ("make", "size", "left"),
     [
-        pytest.param(Flattened, 4 * 5, "head.weight, head.bias (", id="of flattened rows"),
-        pytest.param(Transformer, 17, "wpe.weight (", id="of padded sequences"),
+        pytest.param(flattened, 4 * 5, ["head.weight", "head.bias"], id="of flattened rows"),
+        pytest.param(Transformer, 17, ["wpe.weight"], id="of padded sequences"),
     ],
 )
-def test_tokens_may_be_counted(make: Callable[[], nn.Module], size: int, left: str) -> None:
+def test_tokens_may_be_counted(make: Callable[[], nn.Module], size: int, left: list[str]) -> None:
     model, batch = make(), tokens(4)
 
-    collector, message = left_out(model, batch, sizes=[size])
+    collector, found = left_out(model, batch, sizes=[size])
 
-    assert message.startswith(left)
+    assert found == {NO_ROWS: left}
     check(model, collector, [batch], sizes=[size])
 
 
@@ -655,45 +594,31 @@ def test_a_module_called_twice_later_costs_those_steps() -> None:
     check(model, collector, [batch])
 
 
-class Ambiguous(nn.Module):
-    """Relative positions, computed: (length, length), which may be as many as rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.wte, self.relative = nn.Embedding(11, 8), nn.Embedding(11, 1)
-        self.head = nn.Linear(8, 11)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        n = torch.arange(ids.shape[1])
-        weights = self.relative(n[:, None] - n + 5).squeeze(-1).softmax(-1)
-        return self.head(weights @ self.wte(ids))
+def with_relative_positions(net: Any, ids: Tensor) -> Tensor:
+    """Computed: (length, length), which may be as many as rows."""
+    n = torch.arange(ids.shape[1])
+    weights = net.relative(n[:, None] - n + 5).squeeze(-1).softmax(-1)
+    return net.head(weights @ net.wte(ids))
 
 
 def test_layers_that_disagree_later_cost_those_steps_and_a_warning() -> None:
-    model = Ambiguous()
+    embeddings = {"wte": (nn.Embedding, 11, 8), "relative": (nn.Embedding, 11, 1)}
+    model = Network(with_relative_positions, **embeddings, head=(nn.Linear, 8, 11))
     collector = probed(model, [tokens(5)])
 
-    with pytest.warns(UserWarning, match="Layers disagree on the number of rows in the batch"):
-        small, _ = step(model, collector, [tokens(4)])
-
-    assert small is None
+    with pytest.warns(UserWarning, match="Layers disagree"):
+        assert step(model, collector, [tokens(4)])[0] is None
 
 
-class Keys(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.key, self.value = nn.Conv1d(6, 8, 1), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Attention with one query of its own."""
-        return (self.key(x.mT).sum(1).softmax(-1).unsqueeze(1) @ self.value(x)).squeeze(1)
+def with_one_query(net: Any, x: Tensor) -> Tensor:
+    """Attention with one query of its own."""
+    return (net.key(x.mT).sum(1).softmax(-1).unsqueeze(1) @ net.value(x)).squeeze(1)
 
 
 def test_a_gradient_that_cancels_is_not_taken_for_a_wrong_one() -> None:
     """A bias of keys moves all scores alike: its gradient is rounding and nothing else."""
-    model, batch = Keys(), numbers(64, 33, 6)
+    model: Any = Network(with_one_query, key=(nn.Conv1d, 6, 8, 1), value=(nn.Linear, 6, 3))
+    batch = numbers(64, 33, 6)
 
     collector = probed(model, [batch], quiet=False)
 
@@ -705,27 +630,15 @@ def test_a_gradient_that_cancels_is_not_taken_for_a_wrong_one() -> None:
 
 
 def test_nothing_left_is_refused() -> None:
-    lstm = nn.LSTM(6, 8)
     twice = nn.Linear(6, 6)
-
-    with pytest.raises(ValueError, match="`model` must have") as error:
-        collector_of(lstm)
-    assert str(error.value) == (
-        "`model` must have parameters with a formula for one example's gradient if examples are the"
-        " small batches, got none: weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0 (in layers"
-        " without a formula for one example's gradient). Choose"
-        ' small_batch="micro_batch" if two or more are accumulated, or "rank" on several devices.'
-    )
     collector = collector_of(twice)
-    with pytest.raises(ValueError, match=r"got none: weight, bias \(in modules called more than"):
+
+    with pytest.raises(NotMeasured, match="weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0"):
+        collector_of(nn.LSTM(6, 8))
+    with pytest.raises(NotMeasured, match=r"weight, bias \(in modules called"):
         step(twice, collector, [numbers(4, 6, outputs=6)], loss=lambda m, b: m(m(b[0])).mean())
-    with pytest.raises(ValueError, match="`layers` must find") as error:
+    with pytest.raises(NotMeasured, match="`layers` must find"):
         collector_of(mlp(), layers="normalization")
-    assert str(error.value) == (
-        "`layers` must find LayerNorm, RMSNorm or GroupNorm parameters that are trained, got none."
-        ' Choose layers="all", or small_batch="micro_batch" if two or more are accumulated, or'
-        ' "rank" on several devices.'
-    )
 
 
 def test_compiled_modules_are_refused() -> None:
@@ -738,16 +651,12 @@ def test_compiled_modules_are_refused() -> None:
         (wrapped, "0"),
         (torch.compile(mlp(), backend="eager"), "all of it"),
     ]:
-        with pytest.raises(ValueError, match="compiled") as error:
+        with pytest.raises(NotMeasured, match=rf"torch.compile on {name}\. "):
             choose_collector(model, MeterOptions(small_batch="example"))
-        assert str(error.value) == (
-            "`model` must not be compiled if examples are the small batches, got torch.compile on"
-            f' {name}. Leave it uncompiled, or choose small_batch="half", "micro_batch" or "rank".'
-        )
 
 
 def test_batch_normalization_is_refused_while_it_goes_by_the_batch() -> None:
-    with pytest.raises(ValueError, match=r"must have no BatchNorm that is trained .* got 1: it"):
+    with pytest.raises(ValueError, match=r"no BatchNorm .* got 1: "):
         collector_of(mlp(nn.BatchNorm1d(8)))
 
     collector_of(mlp(nn.BatchNorm1d(8)).eval())
@@ -780,12 +689,7 @@ def test_parameters_frozen_on_the_way_no_longer_count() -> None:
     collector = probed(model, [batch])
     model[0].requires_grad_(False)
 
-    small, big = step(model, collector, [batch])
-
-    want = oracle(model, [batch])  # of what is trained: 2.weight and 2.bias
-    assert small is not None
-    assert small.item() == pytest.approx(want.small_sq_norm, rel=1e-5)
-    assert big.item() == pytest.approx(want.big_sq_norm, rel=1e-5)
+    check(model, collector, [batch])  # of what is trained: 2.weight and 2.bias
 
 
 def test_an_input_changed_in_place_costs_the_step_and_no_error() -> None:
@@ -816,10 +720,11 @@ def test_autocast_is_measured_to_its_precision(dtype: torch.dtype) -> None:
         return loss_of(output.float(), batch[1]) * 256
 
     collector = collector_of(model)
-    with pytest.warns(UserWarning, match=r"Left out: wpe\.weight \([^;]*$"):
+    with pytest.warns(UserWarning, match="Left out") as caught:
         step(model, collector, [batch], loss=loss)
     small, _ = step(model, collector, [batch], loss=loss)
 
+    assert named_in(*caught) == {NO_ROWS: ["wpe.weight"]}
     want = oracle(model, [batch], collector.norms.names)
     assert small is not None
     assert small.item() / 256**2 == pytest.approx(want.small_sq_norm, rel=0.02)
@@ -900,7 +805,7 @@ def test_a_graph_gone_through_twice_is_not_relied_on() -> None:
 
 
 def test_ranks_agree_on_what_is_left_out_and_one_says_so() -> None:
-    def names() -> tuple[list[str], list[str]]:
+    def names() -> tuple[list[str], list[Any]]:
         model = CalledTwice(twice=dist.get_rank() == 1)
         ddp = DistributedDataParallel(model)
         collector = collector_of(ddp, group=dist.group.WORLD)
@@ -908,11 +813,11 @@ def test_ranks_agree_on_what_is_left_out_and_one_says_so() -> None:
             warnings.simplefilter("always")
             for _ in range(2):
                 step(ddp, collector, [numbers(4, 6)])
-        return collector.norms.names, [str(w.message).split("Left out: ")[1] for w in caught]
+        return collector.norms.names, [named_in(warning) for warning in caught]
 
     (names_of_one, said), (names_of_other, nothing) = on_ranks(2, names)
 
     assert names_of_one == ["first.weight", "first.bias", "last.weight", "last.bias"]
     assert names_of_other == names_of_one
-    assert said == ["middle.weight, middle.bias (in modules called more than once)."]
+    assert said == [{TWICE: ["middle.weight", "middle.bias"]}]
     assert nothing == []

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import in_a_fork
+from ranks import call_in_a_fork, in_a_fork
+from tiers import slow
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from torch.profiler import ProfilerActivity, profile
@@ -86,7 +87,7 @@ MADE: dict[str, Callable[[nn.Module], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of TorchScript
-@pytest.mark.parametrize("way", MADE)
+@pytest.mark.parametrize("way", [slow(way) if way == "compiled" else way for way in MADE])
 def test_a_watched_model_can_be(way: str) -> None:
     model = network()
     expected = model(batch())
@@ -116,6 +117,7 @@ def test_parts_that_are_scripted_are_left_out(
     meter.close()
 
 
+@pytest.mark.slow
 def test_a_strict_export_takes_a_pause() -> None:
     """Dynamo refuses to go through a module while there is a hook for all of them."""
     model = network()
@@ -163,6 +165,7 @@ def test_what_another_hook_makes_of_the_output_is_not_the_layers() -> None:
         assert meter.measured_steps == 2  # nothing is left out, of which a warning would tell
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of Dynamo itself
 @in_a_fork
 def test_compiled_code_beside_the_model_stays_whole() -> None:
@@ -189,10 +192,12 @@ def test_compiled_code_beside_the_model_stays_whole() -> None:
     assert len(set(seen)) == 1
 
 
-@in_a_fork
 def test_inference_takes_the_path_that_it_takes_without() -> None:
     """Encoders have one of fused kernels, rounded in another order, not taken beside hooks."""
+    call_in_a_fork(check_paths)  # see `in_a_fork`
 
+
+def check_paths() -> None:
     def fused_layers(meters: int, hooks: int) -> tuple[int, Tensor]:
         torch.manual_seed(0)
         layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)

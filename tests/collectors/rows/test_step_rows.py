@@ -13,6 +13,7 @@ from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows.step_rows import StepRows
 from noisescale.collectors.rows.window_layout import WindowLayout
 
+LAYOUT = WindowLayout(0.125, 0.125, 1.0, 1.0)
 COUNTS: Any = {"examples": 8.0, "unmeasured_examples": 0.0, "unmeasured_steps": 0}
 """What `StepRows.add` is told of the step besides norms."""
 
@@ -33,12 +34,7 @@ def test_a_sum_outlives_its_reading_so_that_no_thread_frees_the_row() -> None:
         rows = StepRows(norms, dist.group.WORLD)
         one = torch.ones(1, dtype=torch.float64)
         with mock.patch.object(dist, "all_reduce", kept_track_of):
-            rows.add(
-                one,
-                one,
-                WindowLayout(0.125, 0.125, 1.0, 1.0),
-                **COUNTS,
-            )
+            rows.add(one, one, LAYOUT, **COUNTS)
         assert len(list(rows.read())) == 1
         del rows
         gc.collect()
@@ -55,12 +51,7 @@ def test_the_stream_of_an_accelerator_waits_for_the_sum_at_once(device: torch.de
         rows = StepRows(norms, [0, 1])
         one = torch.ones(1, device=device)
 
-        rows.add(
-            one,
-            one,
-            WindowLayout(0.125, 0.125, 1.0, 1.0),
-            **COUNTS,
-        )
+        rows.add(one, one, LAYOUT, **COUNTS)
         at_once = work.wait.call_count
         list(rows.read())
 
@@ -74,13 +65,8 @@ def test_changes_are_shares_of_the_gradient_whatever_losses_were_divided_by() ->
     big = torch.full((1,), 8.0, dtype=torch.float64)
     changed = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
 
-    rows.add(
-        big,
-        big,
-        WindowLayout(0.25, 0.25, 1.0, 0.5),
-        **COUNTS,
-        changes=Changes(changed, gone=3, in_pieces=True),
-    )
-    ((_, _, _, _, changes),) = rows.read()
+    changes = Changes(changed, gone=3, in_pieces=True)
+    rows.add(big, big, WindowLayout(0.25, 0.25, 1.0, 0.5), **COUNTS, changes=changes)
+    ((*_, found),) = rows.read()
 
-    assert changes == (0.125, 0.25, 0.5, 3, 1, True)
+    assert found == (0.125, 0.25, 0.5, 3, 1, True)

@@ -21,18 +21,15 @@ def keys(results: dict[str, Any]) -> list[str]:
 
 def test_later_orders_wait_for_the_first_and_take_its_learning_rate() -> None:
     found = {"branch": {"learning_rate_factor": 0.5}}
+    first = ["batch_size=8,order=0", "batch_size=32,order=0"]
 
-    assert keys({}) == ["batch_size=8,order=0", "batch_size=32,order=0"]
-    assert keys({"batch_size=8,order=0": found}) == [
-        "batch_size=32,order=0",
-        "batch_size=8,order=1",
-    ]
-    (_, later) = wanted({"batch_size=8,order=0": found})
+    assert keys({}) == first
+    assert keys({first[0]: found}) == [first[1], "batch_size=8,order=1"]
+    (_, later) = wanted({first[0]: found})
     assert later.spec["known"] == {"learning_rate_factor": 0.5}
     assert (later.spec["plan"], later.spec["order"]) == (0, 1)
-    assert keys(dict.fromkeys((*keys({}), "batch_size=8,order=1"), found)) == [
-        "batch_size=32,order=1"
-    ]
+    others = dict.fromkeys((*first, "batch_size=8,order=1"), found)
+    assert keys(others) == ["batch_size=32,order=1"]
 
 
 def test_if_the_first_order_was_given_up_the_others_search_anew() -> None:

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 from program import ended
+from refused import refused
 
 import noisescale
-from noisescale import branch
 from noisescale.made.targets import text_of
 from noisescale.prediction.branches import BranchedRun
-from noisescale.refusal import Refusal
 
 MODEL = """
 import torch
@@ -90,46 +89,50 @@ def there(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(trained)
 
 
+OPTIONS = ("--batch-sizes", "4x", "--loss-examples", 100)
+
+
 def test_branches_are_trained_shown_and_predicted_from(tmp_path: Path) -> None:
     file = tmp_path / "my branches.json"
-    options = ["--batch-sizes", "4x", "--orders", 2, "--loss-examples", 200, "--output", file]
+    options = [*OPTIONS, "--orders", 2, "--output", file]
 
     code, shown, progress = ended("branch", *RUN, *options)
 
     assert code == 0
     said = " ".join(progress.split())
-    assert "Branches start at step 40 and train until the loss of step 80, 2 at each batch" in said
+    assert re.search(r"start at step 40 .* step 80, 2 at each batch", said)
     assert re.search(r"Branches cost about .* device-(milli)?seconds", said)
     assert said.count("batch size 32, order ") == 2
     assert shown.startswith("Critical batch size: ")
-    assert "  half way " in shown
     assert f"noisescale predict {RUN[0]} --branches '{file}'" in " ".join(shown.split())
     code, again, nothing_new = ended("branch", *RUN, *options)
     assert (code, again) == (0, shown)
     assert ", order " not in nothing_new
     code, shown, errors = ended("predict", RUN[0], "--branches", file, "--json")
     assert (code, errors) == (0, "")
-    assert "branches at 32 give" in json.loads(shown)["assumptions"][1]
+    assert "branches at 32" in json.loads(shown)["assumptions"][1]
 
 
 def test_the_function_trains_what_the_command_trains(tmp_path: Path) -> None:
     import branched_model
 
     alone = tmp_path / "alone.json"
-    options = ["--batch-sizes", "4x", "--orders", 1, "--loss-examples", 200, "--output", alone]
-    code, shown, _ = ended("branch", *RUN, *options, "--json")
+    code, shown, _ = ended("branch", *RUN, *OPTIONS, "--orders", 1, "--output", alone, "--json")
     assert code == 0
     lines: list[str] = []
 
-    found = branch(
+    found = noisescale.branch(
         RUN[0], RUN[1], branched_model.Model(), branched_model.examples(),
-        batch_sizes=["4x"], orders=1, loss_examples=200, accelerator="cpu",
+        batch_sizes=["4x"], orders=1, loss_examples=100, accelerator="cpu",
         output=tmp_path / "here.json", progress=lines.append,
     )  # fmt: skip
 
     (here,), (there,) = found.branched.branches, BranchedRun.from_file(alone).branches
     assert replace(here, seconds=0.0) == replace(there, seconds=0.0)
     record, expected = json.loads(found.to_json()), json.loads(shown)
+    assert [each["batch_size"] for each in expected["branches"]] == [32]
+    assert expected["critical_batch_size"]["low"] > 0
+    assert len(expected["course"]) == 3
     for each in (record, expected):
         del each["branches"]  # with their seconds
         del each["answer"]["next"]  # with the name of the file
@@ -143,29 +146,28 @@ def test_the_function_trains_what_the_command_trains(tmp_path: Path) -> None:
 def test_workers_need_a_target_that_they_can_import(tmp_path: Path) -> None:
     import branched_model
 
-    with pytest.raises(Refusal, match="found by the processes of the workers") as refused:
-        branch(RUN[0], RUN[1], branched_model.Model(), launcher="local", output=tmp_path / "b.json")
-
-    assert refused.value.arguments == ("target",)
-    assert refused.value.got == "Model, which they cannot import"
+    with refused("target", requirement="processes of the workers"):
+        noisescale.branch(
+            RUN[0], RUN[1], branched_model.Model(), launcher="local", output=tmp_path / "b.json"
+        )
     assert text_of(branched_model.make, "target") == "branched_model:make"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_branches_by_workers_are_those_that_are_trained_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(noisescale.__file__).parents[1]))
     file, alone = tmp_path / "branches.json", tmp_path / "alone.json"
-    options = ["--batch-sizes", "4x", "--orders", 2, "--loss-examples", 200]
-    ended("branch", *RUN, *options, "--output", alone)
-    BranchedRun.from_file(alone).to_file(file)
-    known = BranchedRun.from_file(file)
+    journal = ("--storage", tmp_path / "branches.journal")
+    options = [*OPTIONS, "--orders", 2, "--output"]
+    ended("branch", *RUN, *options, alone)
+    known = BranchedRun.from_file(alone)
     replace(known, branches=known.branches[:1]).to_file(file)  # the second one is missing
 
-    code, told, progress = ended(
-        "branch", *RUN, *options, "--output", file, "--launcher", "local", "--workers", 1
-    )
+    words = (*options, file, "--launcher", "local", "--workers", 1)
+    code, told, progress = ended("branch", *RUN, *words)
 
     assert code == 0, progress
     assert "batch size 32, order 2: loss" in progress
@@ -176,35 +178,21 @@ def test_branches_by_workers_are_those_that_are_trained_here(
         for each in (alone, file)
     )
     assert here == there
-    assert (tmp_path / "branches.journal").exists()
     assert (tmp_path / "branches_trials/trials/batch_size=32,order=1/result.json").exists()
-    status = json.loads(ended("status", "--storage", tmp_path / "branches.journal", "--json")[1])
+    status = json.loads(ended("status", *journal, "--json")[1])
     assert (status["kind"], status["done"]) == ("branch", 2)
-    assert ended("status", "--storage", tmp_path / "branches.journal")[1].startswith(
-        "2 trainings done, "
-    )
+    assert ended("status", *journal)[1].startswith("2 trainings done, ")
 
 
-def test_json_has_the_branches_and_what_they_say(tmp_path: Path) -> None:
-    file = tmp_path / "branches.json"
-
-    code, told, _ = ended("branch", *RUN, "--orders", 1, "--output", file, "--json")
-
-    assert code == 0
-    found = json.loads(told)
-    assert [branch["batch_size"] for branch in found["branches"]] == [8, 32, 128]
-    assert found["critical_batch_size"]["low"] <= found["critical_batch_size"]["value"]
-    assert len(found["course"]) == 3
-
-
+@pytest.mark.slow
 def test_two_processes_share_the_examples_and_one_of_them_writes(tmp_path: Path) -> None:
     """As people start it: Lightning starts the command again for the second device."""
-    file = tmp_path / "branches.json"
-    words = ["--devices", 2, "--strategy", "ddp", "--batch-sizes", "4x", "--orders", 1]
-    program = [Path(sys.executable).with_name("noisescale"), "branch", *RUN, *words]
+    files = tmp_path / "branches.json", tmp_path / "alone.json"
+    words = ["branch", *RUN, "--batch-sizes", "4x", "--orders", 1, "--output"]
+    program = [Path(sys.executable).with_name("noisescale"), *words, files[0]]
 
     done = subprocess.run(
-        list(map(str, [*program, "--output", file])),
+        list(map(str, [*program, "--devices", 2, "--strategy", "ddp"])),
         capture_output=True,
         text=True,
         timeout=300,
@@ -212,10 +200,8 @@ def test_two_processes_share_the_examples_and_one_of_them_writes(tmp_path: Path)
     )
 
     assert done.returncode == 0, done.stderr
-    (branch,) = json.loads(file.read_text())["branches"]
-    alone = tmp_path / "alone.json"
-    ended("branch", *RUN, "--batch-sizes", "4x", "--orders", 1, "--output", alone)
-    (other,) = json.loads(alone.read_text())["branches"]
+    ended(*words, files[1])
+    ((branch,), (other,)) = (json.loads(file.read_text())["branches"] for file in files)
     assert branch["losses"][0] == pytest.approx(other["losses"][0])
     assert branch["losses"] != other["losses"]
     assert branch["steps"][-1] < 2 * other["steps"][-1]
@@ -227,7 +213,7 @@ def test_a_branch_is_stopped_and_goes_on_with_the_same_command(
     from noisescale.lab.branch import train_branches
 
     file, train = tmp_path / "branches.json", train_branches._train
-    options = ["--batch-sizes", "4x", "--orders", 2, "--output", file]
+    options = [*OPTIONS, "--orders", 2, "--output", file]
 
     def stopped(*arguments: Any) -> Any:
         if arguments[3] == 1:
@@ -238,7 +224,7 @@ def test_a_branch_is_stopped_and_goes_on_with_the_same_command(
         patch.setattr(train_branches, "_train", stopped)
         code, _, errors = ended("branch", *RUN, *options)
     assert code != 0
-    assert f"Finished branches are in {file}. Start the same command again to continue." in errors
+    assert str(file) in errors
     code, _, errors = ended("branch", *RUN, *options)
     assert code == 0
     assert "order 1:" not in errors
@@ -256,36 +242,30 @@ def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["gone", "saved", "branched_model:make"], "`run` must be a folder or a file, got gone"),
-        ([*RUN[:1], "gone", *RUN[2:]], "`checkpoint` must be a file, got gone"),
-        ([*RUN[:1], "weights", *RUN[2:]], "`checkpoint` must contain the optimizer's state,"),
-        ([*RUN, "--batch-sizes", "x"], "`--batch-sizes` must be numbers of examples, or multiples"),
-        (
-            [*RUN, "--batch-sizes", "1x"],
-            "`--batch-sizes` must have a batch size that differs from the run's own",
-        ),
-        ([*RUN, "--learning-rate", "x"], "`--learning-rate` must be one of auto, linear"),
-        ([*RUN, "--orders", "0"], "`--orders` must be at least 1, got 0."),
-        ([*RUN, "--devices", "0"], "`--devices` must be at least 1, got 0."),
-        ([*RUN, "--loss-examples", "0"], "`--loss-examples` must be at least 1, got 0."),
-        ([*RUN, "--max-device-batch-size", "-3"], "`--max-device-batch-size` must be at least 1"),
-        ([*RUN, "--strategy", "ddp_fork"], "`--strategy` must start the whole command again"),
-        ([*RUN, "--lease", "0"], "`--lease` must be at least 1 second, and finite, got 0."),
-        ([*RUN, "--workers", "-1"], "`--workers` must not be negative, got -1."),
-        ([*RUN, "--launcher", "pbs"], "`--launcher` must be one of local, slurm, ray, got 'pbs'"),
-        ([*RUN, "--until", "gone"], "`--until` must be a file, got gone"),
-        ([*RUN, "--output", "gone/b.json"], "`--output` must be in a folder that exists, got"),
-        ([*RUN, "--output", "branched_model.py"], "`branched_model.py` must be a file of `noises"),
-        ([*RUN[:2], "branched_model:gone"], "`branched_model:gone` must name an object that ex"),
-        ([*RUN[:2], "branched_model:other", *RUN[3:]], "`checkpoint` must be of this module, got"),
+        ("gone saved branched_model:make", "`run` must be a folder or a file"),
+        (f"{RUN[0]} gone branched_model:make", "`checkpoint` must be a file, got gone"),
+        (f"{RUN[0]} weights branched_model:make", "`checkpoint` must contain the optimizer's"),
+        (f"{RUN[0]} saved branched_model:gone", "`branched_model:gone` must name an object"),
+        (f"{RUN[0]} saved branched_model:other --accelerator cpu", "`checkpoint` must be of this"),
+        ("RUN --batch-sizes x", "`--batch-sizes` must be numbers of examples"),
+        ("RUN --learning-rate x", "`--learning-rate` must be one of auto, linear"),
+        ("RUN --orders 0", "`--orders` must be at least 1"),
+        ("RUN --devices 0", "`--devices` must be at least 1"),
+        ("RUN --loss-examples 0", "`--loss-examples` must be at least 1"),
+        ("RUN --max-device-batch-size -3", "`--max-device-batch-size` must be at least 1"),
+        ("RUN --strategy ddp_fork", "`--strategy` must start the whole command again"),
+        ("RUN --lease 0", "`--lease` must be at least 1 second"),
+        ("RUN --workers -1", "`--workers` must not be negative"),
+        ("RUN --launcher pbs", "`--launcher` must be one of local, slurm, ray"),
+        ("RUN --until gone", "`--until` must be a file"),
+        ("RUN --output gone/b.json", "`--output` must be in a folder that exists"),
+        ("RUN --output branched_model.py", "`branched_model.py` must be a file of `noises"),
     ],
-    ids=lambda value: ascii(value)[-60:],
 )
-def test_bad_input_is_one_line(words: list[str], message: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_line(words: str, message: str, tmp_path: Path) -> None:
     output = [] if "--output" in words else ["--output", tmp_path / "b.json"]
 
-    code, told, errors = ended("branch", *words, *output)
+    code, told, errors = ended("branch", *words.replace("RUN", " ".join(RUN)).split(), *output)
 
     assert (code, told) == (2, "")
-    *_, line = errors.splitlines()
-    assert line.startswith(f"noisescale: {message}")
+    assert errors.splitlines()[-1].startswith(f"noisescale: {message}")

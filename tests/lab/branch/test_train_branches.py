@@ -9,9 +9,10 @@ from typing import Any
 import lightning.pytorch
 import numpy as np
 import pytest
-import pytorch_lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from refused import refused
+from tiers import slow_but
 from torch import Tensor, nn
 from torch.utils.data import (
     DataLoader,
@@ -30,6 +31,9 @@ from noisescale.lightning.checkpoints import Checkpoint
 from noisescale.prediction.branches import BranchedRun
 
 STEPS, BATCH_SIZE = 80, 8
+
+Run = tuple[History, Path]
+Train = Callable[..., BranchedRun]
 
 
 class Regression(lightning.pytorch.LightningModule):
@@ -70,7 +74,7 @@ def examples() -> TensorDataset:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[History, Path]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("run")
     monitor = NoiseScaleMonitor(small_batch="example")
     saved = ModelCheckpoint(folder, every_n_train_steps=20, save_top_k=-1)
@@ -87,22 +91,48 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[History, Path]:
     return monitor.history, folder
 
 
-def test_the_middle_of_the_run_to_its_end_is_branched(run: tuple[History, Path]) -> None:
+@pytest.fixture
+def trained(run: Run, tmp_path: Path) -> Train:
+    """Train branches of the run; at 4 times its batch size and in one order, unless asked else."""
+
+    def train(
+        module: Any = None,
+        data: Any = None,
+        options: dict[str, Any] | None = None,
+        *,
+        loss_examples: int | None = 64,
+        **plan: Any,
+    ) -> BranchedRun:
+        branching = plan_branches(*run, **{"batch_sizes": ["4x"], "orders": 1, **plan})
+        return train_branches(
+            branching,
+            Regression() if module is None else module,
+            examples() if data is None else data,
+            tmp_path / "b.json",
+            loss_examples=loss_examples,
+            accelerator="cpu",
+            **(options or {}),
+        )
+
+    return train
+
+
+def test_the_middle_of_the_run_to_its_end_is_branched(run: Run) -> None:
     branching = plan_branches(*run, batch_sizes=["4x", 96])
 
     assert (branching.checkpoint.step, branching.end) == (40, 80)
-    assert [path.name for path in branching.course] == [
-        "epoch=0-step=60.ckpt",
-        "epoch=0-step=80.ckpt",
-    ]
+    names = [path.name for path in branching.course]
+    assert names == ["epoch=0-step=60.ckpt", "epoch=0-step=80.ckpt"]
     plans = [(plan.device_batch_size, plan.accumulation) for plan in branching.plans]
     assert plans == [(8, 4), (8, 12)]  # no device was seen to take more
     assert branching.rule == "sqrt"
+    assert [plan.batch_size for plan in plan_branches(*run).plans] == [8, 32, 128]
+    # Learning rates that are nearly one are not searched.
+    assert branching.factors(8.05) == [pytest.approx(1.0, abs=0.01)]
+    assert branching.factors(32) == [2.0, pytest.approx(2**0.5), pytest.approx(2**0.25), 1.0]
 
 
-def test_expected_steps_go_by_the_learning_rate_of_the_part_that_is_branched(
-    run: tuple[History, Path],
-) -> None:
+def test_expected_steps_go_by_the_learning_rate_of_the_part_that_is_branched(run: Run) -> None:
     """Under Adam B_crit is expected at 1.6 x the noise scale, and at 1 x where the rate fell."""
     history, folder = run
     step, found = history["step"], []
@@ -120,7 +150,7 @@ def test_expected_steps_go_by_the_learning_rate_of_the_part_that_is_branched(
 
 
 def test_branches_go_on_from_the_checkpoint_to_the_loss_of_the_run(
-    run: tuple[History, Path], tmp_path: Path
+    run: Run, tmp_path: Path
 ) -> None:
     history, folder = run
     branching = plan_branches(history, folder, batch_sizes=["1x", "4x"], max_device_batch_size=64)
@@ -130,11 +160,11 @@ def test_branches_go_on_from_the_checkpoint_to_the_loss_of_the_run(
     seen.clear()
 
     branched = train_branches(
-        branching, module, examples(), tmp_path / "b.json", loss_examples=500, accelerator="cpu"
+        branching, module, examples(), tmp_path / "b.json", loss_examples=200, accelerator="cpu"
     )
 
     # As brute force has the losses of the checkpoints, over the same examples.
-    held = torch.arange(500).mul(1999).div(499).round().long()
+    held = torch.arange(200).mul(1999).div(199).round().long()
     for (step, loss), path in zip(branched.course, (40, 60, 80), strict=True):
         module.load_state_dict(Checkpoint.read(folder / f"epoch=0-step={path}.ckpt").weights)
         x, y = (tensor[held] for tensor in examples().tensors)
@@ -160,10 +190,8 @@ def test_branches_go_on_from_the_checkpoint_to_the_loss_of_the_run(
     assert 2 * 0.5 * 0.02 <= larger[-1][0] < lr  # and it goes on with the run's schedule
 
 
-def test_what_they_cost_has_the_evaluations_of_the_loss_in_it(
-    run: tuple[History, Path], tmp_path: Path
-) -> None:
-    branching = plan_branches(*run, batch_sizes=["4x"], max_device_batch_size=64, rule="none")
+def test_what_they_cost_has_the_evaluations_of_the_loss_in_it(run: Run, trained: Train) -> None:
+    plan: dict[str, Any] = {"max_device_batch_size": 64, "rule": "none", "orders": 3}
     passes: list[int] = []
 
     class Counted(Regression):
@@ -171,32 +199,21 @@ def test_what_they_cost_has_the_evaluations_of_the_loss_in_it(
             passes.append(len(batch[0]) if self.net.training else -len(batch[0]))
             return super().training_step(batch, batch_idx)
 
-    train_branches(
-        branching, Counted(), examples(), tmp_path / "b.json", loss_examples=500, accelerator="cpu"
-    )
+    trained(Counted(), loss_examples=200, **plan)
 
-    trained = sum(size for size in passes if size > 0)
+    took = sum(size for size in passes if size > 0)
     evaluated = -sum(size for size in passes if size < 0)
-    assert evaluated > 10 * trained  # small branches
+    assert evaluated > 4 * took  # small branches
     history = run[0]
     timed = history["seconds_per_step"] > 0
     counts = np.diff(history["step"], prepend=0.0)[timed]
     seconds = np.average(history["seconds_per_step"][timed], weights=counts) / BATCH_SIZE
-    expected = branching.device_hours(500)
-    assert expected.value == pytest.approx(seconds / 3600 * (trained + evaluated / 3), rel=0.4)
+    expected = plan_branches(*run, batch_sizes=["4x"], **plan).device_hours(200)
+    assert expected.value == pytest.approx(seconds / 3600 * (took + evaluated / 3), rel=0.4)
     assert expected.low < expected.value < expected.high
 
 
-def test_learning_rates_that_are_nearly_one_are_not_searched(run: tuple[History, Path]) -> None:
-    branching = plan_branches(*run, batch_sizes=["1x", "4x"])
-
-    assert branching.factors(8.05) == [pytest.approx(1.0, abs=0.01)]
-    assert branching.factors(32) == [2.0, pytest.approx(2**0.5), pytest.approx(2**0.25), 1.0]
-
-
-def test_each_branch_begins_with_the_checkpoints_state(
-    run: tuple[History, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_branch_begins_with_the_checkpoints_state(trained: Train) -> None:
     """Loading a state does not copy its tensors: one branch would train those of the next."""
     began: list[float] = []
 
@@ -208,16 +225,13 @@ def test_each_branch_begins_with_the_checkpoints_state(
             return super().step(closure)
 
     counted: list[Any] = []
-    branching = plan_branches(*run, batch_sizes=["4x"], orders=3)
-    train_branches(
-        branching, Regression(Counted), examples(), tmp_path / "b.json", accelerator="cpu"
-    )
+    trained(Regression(Counted), orders=3)
 
     assert began[-3:] == [40, 40, 40]  # what came before took losses
 
 
 def test_the_learning_rate_goes_as_recorded_whatever_the_module_sets(
-    run: tuple[History, Path], tmp_path: Path
+    run: Run, trained: Train
 ) -> None:
     """A schedule by epochs, and a warm-up by `global_step` as in Lightning's documentation."""
 
@@ -237,7 +251,7 @@ def test_the_learning_rate_goes_as_recorded_whatever_the_module_sets(
     branching = plan_branches(*run, batch_sizes=["4x"], orders=1, rule="none")
     assert branching.learning_rate_at(0) == 1
     assert branching.learning_rate_at(1e9) == pytest.approx(0.5 / 0.75, rel=0.02)
-    train_branches(branching, Warm(Seen), examples(), tmp_path / "b.json", accelerator="cpu")
+    trained(Warm(Seen), rule="none")
 
     falling = [lr for lr in stepped if lr > 0.001]  # before, one step took losses
     assert falling[0] == pytest.approx(0.75 * 0.02, rel=1e-3)
@@ -245,17 +259,11 @@ def test_the_learning_rate_goes_as_recorded_whatever_the_module_sets(
     assert min(falling) >= 0.5 * 0.02 * 0.98
 
 
-def test_a_smaller_learning_rate_is_taken_where_it_gets_there_sooner(
-    run: tuple[History, Path], tmp_path: Path
-) -> None:
+def test_a_smaller_learning_rate_is_taken_where_it_gets_there_sooner(trained: Train) -> None:
     """At 64 times the learning rate the weights jump about and come down slowly."""
-    branching = plan_branches(
-        *run, batch_sizes=["64x"], rule="linear", orders=2, max_device_batch_size=512
-    )
+    plan = {"batch_sizes": ["64x"], "rule": "linear", "orders": 2, "max_device_batch_size": 512}
 
-    first, second = train_branches(
-        branching, Regression(), examples(), tmp_path / "b.json", accelerator="cpu"
-    ).branches
+    first, second = trained(loss_examples=200, **plan).branches
 
     tried = {*first.diverged_at, *first.slower_at, first.learning_rate_factor}
     assert len(tried) > 1
@@ -265,7 +273,7 @@ def test_a_smaller_learning_rate_is_taken_where_it_gets_there_sooner(
     assert second.slower_at == ()
 
 
-def test_a_clipped_run_has_clipped_branches(run: tuple[History, Path], tmp_path: Path) -> None:
+def test_a_clipped_run_has_clipped_branches(trained: Train) -> None:
     norms: list[float] = []
 
     class Clipped(Regression):
@@ -273,22 +281,12 @@ def test_a_clipped_run_has_clipped_branches(run: tuple[History, Path], tmp_path:
             grads = [p.grad for p in self.parameters() if p.grad is not None]
             norms.extend([float(torch.nn.utils.get_total_norm(grads))] if grads else [])
 
-    branching = plan_branches(*run, batch_sizes=["4x"], orders=1)
-    train_branches(
-        branching,
-        Clipped(),
-        examples(),
-        tmp_path / "b.json",
-        accelerator="cpu",
-        gradient_clip_val=0.25,
-    )
+    trained(Clipped(), options={"gradient_clip_val": 0.5})
 
-    assert max(norms) == pytest.approx(0.25, rel=1e-3)
+    assert max(norms) == pytest.approx(0.5, rel=1e-3)
 
 
-def test_of_averaged_weights_those_that_are_trained_go_on(
-    run: tuple[History, Path], tmp_path: Path
-) -> None:
+def test_of_averaged_weights_those_that_are_trained_go_on(run: Run, tmp_path: Path) -> None:
     """As Lightning's WeightAveraging writes them."""
     _, folder = run
     saved = torch.load(folder / "epoch=0-step=40.ckpt", weights_only=False)
@@ -326,105 +324,117 @@ def in_buckets() -> DataLoader[Any]:
     return DataLoader(examples(), batch_sampler=Buckets())
 
 
-@pytest.mark.parametrize("data", [Stream, weighted, in_buckets])
-def test_examples_come_as_the_data_have_them(
-    run: tuple[History, Path], tmp_path: Path, data: Callable[[], Any]
-) -> None:
-    seen_examples: list[tuple[int, Tensor]] = []
+@pytest.mark.parametrize("data", slow_but([Stream, weighted, in_buckets], Stream, weighted))
+def test_examples_come_as_the_data_have_them(trained: Train, data: Callable[[], Any]) -> None:
+    seen_examples: list[Tensor] = []
 
     class Seeing(Regression):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            seen_examples.append((id(self), batch[0]))
+            seen_examples.append(batch[0])
             return super().training_step(batch, batch_idx)
 
-    branching = plan_branches(*run, batch_sizes=["4x"], orders=2)
-    branched = train_branches(
-        branching, Seeing(), data(), tmp_path / "b.json", loss_examples=100, accelerator="cpu"
-    )
+    branched = trained(Seeing(), data(), loss_examples=100, orders=2)
 
     assert branched.branches[0].losses != branched.branches[1].losses  # in another order
     assert branched.branches[0].steps_to(branched.goal) is not None
     assert branched.of_a_stream == (data is Stream)
     if data is not Stream:
-        rows = examples().tensors[0]
-        for _, x in seen_examples:
-            where = (x[:, None] == rows).all(-1).float().argmax(1)
-            assert (where < 1000).all()
+        others = examples().tensors[0][1000:, 0]
+        assert not torch.isin(torch.cat(seen_examples)[:, 0], others).any()
 
 
-def test_a_stream_that_ends_begins_anew(run: tuple[History, Path], tmp_path: Path) -> None:
-    class Short(IterableDataset[Any]):
-        def __iter__(self) -> Any:
-            return itertools.islice(iter(examples()), 80)
+class Short(IterableDataset[Any]):
+    """A stream that ends within two and a half batches, and has to begin anew."""
 
-    branching = plan_branches(*run, batch_sizes=["4x"], orders=1, max_device_batch_size=32)
-    branched = train_branches(
-        branching, Regression(), Short(), tmp_path / "b.json", loss_examples=80, accelerator="cpu"
-    )
-
-    assert branched.branches[0].steps[-1] > 5  # 80 examples are two and a half batches
+    def __iter__(self) -> Any:
+        return itertools.islice(iter(examples()), 80)
 
 
-def test_a_loss_below_zero_is_none_that_diverged(run: tuple[History, Path], tmp_path: Path) -> None:
-    class Lower(Regression):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            return super().training_step(batch, batch_idx) - 50
+class Asking(lightning.pytorch.LightningDataModule):
+    """Asks for its trainer."""
 
-    branching = plan_branches(*run, batch_sizes=["4x"], orders=1)
-    branched = train_branches(
-        branching, Lower(), examples(), tmp_path / "b.json", accelerator="cpu"
-    )
+    def setup(self, stage: str) -> None:
+        self.ranks = self.trainer.world_size  # type: ignore[union-attr]
 
-    assert not branched.branches[0].diverged
-    assert branched.critical_batch_size().high > 0
+    def train_dataloader(self) -> Any:
+        return DataLoader(examples(), batch_size=8)
 
 
-def test_losses_of_a_gradient_penalty_are_taken(run: tuple[History, Path], tmp_path: Path) -> None:
-    class Penalty(Regression):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:  # type: ignore[override]
-            x, y = batch
-            if batch_idx % 5 == 4:
-                return None
-            x = x.clone().requires_grad_()
-            (slope,) = torch.autograd.grad(self.net(x).sum(), x, create_graph=True)
-            return (self.net(x) - y).square().mean() + 0.01 * slope.square().sum(1).mean()
+class Lower(Regression):
+    """Its loss is below zero, and has not diverged."""
 
-    branching = plan_branches(*run, batch_sizes=["4x"], orders=1)
-    branched = train_branches(
-        branching, Penalty(), examples(), tmp_path / "b.json", loss_examples=64, accelerator="cpu"
-    )
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) - 50
 
+
+class Penalty(Regression):
+    """With a gradient penalty, and batches that are left out."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:  # type: ignore[override]
+        x, y = batch
+        if batch_idx % 5 == 4:
+            return None
+        x = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(self.net(x).sum(), x, create_graph=True)
+        return (self.net(x) - y).square().mean() + 0.01 * slope.square().sum(1).mean()
+
+
+def of_the_other_package() -> Any:
+    import pytorch_lightning
+
+    class Other(pytorch_lightning.LightningModule):
+        __init__ = Regression.__init__
+        training_step = Regression.training_step
+        configure_optimizers = Regression.configure_optimizers
+
+    other = Other.__new__(Other)
+    pytorch_lightning.LightningModule.__init__(other)
+    torch.manual_seed(0)
+    other.net, other.make, other.seen = nn.Linear(16, 1), torch.optim.AdamW, []
+    return other
+
+
+@pytest.mark.parametrize(
+    ("module", "data"),
+    [
+        (Regression, Short),
+        (Regression, Asking),
+        (Lower, examples),
+        (Penalty, examples),
+        (of_the_other_package, examples),
+    ],
+    ids=lambda made: made.__name__,
+)
+def test_odd_modules_and_data_are_branched(
+    trained: Train, module: Callable[[], Any], data: Callable[[], Any]
+) -> None:
+    given = data()
+
+    branched = trained(module(), given, loss_examples=80, max_device_batch_size=32)
+
+    (branch,) = branched.branches
+    assert not branch.diverged
     assert branched.falls
+    assert branch.steps[-1] > 5
+    assert branched.critical_batch_size().high > 0
+    assert getattr(given, "trainer", None) is None
 
 
-def test_a_run_whose_batch_size_changed_is_refused(run: tuple[History, Path]) -> None:
+def test_a_run_whose_batch_size_changed_is_refused(run: Run) -> None:
     history, folder = run
     columns = {name: history[name].copy() for name in history}
     columns["batch_size"][columns["step"] > 60] *= 4
     columns["examples"] = np.cumsum(np.diff(columns["step"], prepend=0) * columns["batch_size"])
 
-    with pytest.raises(ValueError, match="`run` must have one batch size from `checkpoint` to"):
+    with refused("run", requirement="one batch size"):
         plan_branches(History.from_columns(columns), folder)
 
 
-def test_what_is_in_the_file_is_not_trained_again(
-    run: tuple[History, Path], tmp_path: Path
-) -> None:
-    file = tmp_path / "b.json"
+def test_what_is_in_the_file_is_not_trained_again(trained: Train) -> None:
     said: list[str] = []
 
-    def train(**changed: Any) -> BranchedRun:
-        branching = plan_branches(*run, **{"batch_sizes": ["4x"], "orders": 1, **changed})
-        return train_branches(
-            branching,
-            *(Regression(), examples(), file),
-            loss_examples=200,
-            progress=said.append,
-            accelerator="cpu",
-        )
-
-    first = train()
-    again = train(orders=2)
+    first = trained(options={"progress": said.append})
+    again = trained(options={"progress": said.append}, orders=2)
 
     assert again.branches[0] == first.branches[0]
     branches = [line for line in said if line.startswith("Branch ")]
@@ -432,69 +442,37 @@ def test_what_is_in_the_file_is_not_trained_again(
         "Branch 1 of 1: batch size 32, order 1",
         "Branch 2 of 2: batch size 32, order 2",
     ]
-    with pytest.raises(ValueError, match="`output` must have branches with the same settings, got"):
-        train(rule="linear")
+    with refused("output"):
+        trained(rule="linear")
 
 
-def test_a_branch_that_diverges_is_tried_at_lower_learning_rates(
-    run: tuple[History, Path], tmp_path: Path
-) -> None:
+def test_a_branch_that_diverges_is_tried_at_lower_learning_rates(trained: Train) -> None:
     """At 100 times the learning rate of the run Adam's steps are 1.5 in each weight."""
-    branching = plan_branches(
-        *run, batch_sizes=["100x"], orders=1, rule="linear", max_device_batch_size=800
-    )
+    plan = {"batch_sizes": ["100x"], "rule": "linear", "max_device_batch_size": 800}
 
-    branched = train_branches(
-        branching,
-        *(Regression(), examples(), tmp_path / "b.json"),
-        loss_examples=200,
-        accelerator="cpu",
-    )
+    (branch,) = trained(loss_examples=200, **plan).branches
 
-    (branch,) = branched.branches
     assert branch.learning_rate_factor < 100
 
 
-def test_modules_of_both_packages_are_branched(run: tuple[History, Path], tmp_path: Path) -> None:
-    class Other(pytorch_lightning.LightningModule):
-        __init__ = Regression.__init__
-        training_step = Regression.training_step
-        configure_optimizers = Regression.configure_optimizers
-
-    branching = plan_branches(*run, batch_sizes=["4x"], orders=1)
-
-    other = Other.__new__(Other)
-    pytorch_lightning.LightningModule.__init__(other)
-    torch.manual_seed(0)
-    other.net, other.make, other.seen = nn.Linear(16, 1), torch.optim.AdamW, []
-    branched = train_branches(
-        branching, other, examples(), tmp_path / "b.json", loss_examples=200, accelerator="cpu"
-    )
-
-    assert len(branched.branches) == 1
-
-
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changed", "argument", "requirement"),
     [
-        ({"batch_sizes": ["0x"]}, "`batch_sizes` must be numbers of examples, or multiples"),
-        ({"batch_sizes": ["many"]}, "`batch_sizes` must be numbers of examples, or multiples"),
-        (
-            {"batch_sizes": ["1x"]},
-            "`batch_sizes` must have a batch size that differs from the run's own, 8",
-        ),
-        ({"rule": "cubic"}, "`rule` must be one of auto, linear"),
-        ({"orders": 0}, "`orders` must be at least 1, got 0"),
-        ({"until": "epoch=0-step=20.ckpt"}, "`until` must be a checkpoint after `checkpoint`"),
-        ({"checkpoint": "epoch=0-step=80.ckpt"}, "`until` must be a later checkpoint"),
-        ({"checkpoint": "none.ckpt"}, "`checkpoint` must be a file, got"),
-        ({"checkpoint": "no.ckpt"}, "`checkpoint` must be a checkpoint of Lightning, got"),
-        ({"checkpoint": "weights.ckpt"}, "`checkpoint` must contain the optimizer's state, got"),
-        ({"checkpoint": "empty"}, "`checkpoint` must be a checkpoint within the run, or a folder"),
+        ({"batch_sizes": ["0x"]}, "batch_sizes", "numbers"),
+        ({"batch_sizes": ["many"]}, "batch_sizes", "numbers"),
+        ({"batch_sizes": ["1x"]}, "batch_sizes", "differs from the run's own, 8"),
+        ({"rule": "cubic"}, "rule", "one of"),
+        ({"orders": 0}, "orders", "at least 1"),
+        ({"until": "epoch=0-step=20.ckpt"}, "until", "after `checkpoint`"),
+        ({"checkpoint": "epoch=0-step=80.ckpt"}, "until", "later"),
+        ({"checkpoint": "none.ckpt"}, "checkpoint", "a file"),
+        ({"checkpoint": "no.ckpt"}, "checkpoint", "of Lightning"),
+        ({"checkpoint": "weights.ckpt"}, "checkpoint", "the optimizer's state"),
+        ({"checkpoint": "empty"}, "checkpoint", "within the run"),
     ],
 )
 def test_what_cannot_be_branched_is_refused_before_anything_is_trained(
-    run: tuple[History, Path], tmp_path: Path, changed: dict[str, Any], message: str
+    run: Run, tmp_path: Path, changed: dict[str, Any], argument: str, requirement: str
 ) -> None:
     history, saved = run
     for path in saved.iterdir():
@@ -508,67 +486,35 @@ def test_what_cannot_be_branched_is_refused_before_anything_is_trained(
         if name in given:
             given[name] = tmp_path / given[name]
 
-    with pytest.raises((ValueError, OSError), match=message):
+    with refused(argument, requirement=requirement):
         plan_branches(history, **given)
 
 
-def test_data_whose_batches_are_made_already_are_refused(
-    run: tuple[History, Path], tmp_path: Path
-) -> None:
-    batches = DataLoader(examples(), batch_size=None)
-
-    with pytest.raises(ValueError, match="`batch_size` must be a number in the DataLoader, got"):
-        train_branches(
-            plan_branches(*run), Regression(), batches, tmp_path / "b.json", accelerator="cpu"
-        )
-
-
-def test_checkpoints_of_another_module_are_refused(
-    run: tuple[History, Path], tmp_path: Path
-) -> None:
-    branching = plan_branches(*run)
-
-    with pytest.raises(ValueError, match="`checkpoint` must be of this module, got"):
-        train_branches(
-            branching, Regression(features=8), examples(), tmp_path / "b.json", accelerator="cpu"
-        )
-    assert not (tmp_path / "b.json").exists()
-
-
-def test_another_optimizer_than_the_checkpoints_is_refused(
-    run: tuple[History, Path], tmp_path: Path
-) -> None:
-    module = Regression(torch.optim.SGD)
-
-    with pytest.raises(ValueError, match="`checkpoint` must be of this module's optimizer, got"):
-        train_branches(
-            plan_branches(*run), module, examples(), tmp_path / "b.json", accelerator="cpu"
-        )
-
-
-def test_manual_optimization_is_refused(run: tuple[History, Path], tmp_path: Path) -> None:
+def manual() -> Regression:
     module = Regression()
     module.automatic_optimization = False
-
-    with pytest.raises(ValueError, match="must use automatic optimization for branches"):
-        train_branches(plan_branches(*run), module, examples(), tmp_path / "b.json")
+    return module
 
 
-def test_a_data_module_that_asks_for_its_trainer_is_branched(
-    run: tuple[History, Path], tmp_path: Path
+@pytest.mark.parametrize(
+    ("module", "loaded", "argument", "requirement"),
+    [
+        (Regression, lambda: DataLoader(examples(), batch_size=None), "batch_size", "a number"),
+        (lambda: Regression(features=8), examples, "checkpoint", "of this module"),
+        (lambda: Regression(torch.optim.SGD), examples, "checkpoint", "module's optimizer"),
+        (manual, examples, "module", "automatic optimization"),
+    ],
+    ids=["batches made already", "another module", "another optimizer", "manual optimization"],
+)
+def test_what_cannot_be_trained_is_refused(
+    trained: Train,
+    tmp_path: Path,
+    module: Callable[[], Any],
+    loaded: Callable[[], Any],
+    argument: str,
+    requirement: str,
 ) -> None:
-    class Data(lightning.pytorch.LightningDataModule):
-        def setup(self, stage: str) -> None:
-            self.ranks = self.trainer.world_size  # type: ignore[union-attr]
-
-        def train_dataloader(self) -> Any:
-            return DataLoader(examples(), batch_size=8)
-
-    data = Data()
-    branching = plan_branches(*run, batch_sizes=["4x"], orders=1)
-    branched = train_branches(
-        branching, Regression(), data, tmp_path / "b.json", loss_examples=100, accelerator="cpu"
-    )
-
-    assert branched.falls
-    assert data.trainer is None
+    with refused(argument, requirement=requirement):
+        trained(module(), loaded())
+    if (file := tmp_path / "b.json").exists():
+        assert BranchedRun.from_file(file).branches == ()

@@ -2,33 +2,29 @@
 from pathlib import Path
 
 import pytest
+from refused import refused
 
 from noisescale.lab.compare.reading import read_trials
 
 
-def test_a_path_without_trials_is_refused_with_the_formats(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").touch()
-
-    for path in (tmp_path, tmp_path / "notes.txt"):
-        with pytest.raises(
-            ValueError, match=r"must contain trials, got none.*CSVLogger"
-        ) as refused:
-            read_trials(path, "loss")
-        assert str(refused.value).startswith(f"`{path}` must")
-        assert "\n" not in str(refused.value)
-
-
 def test_a_path_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"`.*nowhere` must be a folder or a file"):
+    with refused(str(tmp_path / "nowhere"), error=FileNotFoundError):
         read_trials(tmp_path / "nowhere", "loss")
 
 
-def test_runs_in_files_of_a_tracker_are_refused_with_the_command(tmp_path: Path) -> None:
-    (tmp_path / "run-5fxl0acw.wandb").touch()
+@pytest.mark.parametrize(
+    ("name", "got", "remedy"),
+    [("notes.txt", "none", "CSVLogger"), ("run-5fxl0acw.wandb", "a run of W&B", "Run `python -c")],
+)
+def test_without_trials_what_helps_is_said(
+    tmp_path: Path, name: str, got: str, remedy: str
+) -> None:
+    (tmp_path / name).touch()
 
-    for path in (tmp_path, tmp_path / "run-5fxl0acw.wandb"):
-        with pytest.raises(ValueError, match=r"got a run of W&B\. Run `python -c"):
+    for path in (tmp_path, tmp_path / name):
+        with refused(str(path), got=got, remedy=remedy) as error:
             read_trials(path, "loss")
+        assert "\n" not in str(error.value)
 
 
 def test_formats_beside_each_other_are_read_together(tmp_path: Path) -> None:
@@ -44,5 +40,5 @@ def test_formats_beside_each_other_are_read_together(tmp_path: Path) -> None:
         ("version_0", 0),
         ("mnist/cnn/adam/64/0", 1),
     ]
-    with pytest.raises(ValueError, match=r"'acc'\. Its metrics: err, loss"):
+    with refused("goal", remedy="err, loss"):
         read_trials(tmp_path, "acc")

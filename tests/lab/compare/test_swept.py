@@ -3,27 +3,42 @@ import math
 from collections.abc import Iterable
 
 import pytest
-from courses import sweep, trial
+from courses import GOAL, SIZES, law, seeds, sweep, trial
+from tiers import slow
 
-from noisescale.history.metrics import Goal
 from noisescale.lab.compare.measurements import Measurements, Trial
-from noisescale.lab.compare.outcomes import Outcome, outcome_of
-from noisescale.lab.compare.swept import sweep_of
+from noisescale.lab.compare.outcomes import outcome_of
+from noisescale.lab.compare.swept import Swept, sweep_of
 
-GOAL = Goal.read("loss<=0.1")
-
-LAW = {size: round(100 * (1 + 64 / size), -1) for size in (8, 16, 32, 64, 128, 256, 512)}
+LAW = law(64, sizes=SIZES[:7])
 """Steps of the law with S_min = 100 and B_crit = 64, at an evaluation."""
 
 
-def outcomes(trials: Iterable[Trial]) -> list[Outcome]:
-    return [outcome_of(each, GOAL) for each in trials]
+def maybe_swept(trials: Iterable[Trial]) -> Swept | None:
+    return sweep_of("sgd", "digits", [outcome_of(each, GOAL) for each in trials])
+
+
+def swept(trials: Iterable[Trial]) -> Swept:
+    found = maybe_swept(trials)
+    assert found is not None
+    return found
+
+
+def counting(found: Swept) -> list[float]:
+    return [batch.batch_size for batch in found.batches if batch.counts]
+
+
+def single(steps: dict[float, float], rates: dict[float, float] | float = 0.1) -> list[Trial]:
+    """One learning rate at each batch size."""
+    return [
+        trial(at, batch_size=size, learning_rate=rates[size] if isinstance(rates, dict) else rates)
+        for size, at in steps.items()
+    ]
 
 
 def test_the_fewest_steps_at_each_batch_size_follow_the_law() -> None:
-    found = sweep_of("sgd", "digits", outcomes(sweep(LAW)))
+    found = swept(sweep(LAW))
 
-    assert found is not None
     assert [batch.steps for batch in found.batches] == [(steps,) for steps in LAW.values()]
     assert [batch.best.trial.learning_rate for batch in found.batches] == [0.1] * 7
     assert {batch.tried for batch in found.batches} == {3}
@@ -33,143 +48,104 @@ def test_the_fewest_steps_at_each_batch_size_follow_the_law() -> None:
     assert found.warnings == ()
 
 
-def test_a_best_learning_rate_at_the_edge_does_not_count() -> None:
+@pytest.mark.parametrize(
+    ("size", "rate", "edges"),
+    [(512, 0.2, [*6 * [""], "high"]), (8, 0.05, ["low", *6 * [""]])],
+)
+def test_a_best_rate_at_the_edge_does_not_count(size: int, rate: float, edges: list[str]) -> None:
     trials = sweep(LAW)
-    at_edge = [each for each in trials if (each.batch_size, each.learning_rate) != (512.0, 0.2)]
 
-    found = sweep_of("sgd", "digits", outcomes(at_edge))
-    without = sweep_of("sgd", "digits", outcomes(each for each in trials if each.batch_size < 512))
+    found = swept(t for t in trials if (t.batch_size, t.learning_rate) != (size, rate))
+    without = swept(t for t in trials if t.batch_size != size)
 
-    assert found is not None
-    assert without is not None
-    assert [batch.edge for batch in found.batches] == [*6 * [""], "high"]
-    assert not found.batches[-1].counts
+    assert [batch.edge for batch in found.batches] == edges
+    assert counting(found) == [each for each in LAW if each != size]
     assert found.regimes == without.regimes
-    assert found.warnings[0].startswith("At batch size 512 the best learning rate is at the edge")
+    assert found.warnings[0].startswith(f"At batch size {size} ")
+    assert "edge" in found.warnings[0]
 
 
 def test_a_diverged_trial_beyond_the_best_learning_rate_shows_that_the_search_went_there() -> None:
     """It never reached the goal, but it was tried."""
     trials = [
-        trial(100, batch_size=size, learning_rate=rate, name="t")
-        if rate < 1
-        else trial(math.inf, batch_size=size, learning_rate=rate, name="d", feasible=False)
+        trial(steps, batch_size=size, learning_rate=rate, name=f"{rate}", feasible=rate < 1)
         for size in (8.0, 16.0)
-        for rate in (0.1, 0.2, 1.0)
+        for rate, steps in ((0.1, 100), (0.2, 50), (1.0, math.inf))
     ]
-    trials = [each for each in trials if each.learning_rate != 0.2]
-    trials += [trial(50, batch_size=size, learning_rate=0.2, name="b") for size in (8.0, 16.0)]
 
-    found = sweep_of("sgd", "", outcomes(trials))
+    found = swept(trials)
 
-    assert found is not None
     assert [batch.edge for batch in found.batches] == ["", ""]
     assert [batch.diverged for batch in found.batches] == [1, 1]
 
 
 def test_repetitions_of_the_best_setting_are_points_of_their_own() -> None:
-    trials = [
-        trial(steps, batch_size=size, hyperparameters={"seed": seed}, name=f"{size}/{seed}")
-        for size, both in ((8.0, (400, 440, 420)), (64.0, (100, 120, 110)))
-        for seed, steps in enumerate(both)
-    ]
+    found = swept(
+        [*seeds((400, 440, 420), batch_size=8.0), *seeds((100, 120, 110), batch_size=64.0)]
+    )
 
-    found = sweep_of("sgd", "", outcomes(trials))
-
-    assert found is not None
     assert [sorted(batch.steps) for batch in found.batches] == [[400, 420, 440], [100, 110, 120]]
     assert [batch.best.at("steps") for batch in found.batches] == [420, 110]
     (told,) = found.warnings
-    assert told.startswith("At 2 of 2 batch sizes the learning rate was not searched.")
+    assert told.startswith("At 2 of 2 batch sizes")
     assert found.regimes is not None
     assert sorted(found.regimes.measured_steps) == [100, 110, 120, 400, 420, 440]
 
 
 def test_a_batch_size_that_misses_the_goal_is_named_and_leaves_the_others() -> None:
-    found = sweep_of("sgd", "", outcomes(sweep(LAW | {1024: math.inf})))
+    """It needs no search of learning rates."""
+    found = swept(sweep(LAW | {1024: math.inf}))
+    alone = swept([*sweep(LAW), trial(math.inf, batch_size=1024.0, learning_rate=0.1)])
 
-    assert found is not None
-    assert found.batches[-1].steps == ()
-    assert found.batches[-1].edge == ""
-    assert not found.batches[-1].counts
-    assert found.batches[-1].diverged == 0
+    last = found.batches[-1]
+    assert (last.steps, last.edge, last.counts, last.diverged) == ((), "", False, 0)
     assert found.regimes is not None
-    assert found.warnings == ("No run reached the goal at batch size 1,024.",)
+    for each in (found, alone):
+        assert each.warnings == ("No run reached the goal at batch size 1,024.",)
 
 
 def test_a_batch_size_that_was_at_the_goal_before_the_first_step_does_not_count() -> None:
     at_once = Trial("0", Measurements([0, 10], [0.1, 0.1]), "sgd", batch_size=4.0)
 
-    found = sweep_of("sgd", "", outcomes([at_once, *sweep(LAW)]))
-    without = sweep_of("sgd", "", outcomes(sweep(LAW)))
+    found = swept([at_once, *sweep(LAW)])
 
-    assert found is not None
-    assert without is not None
-    assert [batch.counts for batch in found.batches] == [False, *7 * [True]]
+    assert counting(found) == [*LAW]
     assert (found.batches[0].steps, found.batches[0].reached) == ((), 1)
-    assert found.regimes == without.regimes
+    assert found.regimes == swept(sweep(LAW)).regimes
 
 
-def test_there_are_no_regimes_of_one_batch_size_that_counts() -> None:
-    found = sweep_of("sgd", "", outcomes(sweep({8: 100, 16: math.inf})))
+@pytest.mark.parametrize("searched", [False, True])
+def test_there_are_no_regimes_of_one_batch_size_that_counts(searched: bool) -> None:
+    """Nor is a search of learning rates then missed."""
+    found = swept((sweep if searched else single)({8: 100, 16: math.inf}))
 
-    assert found is not None
     assert found.regimes is None
     assert found.warnings == ("No run reached the goal at batch size 16.",)
     assert not found.largest_useful_batch_size.known
 
 
-def test_one_batch_size_or_unknown_ones_are_no_sweep() -> None:
-    assert sweep_of("sgd", "", outcomes(sweep({8: 100}))) is None
-    assert sweep_of("sgd", "", outcomes([trial(100), trial(200)])) is None
-    assert sweep_of("sgd", "", outcomes([*sweep({8: 100}), trial(200)])) is None
-
-
-def test_the_lowest_learning_rate_is_an_edge() -> None:
-    trials = [t for t in sweep(LAW) if (t.batch_size, t.learning_rate) != (8.0, 0.05)]
-
-    found = sweep_of("sgd", "", outcomes(trials))
-
-    assert found is not None
-    assert [batch.edge for batch in found.batches] == ["low", *6 * [""]]
-    assert found.warnings[0].startswith("At batch size 8 the best learning rate is at the edge")
-
-
-def test_batch_sizes_without_regimes_or_without_the_goal_need_no_search_of_learning_rates() -> None:
-    one = [trial(100, batch_size=8.0), trial(math.inf, batch_size=16.0)]
-    missed = [*sweep(LAW), trial(math.inf, batch_size=1024.0, learning_rate=0.1)]
-
-    for trials, size in ((one, "16"), (missed, "1,024")):
-        found = sweep_of("sgd", "", outcomes(trials))
-        assert found is not None
-        assert found.warnings == (f"No run reached the goal at batch size {size}.",)
+def test_one_batch_size_and_unknown_or_drawn_ones_are_no_sweep() -> None:
+    assert maybe_swept(sweep({8: 100})) is None
+    assert maybe_swept([trial(100), trial(200)]) is None
+    assert maybe_swept([*sweep({8: 100}), trial(200)]) is None
+    assert maybe_swept(DRAWN) is None  # along with learning rates
 
 
 @pytest.mark.parametrize(
     ("repeats", "steps"), [((50, 60, math.inf), (50, 60)), ((50, math.inf, math.inf), ())]
 )
-def test_a_batch_size_counts_if_its_middle_repetition_reached_the_goal(
-    repeats: tuple[float, ...], steps: tuple[float, ...]
-) -> None:
-    trials = [
-        trial(each, batch_size=16.0, hyperparameters={"seed": seed}, name=str(seed))
-        for seed, each in enumerate(repeats)
-    ]
+def test_a_size_counts_by_its_middle_repetition(repeats: list[float], steps: list[float]) -> None:
+    found = swept([*seeds(repeats, batch_size=16.0), trial(100, batch_size=8.0)]).batches[1]
 
-    found = sweep_of("sgd", "", outcomes([*trials, trial(100, batch_size=8.0)]))
-
-    assert found is not None
-    assert found.batches[1].steps == steps
-    assert found.batches[1].counts is bool(steps)
-    assert found.batches[1].reached == sum(math.isfinite(each) for each in repeats)
+    assert found.steps == steps
+    assert found.counts is bool(steps)
+    assert found.reached == sum(math.isfinite(each) for each in repeats)
 
 
 @pytest.mark.parametrize(
     ("repeats", "steps"), [((0, 100, 110), (100, 110)), ((0, 0, 100), ()), ((0, 100), (100,))]
 )
-def test_repetitions_that_were_at_the_goal_at_step_0_are_no_points(
-    repeats: tuple[float, ...], steps: tuple[float, ...]
-) -> None:
+def test_repetitions_done_at_step_0_are_no_points(repeats: list[float], steps: list[float]) -> None:
     trials = [
         Trial(
             str(seed),
@@ -180,87 +156,56 @@ def test_repetitions_that_were_at_the_goal_at_step_0_are_no_points(
         for seed, each in enumerate(repeats)
     ]
 
-    found = sweep_of("sgd", "", outcomes([*trials, trial(200, batch_size=8.0)]))
-
-    assert found is not None
-    assert found.batches[1].steps == steps
+    assert swept([*trials, trial(200, batch_size=8.0)]).batches[1].steps == steps
 
 
 RULES = {
-    "constant": dict.fromkeys(LAW, 0.1),
-    "square root": {size: 0.01 * size**0.5 for size in LAW},
-    "of a loss that is summed over the batch": {size: 1 / size for size in LAW},
-    "constant, but the largest diverged": dict.fromkeys(LAW, 0.1) | {512: 0.02},
-    "searched elsewhere, by factors of ten": dict(
-        zip(LAW, (0.01, 0.01, 0.1, 0.01, 0.1, 0.1, 1.0), strict=True)
-    ),
-    "searched elsewhere, by factors of four": dict(
-        zip(LAW, (0.1, 0.4, 0.1, 0.4, 0.1, 0.4, 0.1), strict=True)
-    ),
+    "constant": [0.1] * 7,
+    "square root": [0.01 * size**0.5 for size in LAW],
+    "of a loss that is summed over the batch": [1 / size for size in LAW],
+    "constant, but the largest diverged": [*[0.1] * 6, 0.02],
+    "searched elsewhere, by factors of ten": [0.01, 0.01, 0.1, 0.01, 0.1, 0.1, 1.0],
+    "searched elsewhere, by factors of four": [0.1, 0.4, 0.1, 0.4, 0.1, 0.4, 0.1],
 }
 
 
-@pytest.mark.parametrize("searched", [False, True], ids=["", "one searched"])
+@pytest.mark.parametrize("searched", [False, slow(True)], ids=["", "one searched"])
 @pytest.mark.parametrize("rule", RULES)
 def test_batch_sizes_with_one_learning_rate_each_by_a_rule_count(rule: str, searched: bool) -> None:
-    rates = RULES[rule]
-    trials = [trial(s, batch_size=b, learning_rate=rates[b]) for b, s in LAW.items()]
+    rates = dict(zip(LAW, RULES[rule], strict=True))
+    trials = single(LAW, rates)
     if searched:
-        trials += [
-            trial(9999, batch_size=64, learning_rate=factor * rates[64]) for factor in (0.5, 2)
-        ]
+        trials += [t for factor in (0.5, 2) for t in single({64: 9999}, factor * rates[64])]
 
-    found = sweep_of("sgd", "", outcomes(trials))
-
-    assert found is not None
-    assert all(batch.counts for batch in found.batches)
+    assert counting(swept(trials)) == [*LAW]
 
 
-def test_batch_sizes_that_were_drawn_along_with_learning_rates_are_no_sweep() -> None:
-    """Of a random search over both, nothing is known of the best learning rate at a batch size."""
-    rates = [0.4, 1.0, 0.2, 3.0, 0.1, 0.3, 2.0]
-    drawn = [
-        trial(steps, batch_size=size, learning_rate=rate)
-        for (size, steps), rate in zip(LAW.items(), rates, strict=True)
-    ]
-
-    assert sweep_of("sgd", "", outcomes(drawn)) is None
-
-
-@pytest.mark.parametrize("searched", [2, 7])
 @pytest.mark.parametrize(
-    "rates",
-    [(0.5, 0.1, 0.8), (0.1, 0.2, 0.4), (0.1, 0.4, 1.6, 6.4), (0.8, 0.4, 0.2, 0.1)],
-    ids=["drawn", "too few", "too steep", "falling"],
+    ("rates", "searched"),
+    [
+        ((0.5, 0.1, 0.8), 2),
+        ((0.1, 0.2, 0.4), 7),
+        ((0.1, 0.4, 1.6, 6.4), 2),
+        ((0.8, 0.4, 0.2, 0.1), 7),
+        ((), 7),
+        *(slow((0.5, 0.1, 0.8), 7), slow((0.1, 0.2, 0.4), 2)),
+        *(slow((0.1, 0.4, 1.6, 6.4), 7), slow((0.8, 0.4, 0.2, 0.1), 2)),
+    ],
 )
-def test_a_batch_size_with_one_learning_rate_beside_searched_ones_does_not_count(
-    rates: tuple[float, ...], searched: int
-) -> None:
-    law = dict([*LAW.items()][:searched])
-    single = [
-        trial(60 - k, batch_size=1024.0 * 2**k, learning_rate=rate) for k, rate in enumerate(rates)
+def test_a_single_rate_beside_searches_does_not_count(rates: list[float], searched: int) -> None:
+    """Drawn rates, too few ones, and those of a rule that is too steep or falls; or none."""
+    some = dict([*LAW.items()][:searched])
+    others = [
+        trial(60 - k, batch_size=1024.0 * 2**k, learning_rate=rate)
+        for k, rate in enumerate(rates or (math.nan, math.nan))
     ]
 
-    found = sweep_of("sgd", "", outcomes([*sweep(law), *single]))
-    without = sweep_of("sgd", "", outcomes(sweep(law)))
+    found = swept([*sweep(some), *others])
 
-    assert found is not None
-    assert without is not None
-    expected = [*searched * [True], *len(rates) * [False]]
-    assert [batch.counts for batch in found.batches] == expected
-    assert found.regimes == without.regimes
+    assert counting(found) == [*some]
+    assert found.regimes == swept(sweep(some)).regimes
     (told,) = found.warnings
-    assert told.startswith(f"At {len(rates)} of {len(expected)} batch sizes at most one learning")
-
-
-def test_batch_sizes_without_a_learning_rate_beside_searched_ones_do_not_count() -> None:
-    trials = [*sweep(LAW), *(trial(50, batch_size=size) for size in (1024.0, 2048.0))]
-
-    found = sweep_of("sgd", "", outcomes(trials))
-
-    assert found is not None
-    assert [batch.counts for batch in found.batches] == [*7 * [True], *2 * [False]]
-    assert found.warnings[0].startswith("At 2 of 9 batch sizes at most one learning rate is known")
+    assert told.startswith(f"At {len(others)} of {len(some) + len(others)} batch sizes at most one")
 
 
 SCALED = {
@@ -273,37 +218,28 @@ SCALED = {
 
 
 @pytest.mark.parametrize("rule", SCALED)
-@pytest.mark.parametrize("searched", [(64,), (64, 512), (8, 64, 512)], ids=str)
-def test_a_learning_rate_searched_at_some_batch_sizes_and_scaled_to_others_counts(
-    searched: tuple[int, ...], rule: str
-) -> None:
+@pytest.mark.parametrize("searched", [slow((64,)), (64, 512), slow((8, 64, 512))], ids=str)
+def test_a_rate_searched_once_and_scaled_by_a_rule_counts(searched: list[int], rule: str) -> None:
     """The usual way: the base batch size is tuned, and a rule gives the others their rate.
 
     A search at further ones, even if it ends at the edge, takes nothing from those of the rule.
     """
-    rate = SCALED[rule]
-    by_rule = [trial(s, batch_size=b, learning_rate=rate(b)) for b, s in LAW.items()]
+    rates = {size: SCALED[rule](size) for size in LAW}
     also = [
-        trial(2 * LAW[size], batch_size=size, learning_rate=factor * rate(size))
+        trial(2 * LAW[size], batch_size=size, learning_rate=factor * rates[size])
         for size in searched
         for factor in ((0.5, 2) if size == 64 else (0.5,))
     ]
 
-    found = sweep_of("sgd", "", outcomes([*by_rule, *also]))
+    found = swept([*single(LAW, rates), *also])
 
-    assert found is not None
-    assert [batch.counts for batch in found.batches] == [
-        size == 64 or size not in searched for size in LAW
-    ]
+    assert counting(found) == [size for size in LAW if size == 64 or size not in searched]
     assert found.regimes is not None
-    single = len(LAW) - len(searched)
-    assert any(
-        told.startswith(f"At {single} of 7 batch sizes the learning rate was not searched.")
-        for told in found.warnings
-    )
+    said = f"At {len(LAW) - len(searched)} of 7 batch sizes the learning rate was not searched"
+    assert any(told.startswith(said) for told in found.warnings)
 
 
-def searched_around(best: dict[int, float], factors: tuple[float, ...]) -> list[Trial]:
+def searched_around(best: dict[float, float], factors: tuple[float, ...]) -> list[Trial]:
     return [
         trial(LAW[size] * (1 if f == 1 else 1.6), batch_size=size, learning_rate=f * rate)
         for size, rate in best.items()
@@ -311,86 +247,45 @@ def searched_around(best: dict[int, float], factors: tuple[float, ...]) -> list[
     ]
 
 
-def counted(trials: list[Trial]) -> list[float]:
-    found = sweep_of("sgd", "", outcomes(trials))
-    assert found is not None
-    return [batch.batch_size for batch in found.batches if batch.counts]
+def scaled(searched: dict[float, float]) -> list[Trial]:
+    """Searches whose rates rise with the batch size, and 0.1 at all other batch sizes."""
+    others = {size: 3 * at for size, at in LAW.items() if size not in searched}
+    return [*searched_around(searched, (0.5, 1, 2)), *single(others)]
+
+
+BY_RULE = single(LAW, {size: 0.1 * size / 8 for size in LAW})[:-1]
+DRAWN = single(LAW, dict(zip(LAW, (0.4, 1.0, 0.2, 3.0, 0.1, 0.3, 2.0), strict=True)))
+"""Of a random search over learning rates and batch sizes."""
+SOME = {size: LAW[size] for size in (32, 64, 128, 256)}
 
 
 @pytest.mark.parametrize(
-    ("searched", "single"),
+    ("trials", "counts"),
     [
-        ({8: 0.1, 16: 0.2}, dict.fromkeys((32, 64, 128, 256, 512), 0.1)),
-        ({128: 0.7, 256: 1.0, 512: 1.4}, dict.fromkeys((8, 16, 32, 64), 0.1)),
+        (scaled({8: 0.1, 16: 0.2}), [8, 16]),
+        (scaled({128: 0.7, 256: 1.0, 512: 1.4}), [128, 256, 512]),
+        (
+            [
+                *searched_around({8: 0.1, 16: 0.1}, (0.5, 1, 2)),
+                *(*single(SOME), *single({512: math.inf}, 0.001)),
+            ],
+            [8, 16, *SOME],
+        ),
+        ([*BY_RULE, *single({8: 9999, 16: 9999}, 0.05), trial(500, batch_size=512)], [*SOME]),
+        ([*DRAWN, *single({64: 9999}, 0.5), *single({64: 9999}, 9.0)], [64]),
     ],
-    ids=["before", "after"],
-)
-def test_a_learning_rate_that_was_never_scaled_does_not_count_against_the_searches(
-    searched: dict[int, float], single: dict[int, float]
-) -> None:
-    """At 16 a rate of 0.2 was found, so 0.1 is too low at larger batch sizes."""
-    trials = searched_around(searched, (0.5, 1, 2))
-    trials += [trial(3 * LAW[b], batch_size=b, learning_rate=rate) for b, rate in single.items()]
-
-    assert counted(trials) == [*searched]
-
-
-@pytest.mark.parametrize(
-    ("best", "factors", "rate", "count"),
-    [
-        ({8: 0.1, 512: 0.35}, (0.5, 1, 2), 0.35, False),  # at 8 it would be above 0.14
-        ({8: 0.1, 512: 0.35}, (0.5, 1, 2), 0.27, True),
-        ({8: 0.1, 512: 0.1}, (1, 2), 0.05, True),  # the best may be lower
-        ({8: 0.1, 512: 0.1}, (1, 2), 0.3, False),
-        ({8: 0.1, 512: 0.1}, (0.5, 1), 0.2, True),  # the best may be higher
-        ({8: 0.1, 512: 0.1}, (0.5, 1), 0.05, False),
+    ids=[
+        *("never scaled after searches", "never scaled before searches"),
+        *("a missed goal says nothing", "an unknown rate beside a rule", "drawn ones"),
     ],
 )
-def test_single_learning_rates_count_if_searches_leave_room_for_them(
-    best: dict[int, float], factors: tuple[float, ...], rate: float, count: bool
+def test_single_learning_rates_do_not_count_against_the_searches(
+    trials: list[Trial], counts: list[float]
 ) -> None:
-    single = [trial(s, batch_size=b, learning_rate=rate) for b, s in LAW.items() if b not in best]
-    found = counted([*searched_around(best, factors), *single])
+    found = swept(trials)
 
-    assert set(found) - best.keys() == ({16, 32, 64, 128, 256} if count else set())
-
-
-def test_a_missed_goal_says_nothing_of_the_rule() -> None:
-    single = [trial(LAW[b], batch_size=b, learning_rate=0.1) for b in (32, 64, 128, 256)]
-    missed = [trial(math.inf, batch_size=512, learning_rate=0.001)]
-
-    found = counted([*searched_around({8: 0.1, 16: 0.1}, (0.5, 1, 2)), *single, *missed])
-
-    assert found == [8, 16, 32, 64, 128, 256]
-
-
-def test_a_batch_size_without_a_learning_rate_does_not_count_beside_a_rule() -> None:
-    known = [trial(s, batch_size=b, learning_rate=0.1 * b / 8) for b, s in LAW.items() if b <= 256]
-    edges = [trial(9999, batch_size=b, learning_rate=0.05) for b in (8, 16)]
-    unknown = [trial(500, batch_size=512)]
-
-    found = sweep_of("sgd", "", outcomes([*known, *edges, *unknown]))
-
-    assert found is not None
-    assert [b.batch_size for b in found.batches if b.counts] == [32, 64, 128, 256]
-    assert found.batches[-1].unsearched
-
-
-def test_drawn_learning_rates_around_one_searched_do_not_count() -> None:
-    rates = [0.4, 1.0, 0.2, 3.0, 0.1, 0.3, 2.0]
-    drawn = [
-        trial(steps, batch_size=size, learning_rate=rate)
-        for (size, steps), rate in zip(LAW.items(), rates, strict=True)
-    ]
-    searched = [
-        trial(9999, batch_size=drawn[3].batch_size, learning_rate=rate) for rate in (0.5, 9.0)
-    ]
-
-    found = sweep_of("sgd", "", outcomes([*drawn, *searched]))
-
-    assert found is not None
-    assert [batch.counts for batch in found.batches] == [*3 * [False], True, *3 * [False]]
-    assert found.regimes is None
+    assert counting(found) == counts
+    assert (found.regimes is None) is (len(counts) == 1)
 
 
 def test_drawn_batch_sizes_leave_the_advice_on_searched_ones() -> None:
@@ -400,20 +295,18 @@ def test_drawn_batch_sizes_leave_the_advice_on_searched_ones() -> None:
         for size in (8.0, 16.0)
         for rate in (0.1, 0.2, 0.4)
     ]
-    drawn = [
-        trial(90, batch_size=size, learning_rate=rate)
-        for size, rate in ((64.0, 0.4), (128.0, 0.05), (256.0, 0.5))
-    ]
+    drawn = single(dict.fromkeys((64, 128, 256), 90), {64: 0.4, 128: 0.05, 256: 0.5})
 
-    found = sweep_of("sgd", "", outcomes([*at_edge, *drawn]))
+    found = swept([*at_edge, *drawn])
 
-    assert found is not None
     assert found.regimes is None
-    assert found.warnings[0].startswith("At batch size 8, 16 the best learning rate is at the edge")
+    assert found.warnings[0].startswith("At batch size 8, 16 ")
+    assert "edge" in found.warnings[0]
 
 
 def test_learning_rates_of_another_optimizer_are_no_search() -> None:
     """The best rate of the faster optimizer is its highest, though the other had higher ones."""
+    tried = (("adam", 0.001, 2), ("adam", 0.002, 1), ("sgd", 0.1, 2), ("sgd", 0.2, 3))
     trials = [
         trial(
             at * factor,
@@ -423,35 +316,27 @@ def test_learning_rates_of_another_optimizer_are_no_search() -> None:
             name=f"{size}/{name}/{rate}",
         )
         for size, at in LAW.items()
-        for name, rate, factor in (
-            ("adam", 0.001, 2),
-            ("adam", 0.002, 1),
-            ("sgd", 0.1, 2),
-            ("sgd", 0.2, 3),
-        )
+        for name, rate, factor in tried
     ]
 
-    found = sweep_of("", "", outcomes(trials))
+    found = swept(trials)
 
-    assert found is not None
     assert {batch.learning_rates for batch in found.batches} == {(0.001, 0.002)}
     assert {batch.edge for batch in found.batches} == {"high"}
     assert found.regimes is None
 
 
 def test_single_learning_rates_widen_the_bounds_and_searches_do_not() -> None:
-    single = [trial(steps, batch_size=size, learning_rate=0.1) for size, steps in LAW.items()]
     searched = [t for t in sweep(LAW) if t.batch_size == 64]
+    by_rule = [t for t in single(LAW) if t.batch_size != 64]
 
     def bounds(trials: list[Trial]) -> tuple[float, float]:
-        found = sweep_of("", "", outcomes(trials))
-        assert found is not None
-        assert found.regimes is not None
-        critical = found.regimes.critical_batch_size
-        return critical.low, critical.high
+        regimes = swept(trials).regimes
+        assert regimes is not None
+        return regimes.critical_batch_size.low, regimes.critical_batch_size.high
 
-    low, high = bounds(single)
-    assert low < 0.5 * bounds(sweep(LAW))[0]
-    assert high > 1.5 * bounds(sweep(LAW))[1]
-    by_rule = [t for t in single if t.batch_size != 64]
-    assert low < bounds([*by_rule, *searched])[0] < bounds(sweep(LAW))[0]
+    low, high = bounds(single(LAW))
+    narrow = bounds(sweep(LAW))
+    assert low < 0.5 * narrow[0]
+    assert high > 1.5 * narrow[1]
+    assert low < bounds([*by_rule, *searched])[0] < narrow[0]

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from noisescale.lab.jobs import launchers
 from noisescale.lab.jobs.jobs import Entry, Record, State, Task
 from noisescale.lab.jobs.ledger import results_of
 
@@ -20,6 +23,62 @@ spec = json.loads((folder / "task.json").read_text())
 {body}
 (folder / "result.json").write_text(json.dumps({{"ended": "reached", "square": spec["n"] ** 2}}))
 """
+
+
+TRAIN = """
+import os
+import torch
+from pytorch_lightning import LightningModule, seed_everything
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+FAILS, SEEDS = os.environ.get("FAILS", ""), os.environ.get("SEEDS", "")
+
+class Line(LightningModule):
+    def __init__(self, width=0, bias=False):
+        super().__init__()
+        self.width = width
+        self.net = nn.Linear(width or 4, 1, bias=bias)
+        if width:
+            self.net = nn.Sequential(nn.Linear(4, width, bias=bias), self.net)
+
+    def training_step(self, batch, batch_idx):
+        if FAILS == "all" or (FAILS == "rate" and self.global_step):
+            raise ArithmeticError("no such luck")
+        loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
+        if self.width:
+            self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
+        self.log("val_loss", loss, sync_dist=True)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.02, momentum=0.9 if self.width else 0)
+
+generator = torch.Generator().manual_seed(0)
+x = torch.randn(256, 4, generator=generator)
+y = x.sum(1, keepdim=True) + torch.randn(256, 1, generator=generator)
+data = TensorDataset(x, y)
+
+def make():
+    if SEEDS:
+        seed_everything(42, verbose=False)
+    return Line(), (DataLoader(data, batch_size=8, shuffle=True), DataLoader(data, batch_size=64))
+"""
+"""A user's script."""
+
+
+def write_script(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = TRAIN) -> Path:
+    """Let the script be `train.py` of the current folder, for workers too."""
+    package = str(Path(launchers.__file__).parents[3])
+    (folder / "train.py").write_text(text)
+    monkeypatch.chdir(folder)
+    monkeypatch.delitem(sys.modules, "train", raising=False)
+    monkeypatch.syspath_prepend(package)
+    monkeypatch.setenv("PYTHONPATH", package)
+    return folder
 
 
 @dataclass(frozen=True)

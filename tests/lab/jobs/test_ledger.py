@@ -1,25 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from lab.jobs.jobs_for_tests import Squares
+from refused import refused
+from tiers import slow
 
-from noisescale.lab.jobs.jobs import FAILED, State, Task
+from noisescale.lab.jobs.jobs import FAILED, Entry, State, Task
 from noisescale.lab.jobs.ledger import ATTEMPTS, LOSSES, LOST, Ledger, LostError
-from noisescale.lab.jobs.storage import StorageError
 
 ME = {"host": "here", "process": 1, "name": ""}
 TASKS = [Task("a", {"n": 1}), Task("b", {"n": 2})]
 KEYS = ["a", "b"]
 
 
-@pytest.fixture(params=["journal", "sqlite"])
+@pytest.fixture(params=["journal", slow("sqlite")])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "journal":
         return str(tmp_path / "sweep.journal")
     return f"sqlite:///{tmp_path}/sweep.db"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that ledgers read."""
+    now = [0.0]
+    times = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    monkeypatch.setattr("noisescale.lab.jobs.ledger.time", times)
+    return now
 
 
 def begun(place: str, lease: float = 60.0) -> Ledger:
@@ -28,12 +40,18 @@ def begun(place: str, lease: float = 60.0) -> Ledger:
     return ledger
 
 
+def claimed(ledger: Ledger, key: str = "a", **worker: Any) -> Entry:
+    entry = ledger.claim([key], ME | worker)
+    assert entry is not None
+    return entry
+
+
 def test_each_task_is_claimed_once_whoever_asks(place: str) -> None:
     mine, other = begun(place), Ledger.open(place)
 
-    claimed = [ledger.claim(KEYS, ME) for ledger in (mine, other, mine)]
+    found = [ledger.claim(KEYS, ME) for ledger in (mine, other, mine)]
 
-    assert [entry and entry.key for entry in claimed] == ["a", "b", None]
+    assert [entry and entry.key for entry in found] == ["a", "b", None]
     assert [entry.state for entry in other.entries().values()] == [State.RUNNING] * 2
     assert other.entries()["a"].spec == {"n": 1}
     assert other.entries()["a"].worker["host"] == "here"
@@ -45,8 +63,7 @@ def test_a_task_that_is_known_is_not_added_again_and_one_that_is_not_is_not_clai
 ) -> None:
     """Workers want the same tasks at each look. The storage would grow with each of them."""
     ledger = begun(place)
-    entry = ledger.claim(["a"], ME)
-    assert entry is not None
+    entry = claimed(ledger)
 
     ledger.want(TASKS)
     ledger.finish(entry, {"square": 1})
@@ -56,18 +73,21 @@ def test_a_task_that_is_known_is_not_added_again_and_one_that_is_not_is_not_clai
     assert ledger.claim(["unknown"], ME) is None
 
 
-def test_results_are_kept_for_all(place: str) -> None:
+def test_results_are_kept_for_all_and_those_from_elsewhere_are_taken_once(place: str) -> None:
     ledger = begun(place)
-    entry = ledger.claim(["b"], ME)
-    assert entry is not None
+    entry = claimed(ledger, "b")
 
     ledger.finish(entry, {"square": 4})
+    for _ in range(2):
+        ledger.take([(Task("c", {"n": 3}), {"square": 9})])
 
-    assert Ledger.open(place).results() == {"b": {"square": 4}}
+    assert Ledger.open(place).results() == {"b": {"square": 4}, "c": {"square": 9}}
     assert ledger.entries()["b"].state is State.DONE
     assert ledger.claim(["b"], ME) is None
     with pytest.raises(LostError):
         ledger.finish(entry, {"square": 5})
+    assert ledger.entries()["c"].spec == {"n": 3}
+    assert len(ledger.entries()) == 3
 
 
 def test_two_who_want_the_same_task_at_once_train_it_once(place: str) -> None:
@@ -76,25 +96,24 @@ def test_two_who_want_the_same_task_at_once_train_it_once(place: str) -> None:
     second.want(TASKS)
     del second.entries  # type: ignore[method-assign]
 
-    claimed = [second.claim(KEYS, ME), first.claim(KEYS, ME), first.claim(KEYS, ME)]
+    found = [second.claim(KEYS, ME), first.claim(KEYS, ME), first.claim(KEYS, ME)]
 
-    assert [entry and entry.key for entry in claimed] == ["a", "b", None]
+    assert [entry and entry.key for entry in found] == ["a", "b", None]
 
 
+@pytest.mark.slow
 def test_of_two_who_claim_a_task_at_once_the_last_one_trains_it(tmp_path: Path) -> None:
     """In SQLite two may change the same trial from waiting to running."""
     first = begun(f"sqlite:///{tmp_path}/sweep.db")
     second = Ledger.open(f"sqlite:///{tmp_path}/sweep.db")
     before, change = second.entries(), second._storage.set_trial_state_values
-    mine = first.claim(["a"], ME)
-    assert mine is not None
+    mine = claimed(first)
 
     second.entries = lambda: before  # type: ignore[method-assign]  # it looked at the same time
     second._storage.set_trial_state_values = lambda *_: True  # type: ignore[method-assign]
-    others = second.claim(["a"], {**ME, "process": 2})
+    others = claimed(second, process=2)
     second._storage.set_trial_state_values = change  # type: ignore[method-assign]
 
-    assert others is not None
     assert others.worker["process"] == 2
     with pytest.raises(LostError):
         first.renew(mine)
@@ -103,21 +122,19 @@ def test_of_two_who_claim_a_task_at_once_the_last_one_trains_it(tmp_path: Path) 
     assert first.results() == {"a": {"square": 1}}
 
 
-def test_a_silent_worker_is_lost_by_the_clock_of_who_looks(place: str) -> None:
-    """Not by the clock of the worker, which may be wrong."""
-    worker, other = begun(place, lease=0.3), Ledger.open(place)
-    entry = worker.claim(["a"], {**ME, "started": -1e9})
-    assert entry is not None
+def test_a_silent_worker_is_lost_by_the_clock_of_who_looks(place: str, clock: list[float]) -> None:
+    """Not by the clock of the worker, which may be wrong, and after the lease of the worker."""
+    worker, other = begun(place, lease=60), Ledger.open(place, lease=0.05)
+    entry = claimed(worker, started=-1e9)
 
-    looks = [other.put_back_lost()]
-    for _ in range(3):
-        time.sleep(0.15)
-        worker.renew(entry)
+    looks = []
+    for passed, renews in ((0, True), (40, True), (40, True), (40, False), (20, False), (1, False)):
+        clock[0] += passed
+        if renews:
+            worker.renew(entry)
         looks.append(other.put_back_lost())
-    time.sleep(0.4)
-    looks.append(other.put_back_lost())
 
-    assert looks == [[], [], [], [], ["a"]]
+    assert looks == [[], [], [], [], [], ["a"]]
     other.want(TASKS)
     assert other.entries()["a"].state is State.WAITING
     assert other.entries()["a"].attempt == 2
@@ -126,34 +143,13 @@ def test_a_silent_worker_is_lost_by_the_clock_of_who_looks(place: str) -> None:
             late(entry)
 
 
-def test_a_worker_is_lost_after_its_own_lease_not_after_that_of_who_looks(place: str) -> None:
-    """It renews the lease four times in its own one."""
-    patient, hasty = begun(place, lease=60), Ledger.open(place, lease=0.05)
-    entry = patient.claim(["a"], ME)
-    assert entry is not None
-
-    looks = []
-    for _ in range(3):
-        looks.append(hasty.put_back_lost())
-        time.sleep(0.1)
-    patient.renew(entry)
-
-    assert looks == [[], [], []]
-
-
-def attempted(ledger: Ledger, end: Any) -> None:
-    ledger.want(TASKS)
-    entry = ledger.claim(["a"], ME)
-    assert entry is not None
-    end(entry)
-
-
 def test_a_task_that_fails_again_and_again_is_given_up_and_tried_anew_by_the_next_command(
     place: str,
 ) -> None:
     ledger = begun(place)
     for number in range(ATTEMPTS):
-        attempted(ledger, lambda entry, n=number: ledger.fail(entry, f"reason {n}"))
+        ledger.want(TASKS)
+        ledger.fail(claimed(ledger), f"reason {number}")
 
     assert ledger.results() == {"a": {FAILED: f"reason {ATTEMPTS - 1}"}}
     assert ledger.claim(["a"], ME) is None
@@ -163,13 +159,14 @@ def test_a_task_that_fails_again_and_again_is_given_up_and_tried_anew_by_the_nex
     assert again.entries()["a"].attempt == 1
 
 
-def test_a_task_that_loses_its_workers_is_given_up_later(place: str) -> None:
-    ledger = begun(place, lease=0.01)
+def test_a_task_that_loses_its_workers_is_given_up_later(place: str, clock: list[float]) -> None:
+    ledger = begun(place)
     for _ in range(LOSSES):
         assert ledger.results() == {}
-        attempted(ledger, lambda entry: None)
+        ledger.want(TASKS)
+        claimed(ledger)
         ledger.put_back_lost()
-        time.sleep(0.02)
+        clock[0] += 61
         assert ledger.put_back_lost() == ["a"]
 
     assert ledger.results() == {"a": {FAILED: LOST}}
@@ -178,53 +175,43 @@ def test_a_task_that_loses_its_workers_is_given_up_later(place: str) -> None:
 def test_a_task_that_was_put_back_has_not_failed(place: str) -> None:
     ledger = begun(place)
     for _ in range(5):
-        attempted(ledger, ledger.put_back)
+        ledger.put_back(claimed(ledger))
+        ledger.want(TASKS)
 
-    ledger.want(TASKS)
     assert ledger.entries()["a"].state is State.WAITING
 
 
-def test_results_from_elsewhere_are_taken_once(place: str) -> None:
-    ledger = begun(place)
+@dataclass(frozen=True)
+class Grown(Squares):
+    """A job with the settings of another version."""
 
-    for _ in range(2):
-        ledger.take([(Task("c", {"n": 3}), {"square": 9})])
+    settings: Any = None
 
-    assert ledger.results() == {"c": {"square": 9}}
-    assert ledger.entries()["c"].spec == {"n": 3}
-    assert len(ledger.entries()) == 3
+    def as_dict(self) -> dict[str, Any]:
+        return dict(self.settings)
 
 
 def test_a_setting_that_is_new_in_this_version_does_not_end_a_job(place: str) -> None:
-    class Older(Squares):
-        def as_dict(self) -> dict[str, Any]:
-            return {"of": {"count": self.count}}
+    def begin(**settings: Any) -> None:
+        Ledger.begin(place, "grown", Grown(settings=settings))
 
-    class Newer(Squares):
-        def as_dict(self) -> dict[str, Any]:
-            return {"of": {"count": self.count, "new": False}, "newer": 1}
+    begin(of={"count": 3})
 
-    class Other(Squares):
-        def as_dict(self) -> dict[str, Any]:
-            return {"of": None}
-
-    Ledger.begin(place, "grown", Older(3))
-
-    Ledger.begin(place, "grown", Newer(3))
-    with pytest.raises(StorageError, match=r'differs in `of` \({"count": 3} before, null now\)'):
-        Ledger.begin(place, "grown", Other(3))
-    with pytest.raises(StorageError, match=r"differs in `count` \(3 before, 4 now\)\. Give"):
-        Ledger.begin(place, "grown", Newer(4))
+    begin(of={"count": 3, "new": False}, newer=1)
+    with refused("storage") as of:
+        begin(of=None)
+    with refused("storage") as count:
+        begin(of={"count": 4, "new": False}, newer=1)
+    assert 'differs in `of` ({"count": 3} before, null now)' in of.value.got
+    assert "differs in `count` (3 before, 4 now)" in count.value.got
 
 
 def test_a_storage_with_another_job_is_refused(place: str) -> None:
     begun(place)
 
-    with pytest.raises(StorageError, match=r"differs in `count` \(3 before, 4 now\)\. Give"):
-        Ledger.begin(place, "test", Squares(4))
-    with pytest.raises(StorageError, match="must have the job 'other', got 'test'"):
+    with refused("storage", requirement="the job 'other'", got="'test'"):
         Ledger.open(place, "other")
     Ledger.begin(place, "other", Squares(4))
-    with pytest.raises(StorageError, match="must have one job, or `--name` given, got"):
+    with refused("storage", requirement="`--name` given"):
         Ledger.open(place)
     assert Ledger.open(place, "other").job == {"kind": "squares", "count": 4}

@@ -8,10 +8,14 @@ import warnings
 from importlib.metadata import version
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from lab.jobs.jobs_for_tests import Squares
 from packaging.version import Version
+from refused import refused
+from tiers import slow
 
 from noisescale.lab.jobs import storage
 from noisescale.lab.jobs.jobs import Task
@@ -50,60 +54,65 @@ def test_the_lock_of_a_process_that_was_killed_is_taken_over(
     assert len(ledger.entries()) == 3
 
 
-def test_a_last_line_that_was_never_finished_is_cut_off(tmp_path: Path) -> None:
-    path = tmp_path / "sweep.journal"
-    Ledger.begin(str(path), "test", Squares()).want(Squares().next_tasks({}))
-    whole = path.read_bytes()
-    path.write_bytes(whole + b'{"op_code":4,"worker_id":"x","tri')
+TORN = b'{"op_code":4,"worker_id":"x","tri'
 
-    ledger = Ledger.open(str(path))
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_last_line_that_was_never_finished_is_cut_off(tmp_path: Path, opened: bool) -> None:
+    """By a killed process, or by a full disk under a ledger that goes on.
+
+    Nobody could read the journal if the next line was appended to it.
+    """
+    path = tmp_path / "sweep.journal"
+    ledger = Ledger.begin(str(path), "test", Squares())
+    ledger.want(Squares().next_tasks({}))
+    whole = path.read_bytes()
+    path.write_bytes(whole + TORN)
+
+    ledger = ledger if opened else Ledger.open(str(path))
     ledger.take([(Task("n=9", {"n": 9}), {"square": 81})])
 
     assert path.read_bytes().startswith(whole)
-    assert len(Ledger.open(str(path)).entries()) == 4
-
-
-def test_a_line_that_a_full_disk_cut_off_does_not_take_the_next_one_with_it(
-    tmp_path: Path,
-) -> None:
-    """Nobody could read the journal from then on."""
-    path = tmp_path / "sweep.journal"
-    ledger = Ledger.begin(str(path), "test", Squares())
-    with path.open("ab") as file:
-        file.write(b'{"op_code":4,"worker_id":"x","tri')
-
-    ledger.want(Squares().next_tasks({}))
-    ledger.take([(Task("n=9", {"n": 9}), {"square": 81})])
-
     assert len(ledger.entries()) == 4
     assert len(Ledger.open(str(path)).entries()) == 4
 
 
-def test_a_journal_that_is_none_and_places_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("no journal\n")
-    (tmp_path / "closed").mkdir()
+@pytest.mark.parametrize(
+    ("place", "requirement", "got"),
+    [
+        ("notes.txt", "a journal of Optuna", ""),
+        ("none.journal", "exist", ""),
+        ("closed", "a file", "the folder"),
+        slow("postgresql://me:secret@nowhere/db", "within reach", "postgresql://nowhere/db"),
+        slow("sqlite:////nowhere/at/all.db", "within reach", "sqlite:"),
+        ("grpc://host", "a host and a port", "grpc://host"),
+    ],
+)
+def test_a_journal_that_is_none_and_places_that_are_not_there_are_refused(
+    place: str, requirement: str, got: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("no journal\n")
+    Path("closed").mkdir()
 
-    for place, said in (
-        (str(tmp_path / "notes.txt"), "must be a journal of Optuna, got"),
-        (str(tmp_path / "none.journal"), "must exist, got"),
-        (str(tmp_path / "closed"), "must be a file, got the folder"),
-        (
-            "postgresql://me:secret@nowhere/db",
-            "must be a database within reach, got postgresql://nowhere/db",
-        ),
-        ("sqlite:////nowhere/at/all.db", "must be a database within reach, got sqlite:"),
-        ("grpc://host", "must have a host and a port, got grpc://host"),
-    ):
-        with pytest.raises(StorageError, match=r"^`storage` ") as refused:
-            open_storage(place)
-        assert said in str(refused.value)
-        assert "secret" not in str(refused.value)
+    with refused("storage", requirement=requirement, error=StorageError) as found:
+        open_storage(place)
+    assert got in found.value.got
+    assert "secret" not in str(found.value)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     Version(version("protobuf")) < Version("5.28"), reason="Optuna's proxy needs protobuf 5.28"
 )
 def test_a_proxy_serves_a_ledger(tmp_path: Path) -> None:
+    """In a process of its own: gRPC leaves threads behind, and other tests fork theirs."""
+    from ranks import call_in_a_fork
+
+    call_in_a_fork(_serve, tmp_path)
+
+
+def _serve(tmp_path: Path) -> None:
     from optuna.storages import run_grpc_proxy_server
 
     port = 13_000 + os.getpid() % 2_000
@@ -126,16 +135,18 @@ def test_a_proxy_serves_a_ledger(tmp_path: Path) -> None:
     assert Ledger.open(str(tmp_path / "sweep.journal")).results() == {"n=1": {"square": 1}}
 
 
-def test_a_storage_that_is_out_of_reach_for_a_while_is_asked_again() -> None:
-    failures = [OSError("gone"), OSError("gone")]
-
-    def call() -> str:
-        if failures:
-            raise failures.pop()
-        return "back"
+def test_a_storage_that_is_out_of_reach_for_a_while_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
+    monkeypatch.setattr(storage, "time", clock)
+    call = mock.Mock(side_effect=[OSError("gone"), OSError("gone"), "back"])
 
     assert retry(call) == "back"
-    with pytest.raises(StorageError, match="`storage` must be within reach, got OSError: still"):
-        retry(lambda: (_ for _ in ()).throw(OSError("still gone")), seconds=0.1)
+    with refused("storage", got="OSError: still gone"):
+        retry(mock.Mock(side_effect=OSError("still gone")), seconds=60)
+    assert 60 < sum(slept) < 70
+    assert max(slept) == 5
     with pytest.raises(KeyError):
         retry(lambda: {}["x"])

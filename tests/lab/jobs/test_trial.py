@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from lab.jobs.jobs_for_tests import write_script
 
 from noisescale.history.metrics import Goal
 from noisescale.lab.jobs.jobs import Training
@@ -12,42 +13,16 @@ from noisescale.lab.jobs.trial import train_trial
 from noisescale.lab.sweep.search import Search
 from noisescale.lab.sweep.settings import Own, SweepJob
 
-SEEDED = """
-import torch
-from pytorch_lightning import LightningModule, seed_everything
-from torch.utils.data import DataLoader, TensorDataset
-
-class Line(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = torch.nn.Linear(1, 1)
-
-    def training_step(self, batch, batch_idx):
-        return (self.net(batch[0]) - batch[1]).square().mean()
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", self.training_step(batch, batch_idx))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-
-def make():
-    seed_everything(42, verbose=False)
-    data = TensorDataset(torch.randn(64, 1), torch.randn(64, 1))
-    return Line(), (DataLoader(data, 8, shuffle=True), DataLoader(data, 64))
-"""
-
 
 def test_repetitions_differ_though_the_user_s_function_sets_a_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "seeded.py").write_text(SEEDED)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "seeded", raising=False)
+    write_script(tmp_path, monkeypatch)
+    monkeypatch.setenv("SEEDS", "1")
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
         monkeypatch.setenv(name, "0")
-    training, goal = Training("seeded.py:make", accelerator="cpu"), Goal.read("val_loss<=0")
-    job = SweepJob(training, Own(64, 8, 0.01), goal, (8, 16), Search((), 3, 2), epochs=0.5)
+    training, goal = Training("train.py:make", accelerator="cpu"), Goal.read("val_loss<=0")
+    job = SweepJob(training, Own(256, 8, 0.02), goal, (8, 16), Search((), 3, 2), epochs=0.2)
 
     def values(folder: str, seed: int) -> list[float]:
         task = job.task(8, {"learning_rate": 0.01}, seed)
@@ -63,6 +38,7 @@ def test_repetitions_differ_though_the_user_s_function_sets_a_seed(
     assert first != other
 
 
+@pytest.mark.slow
 def test_a_training_that_says_nothing_prints_nothing() -> None:
     """What Python says of a module that is imported before it is run would read as its reason."""
     program = [sys.executable, "-m", "noisescale.lab.jobs.trial", "no-such-folder"]

@@ -2,7 +2,6 @@
 """Trainings that are forks of one process, beside trainings that are processes of their own."""
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -11,13 +10,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import psutil
 import pytest
-
-from noisescale.lab.jobs import warm
-from noisescale.lab.jobs.warm import Starts, WarmProcess
 
 MODULE = """
 import atexit, multiprocessing, os, signal, sys, tempfile, threading
@@ -89,7 +84,7 @@ threading.Event().wait()
 ORDER = ("plain", *(name for name in SCRIPTS if name != "sleeps"), "looks", "plain")
 """The first one is cold, all others are warm."""
 
-pytestmark = pytest.mark.timeout(300)  # the first of the tests waits for all trainings
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # the first test waits for all trainings
 
 DRIVER = Path(__file__).with_name("warm_trainings.py")
 
@@ -134,6 +129,9 @@ def test_the_first_training_is_cold_and_all_others_are_forks(trained: Trained) -
 
     assert kinds == ["ColdProcess", *["WarmProcess"] * (len(ORDER) - 1)]
     assert all(each["ended"] for each in trained["trained"])
+    # A fork ends with its worker, also if the worker is killed.
+    assert trained["left"] >= 3  # the server, its fork, and what tracks their resources
+    assert not trained["alive"]
 
 
 def test_a_fork_takes_the_steps_of_a_cold_training_bit_for_bit(trained: Trained) -> None:
@@ -142,22 +140,18 @@ def test_a_fork_takes_the_steps_of_a_cold_training_bit_for_bit(trained: Trained)
 
     assert len(cold["values"]) > 3
     for each in warm:
-        assert [each[name] for name in ("steps", "values", "ended")] == [
-            cold[name] for name in ("steps", "values", "ended")
-        ]
-
-
-def test_what_a_training_leaves_behind_no_other_one_meets(trained: Trained) -> None:
-    first, again = (one(trained, "looks", k)["printed"].splitlines()[0] for k in (0, 1))
-
-    assert one(trained, "leaves")["found"]["ended"] == "out of steps"
-    assert first == again
-    assert first.startswith("False 2 ")  # the second thread ends the fork if the worker ends
+        assert [each[name] == cold[name] for name in ("steps", "values", "ended")] == [True] * 3
+    # Also with workers of a loader that take a lambda.
+    assert one(trained, "lambda")["found"]["values"] == cold["values"]
 
 
 def test_to_its_script_a_fork_is_a_process_of_its_own(trained: Trained) -> None:
-    _, start, parent, main = one(trained, "looks")["printed"].splitlines()[:4]
+    lines = [one(trained, "looks", k)["printed"].splitlines() for k in (0, 1)]
 
+    assert one(trained, "leaves")["found"]["ended"] == "out of steps"
+    assert lines[0][0] == lines[1][0]  # nothing of what another training leaves behind
+    left, start, parent, main = lines[1][:4]
+    assert left.startswith("False 2 ")  # the second thread ends the fork if the worker ends
     usual = "fork" if sys.version_info < (3, 14) else "forkserver"
     assert start == f"{usual} MainProcess"
     assert parent == "None"  # else it would be a worker of a data loader to its script
@@ -176,8 +170,7 @@ def test_to_its_script_a_fork_is_a_process_of_its_own(trained: Trained) -> None:
 def test_a_fork_that_fails_says_why(trained: Trained, name: str, code: int, reason: str) -> None:
     found = one(trained, name)
 
-    assert found["found"] is None
-    assert found["code"] == code
+    assert (found["found"], found["code"]) == (None, code)
     assert found["reason"].startswith(reason)
 
 
@@ -187,17 +180,6 @@ def test_a_fork_ends_as_an_interpreter_does(place: Path, trained: Trained) -> No
     written = [(place / f"{name}.txt").read_text() for name in ("unclosed", "at_exit", "thread")]
     assert written == ["all of it", "done", "waited for"]
     assert not list(place.glob("removed*"))
-
-
-def test_workers_of_a_loader_take_a_lambda(trained: Trained) -> None:
-    found = one(trained, "lambda")["found"]
-
-    assert found["values"] == one(trained, "plain")["found"]["values"]
-
-
-def test_a_fork_ends_with_its_worker_also_if_the_worker_is_killed(trained: Trained) -> None:
-    assert trained["left"] >= 3  # the server, its fork, and what tracks their resources
-    assert not trained["alive"]
 
 
 PACKAGES = {
@@ -229,71 +211,30 @@ def test_where_a_fork_might_differ_from_a_cold_training_the_reason_is_told(tmp_p
         (tmp_path / f"{name}.py").write_text(body)
     usual = {"own": {}, "origins": {}, "environment": {}, "defaults": ["torch.float32", "cpu"]}
     reports: dict[str, dict[str, Any]] = {name: {"packages": [name]} for name in PACKAGES}
-    reports["script"] = {
-        "packages": ["sets"],
-        "environment": {"OF_PACKAGE": "1", "OF_SCRIPT": "1"},
-    }
+    reports["script"] = {"packages": ["sets"], "environment": {"OF_PACKAGE": "1", "OF_SCRIPT": "1"}}
     reports["float64"] = {"packages": ["sets"], "defaults": ["torch.float64", "cpu"]}
     reports["mine"] = {"packages": ["uses"], "own": {"namesake": "sub/namesake.py"}}
     reports["other"] = {"packages": ["uses"], "origins": {"namesake": "elsewhere/namesake.py"}}
     for name, report in reports.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(usual | report))
 
-    words = [sys.executable, "-c", WHY_NOT, *(f"{name}.json" for name in reports)]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    program = [sys.executable, "-c", WHY_NOT, *(f"{name}.json" for name in reports)]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=250)
 
     at = tmp_path / "namesake.py"
-    assert done.stdout.splitlines() == [
-        "draws.json a package draws random numbers when it is imported",
-        "breaks.json the import of breaks fails: KeyError: 'where'",
-        "starts.json a package starts 1 threads when it is imported",
-        "sets.json ",
-        "uses.json ",
-        "namesake.json ",
-        "script.json the script changes OF_SCRIPT. Set it before the command",
-        "float64.json the script changes torch's default dtype or device, which a package may have"
-        " read",
-        "mine.json a package imports a module of the name of your own namesake",
-        f"other.json namesake is {at} for a package and elsewhere/namesake.py for the script",
-    ], done.stderr
-
-
-@pytest.fixture
-def starts(monkeypatch: pytest.MonkeyPatch) -> tuple[Starts, mock.Mock, list[str]]:
-    """Starts whose forks are what a mock says."""
-    context = mock.Mock()
-    monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
-    monkeypatch.setattr(warm, "begin_server", lambda _: "")
-    monkeypatch.setattr(warm, "ColdProcess", mock.Mock())
-    events: list[str] = []
-    found = Starts(1, cold=False, on_event=events.append)
-    return found, context.Process, events
-
-
-def test_once_the_server_was_ended_trainings_are_cold(tmp_path: Path, starts: Any) -> None:
-    found, process, events = starts
-    found.start(tmp_path)
-    (tmp_path / "imports.json").write_text("{}")
-    found.prepare()
-    process.return_value.exitcode = 255
-
-    first = found.start(tmp_path)
-
-    assert (first.code, (tmp_path / "output.txt").read_text()) == (255, "")
-    assert not isinstance(found.start(tmp_path), WarmProcess)
-    assert events == [
-        "each training imports its packages anew: the process from which they were forked was ended"
-    ]
-
-
-def test_where_no_fork_is_made_the_training_is_cold(tmp_path: Path, starts: Any) -> None:
-    found, process, events = starts
-    found.start(tmp_path)
-    (tmp_path / "imports.json").write_text("{}")
-    found.prepare()
-    process.return_value.start.side_effect = ConnectionRefusedError("gone")
-
-    assert [isinstance(found.start(tmp_path), WarmProcess) for _ in range(2)] == [False, False]
-    assert events == [
-        "each training imports its packages anew: no fork was made (ConnectionRefusedError: gone)"
-    ]
+    words = {
+        "draws": "random numbers",
+        "breaks": "KeyError: 'where'",
+        "starts": "1 threads",
+        "sets": None,
+        "uses": None,
+        "namesake": None,
+        "script": "OF_SCRIPT",
+        "float64": "default dtype",
+        "mine": "your own namesake",
+        "other": f"{at} for a package and elsewhere/namesake.py",
+    }
+    for line, (name, word) in zip(done.stdout.splitlines(), words.items(), strict=True):
+        report, _, reason = line.partition(" ")
+        assert report == f"{name}.json"
+        assert word in reason if word else not reason

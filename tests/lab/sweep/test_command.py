@@ -8,19 +8,20 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import psutil
 import pytest
-import torch
+from lab.jobs.jobs_for_tests import TRAIN, write_script
 from lab.jobs.jobs_for_tests import ended as in_ledger
 from program import ended, refused, run
 from scripts import SERVER, Forked, started
+from tiers import slow
 
-from noisescale.history.metrics import Goal
-from noisescale.lab.jobs import launchers, trial_process
+from noisescale.lab.jobs import trial_process
 from noisescale.lab.jobs.jobs import FAILED, Entry, Task, Training
 from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.jobs.trial_process import ColdProcess, TrialProcess, command_of
@@ -28,47 +29,9 @@ from noisescale.lab.jobs.workers import Place
 from noisescale.lab.sweep.doubts import doubts_before
 from noisescale.lab.sweep.files import write_files
 from noisescale.lab.sweep.make_job import sweep_job
-from noisescale.lab.sweep.search import Search
-from noisescale.lab.sweep.settings import Own, SweepJob
+from noisescale.lab.sweep.settings import SweepJob
 from noisescale.lab.sweep.sweep_record import sweep_record
-from noisescale.lab.sweep.trial_fit import Made, train_task
-from noisescale.lightning.training import seed_all
-from noisescale.made.targets import module_and_data
 from noisescale.tradeoff.sweep_files import read_sweeps
-
-TRAIN = """
-import os
-import torch
-from pytorch_lightning import LightningModule
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-class Line(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Linear(4, 1, bias=False)
-
-    def training_step(self, batch, batch_idx):
-        if FAILS == "all" or (FAILS == "rate" and self.global_step):
-            raise ArithmeticError("no such luck")
-        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
-
-    def validation_step(self, batch, batch_idx):
-        loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
-        self.log("val_loss", loss, sync_dist=True)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.02)
-
-FAILS = os.environ.get("FAILS", "")
-generator = torch.Generator().manual_seed(0)
-x = torch.randn(256, 4, generator=generator)
-y = x.sum(1, keepdim=True) + torch.randn(256, 1, generator=generator)
-data = TensorDataset(x, y)
-
-def make():
-    return Line(), (DataLoader(data, batch_size=8, shuffle=True), DataLoader(data, batch_size=64))
-"""
 
 SWEEP = ("--goal", "val_loss<=1.1", "--batch-sizes", "8,32", "--trials", "3", "--repeats", "1")
 RATES = "learning_rate=0.03..1"
@@ -77,13 +40,7 @@ CPU = ("--accelerator", "cpu", "--epochs", "20", "--search", RATES)
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "train.py").write_text(TRAIN)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "train", raising=False)
-    monkeypatch.syspath_prepend(str(Path(launchers.__file__).parents[3]))
-    package = str(Path(launchers.__file__).parents[3])
-    monkeypatch.setenv("PYTHONPATH", package)  # of the workers too
-    return tmp_path
+    return write_script(tmp_path, monkeypatch)
 
 
 def sweep(*arguments: object, target: str = "train.py:make") -> tuple[int, str, str]:
@@ -101,6 +58,10 @@ def trials_of(sweep: int | None) -> list[psutil.Process]:
 
 def trained_here(job: SweepJob, folder: Path) -> dict[str, Entry]:
     """The entries of a sweep, by trainings in this process, one after the other."""
+    from noisescale.lab.sweep.trial_fit import Made, train_task
+    from noisescale.lightning.training import seed_all
+    from noisescale.made.targets import module_and_data
+
     entries: dict[str, Entry] = {}
     while wanted := job.next_tasks(entries):
         for task in wanted:
@@ -115,18 +76,10 @@ def trained_here(job: SweepJob, folder: Path) -> dict[str, Entry]:
     return entries
 
 
-@pytest.mark.timeout(400)
-def test_a_sweep_of_which_a_worker_is_killed_has_the_table_of_one_that_is_not(here: Path) -> None:
-    """Two workers share a device."""
-    (here / "here").mkdir()
-    job = settings(here)
-    alone = trained_here(job, here / "here")
-    write_files(sweep_record(job, alone, Place("sweep", "")), here / "here")
-    *known, _, _, _ = alone.values()  # the last three are trained by the workers
-    ledger = Ledger.begin("sweep/sweep.journal", "sweep", job)
-    ledger.take((Task(entry.key, entry.spec), entry.result) for entry in known)
+def output_of_sweep_with_killed_worker(here: Path) -> str:
+    """Two workers share a device; one of them is killed in its first training."""
     words = ["-m", "noisescale", "sweep", "train.py:make", *SWEEP, *CPU, "--per-device", 2]
-    with started(*words, "--lease", 5, cwd=here, output=here / "output.txt") as process:
+    with started(*words, "--lease", 2, cwd=here, output=here / "output.txt") as process:
         while not (trials := trials_of(process.pid)):
             assert process.is_alive(), (here / "output.txt").read_text()
             time.sleep(0.05)
@@ -136,21 +89,47 @@ def test_a_sweep_of_which_a_worker_is_killed_has_the_table_of_one_that_is_not(he
         os.kill(victim.pid, signal.SIGKILL)
         process.join(300)
     output = (here / "output.txt").read_text()
-
     assert process.exitcode == 0, output
+    assert len(list((here / "sweep/trials").glob("*-2"))) == 1
+    assert {worker["process"] for worker in shown["workers"]} >= {victim.pid}
+    assert {each["device"] for each in shown["workers"]} == {"CPU"}
+    return output
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("killed", [False, slow(True)])
+def test_a_sweep_by_workers_has_the_table_of_trainings_here_also_if_one_is_killed(
+    here: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "here").mkdir()
+    job = settings(here)
+    alone = trained_here(job, here / "here")
+    write_files(sweep_record(job, alone, Place("sweep", "")), here / "here")
+    known = list(alone.values())[: -3 if killed else -1]  # the others are trained by the workers
+    ledger = Ledger.begin("sweep/sweep.journal", "sweep", job)
+    ledger.take((Task(entry.key, entry.spec), entry.result) for entry in known)
+
+    if killed:
+        output = output_of_sweep_with_killed_worker(here)
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(subprocess, "Popen", Forked)
+            code, shown, said = sweep("--workers", 1)
+        output = said + shown
+        assert code == 0, output
+
     table = (here / "sweep/sweep.csv").read_text()
     assert table == (here / "here/sweep.csv").read_text()
     assert table.startswith("batch_size,steps,learning_rate,seed\n8,")
-    assert len(list((here / "sweep/trials").glob("*-2"))) == 1
-    assert {worker["process"] for worker in shown["workers"]} >= {victim.pid}
-    (shared,) = {each["device"] for each in shown["workers"]}
-    assert shared == "CPU"
     assert re.search(r"^batch_size=\S+: (reached|stopped early), \d+ s, on \S+", output, re.M)
-    assert "What each device did" in output
-    assert "trainings done" in output
-    assert "Critical batch size" in output
-    assert "Further workers join with: noisescale work --storage sweep/sweep.journal" in output
-    assert "See how well the law fits: noisescale fit sweep/sweep.csv" in output
+    for said in (
+        "What each device did",
+        "trainings done",
+        "Critical batch size",
+        "noisescale work --storage sweep/sweep.journal",
+        "noisescale fit sweep/sweep.csv",
+    ):
+        assert said in output
 
     again, _, _ = sweep("--workers", 0)  # nothing is left to train
     status = json.loads(run("status", "--storage", "sweep/sweep.journal", "--json"))
@@ -165,29 +144,19 @@ def test_a_sweep_of_which_a_worker_is_killed_has_the_table_of_one_that_is_not(he
     compared = json.loads(run("compare", "sweep/trials.csv", *goal, "--by", "steps", "--json"))
     steps = {line.split(",")[0] for line in table.splitlines()[1:]}
     assert {f"{batch['batch_size']:g}" for batch in compared["sweeps"][0]["batches"]} == steps
-    listed = run("status", "--storage", "sweep/sweep.journal")
-    assert "Steps to val_loss <= 1.1" in listed
+    assert "Steps to val_loss <= 1.1" in run("status", "--storage", "sweep/sweep.journal")
 
 
-def job(**training: Any) -> SweepJob:
-    return SweepJob(
-        Training("train.py:make", accelerator="cpu", **training),
-        Own(256, 8, 0.02),
-        Goal.read("val_loss<=1.1"),
-        (8, 32),
-        Search((), 3, 1),
-        20,
-        8,
-    )
-
-
+@pytest.mark.slow
 def test_two_ranks_train_a_trial_and_one_that_dies_fails_it(here: Path) -> None:
-    task = job(devices=2, strategy="ddp").task(32, {"learning_rate": 0.05}, 0)
+    two = Training("train.py:make", accelerator="cpu", devices=2, strategy="ddp")
+    job = replace(settings(here), training=two)
+    task = replace(job, max_device_batch_size=8).task(32, {"learning_rate": 0.05}, 0)
     (here / "dies.py").write_text("import os\nif os.environ['RANK'] == '1': os._exit(3)\n")
 
     process = SERVER.Process(target=train_on_two_ranks, args=(here, task.spec))
     process.start()
-    process.join(100)
+    process.join(220)
     process.kill()
     (found, _), (none, reason) = json.loads((here / "both.json").read_text())
 
@@ -211,7 +180,7 @@ def train_on_two_ranks(here: Path, spec: dict[str, Any]) -> None:
         for name, command in commands.items():
             with mock.patch.object(trial_process, "command_of", lambda *_, words=command: words):
                 process = TrialProcess(here / name, spec, 2, lambda folder: ColdProcess(folder, 2))
-            process.wait(50)
+            process.wait(100)
             process.stop()
             found.append((process.result(), process.reason()))
     (here / "both.json").write_text(json.dumps(found))
@@ -227,98 +196,79 @@ def test_a_goal_that_nobody_reaches_ends_with_code_1(here: Path) -> None:
 
     assert code == 1
     assert "No run reached the goal at batch size 8, 32." in output
-    said_once = " ".join(output.split())
-    assert "Batch size 8, 32: trainings ended before the goal, by `--epochs 20`." in said_once
-    assert "another `--output`" in said_once
+    assert "`--epochs 20`" in output
     assert "noisescale compare" not in output
 
 
 def test_a_seed_in_the_script_and_a_goal_of_a_batch_are_told(here: Path) -> None:
+    import torch
+
     script = here / "train.py"
-    seeded = script.read_text().replace("FAILS = ", "torch.manual_seed(0)\nFAILS = ", 1)
+    seeded = script.read_text().replace("FAILS, ", "torch.manual_seed(0)\nFAILS, ", 1)
     logged = seeded.replace('self.log("val_loss"', 'self.log("of_all"')
-    logged = logged.replace("return nn", 'self.log("loss", torch.tensor(9.0))\n        return nn')
+    logged = logged.replace(
+        "return loss", 'self.log("loss", torch.tensor(9.0))\n        return loss'
+    )
     (here / "own_seed.py").write_text(logged)
-    options = {"trials": 3, "seed": 0, "epochs": 20, "max_device_batch_size": None}
     torch.manual_seed(0)  # what was set before is not the script's
+
     found = [
-        doubts_before(
-            sweep_job(Training(target, accelerator="cpu"), goal, "8,32", [], repeats=n, **options)
-        )  # type: ignore[arg-type]  # of several types
-        for target, goal, n in (
-            ("train.py:make", "val_loss<=1", 3),
-            ("own_seed.py:make", "of_all<=1", 3),
-            ("train.py:make", "val_loss<=900", 3),
-            ("own_seed.py:make", "loss<=1", 1),
+        doubts_before(settings(here, f"{script}.py:make", goal, repeats))
+        for script, goal, repeats in (
+            ("train", "val_loss<=1", 3),
+            ("own_seed", "of_all<=1", 3),
+            ("train", "val_loss<=900", 3),
+            ("own_seed", "loss<=1", 1),
         )
     ]
 
-    assert found[0] == []
-    assert [len(each) for each in found[1:]] == [1, 1, 1]
-    assert found[1][0].startswith(
-        "own_seed.py:make sets a seed: all repetitions begin with the same"
-    )
-    assert found[2][0].startswith("A single step has met val_loss <= 900.")
-    assert found[3][0].startswith("loss is logged by the training step: it is that of one batch")
+    none, (seed,), (met,), (of_batch,) = found
+    assert none == []
+    assert "sets a seed" in seed
+    assert met.startswith("A single step")
+    assert of_batch.startswith("loss is logged")
 
 
-def settings(here: Path) -> SweepJob:
+def settings(
+    here: Path, target: str = "train.py:make", goal: str = "val_loss<=1.1", repeats: int = 1
+) -> SweepJob:
     """The job of a sweep with the options of these tests."""
-    options = {"trials": 3, "repeats": 1, "seed": 0, "epochs": 20, "max_device_batch_size": None}
-    training = Training("train.py:make", accelerator="cpu")
-    return sweep_job(training, "val_loss<=1.1", "8,32", [RATES], **options)  # type: ignore[arg-type]  # of several types
+    options = {"trials": 3, "seed": 0, "epochs": 20, "max_device_batch_size": None}
+    training = Training(target, accelerator="cpu")
+    return sweep_job(training, goal, "8,32", [RATES], repeats=repeats, **options)  # type: ignore[arg-type]  # of several types
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
-        (("no.py:make",), "must be a Python file, got a path without a file"),
-        (("train.py:no",), "must name an object that exists, got no 'no' in train"),
-        (("broken.py:make",), "must be importable, got ModuleNotFoundError"),
-        (("train.py:make", "--goal", "val_loss=1"), "`--goal` must say whether the metric is"),
-        (("train.py:make", "--goal", "val_los<=1"), "`--goal` must be about a metric that the"),
-        (
-            ("train.py:make", "--batch-sizes", "8"),
-            "two batch sizes or more, got '8', which is 8 alone.",
-        ),
-        (("train.py:make", "--batch-sizes", "64..8"), "got '64..8', which ends before it begins."),
-        (
-            ("train.py:make", "--goal", "val_loss <"),
-            "Write, for example, val_loss<=0.15 or val_acc",
-        ),
-        (("train.py:make", "--epochs", "inf"), "`--epochs` must be positive and finite, got inf."),
-        (
-            ("train.py:make", "--seed", -1),
-            "`--seed` must be from 0 to below 2,147,483,648, got -1.",
-        ),
-        (
-            ("train.py:make", "--search", "momentum"),
-            "must be written as name=values, got 'momentum'",
-        ),
-        (("train.py:make", "--lease", "inf"), "at least 1 second, and finite, got inf. Give 60."),
-        (("train.py:make", "--batch-sizes", "8,512"), "be at most the number of examples, 256"),
-        (("train.py:make", "--search", "dropout=0..1"), "`--search` must name learning_rate"),
-        (("train.py:make", "--trials", 2), "`--trials` must be at least 3, got 2."),
-        (("train.py:make", "--workers", -1), "`--workers` must not be negative, got -1."),
-        (("train.py:make", "--launcher", "pbs"), "`--launcher` must be one of local, slurm, ray"),
-        (("train.py:make", "--output", "notes.txt"), "`--output` must be a folder that can be"),
-        (("train.py:make", "--storage", "."), "`--storage` must be a file, got the folder"),
-        (("train.py:make", "--storage", "notes.txt"), "`--storage` must be a journal of Optuna"),
-        (
-            ("train.py:make", "--lease", 0),
-            "`--lease` must be at least 1 second, and finite, got 0.",
-        ),
+        ("broken.py:make", "`broken.py:make` must be importable, got ModuleNotFoundError"),
+        ("train.py:make --goal val_loss=1", "`--goal` must say whether the metric is"),
+        ("train.py:make --goal val_los<=1", "`--goal` must be about a metric that the"),
+        ("train.py:make --goal val_loss<", "`--goal` must"),
+        ("train.py:make --batch-sizes 8", "`--batch-sizes` must be two batch sizes or more"),
+        ("train.py:make --batch-sizes 64..8", "`--batch-sizes` must"),
+        ("train.py:make --batch-sizes 8,512", "`--batch-sizes` must be at most the number of"),
+        ("train.py:make --epochs inf", "`--epochs` must be positive and finite"),
+        ("train.py:make --seed -1", "`--seed` must be from 0 to below 2,147,483,648"),
+        ("train.py:make --search momentum", "`--search` must be written as name=values"),
+        ("train.py:make --search dropout=0..1", "`--search` must name learning_rate"),
+        ("train.py:make --lease inf", "`--lease` must be at least 1 second"),
+        ("train.py:make --lease 0", "`--lease` must be at least 1 second"),
+        ("train.py:make --trials 2", "`--trials` must be at least 3"),
+        ("train.py:make --output notes.txt", "`--output` must be a folder"),
+        ("train.py:make --storage .", "`--storage` must be a file"),
+        ("train.py:make --storage notes.txt", "`--storage` must be a journal of Optuna"),
     ],
 )
-def test_bad_options_are_refused(here: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_bad_options_are_refused(here: Path, words: str, message: str) -> None:
     (here / "broken.py").write_text("import nowhere_at_all\n")
     (here / "notes.txt").write_text("no journal\n")
-    target, *others = arguments
+    target, *others = words.split()
 
     code, output, said = sweep(*others, target=target)
 
     assert (code, output) == (2, "")
-    assert message in said.splitlines()[-1]
+    assert said.splitlines()[-1].startswith(f"noisescale: {message}")
 
 
 def test_a_training_step_that_fails_is_shown_before_anything_is_begun(
@@ -329,10 +279,11 @@ def test_a_training_step_that_fails_is_shown_before_anything_is_begun(
     code, _, said = sweep()
 
     assert code == 1
-    assert "ArithmeticError: no such luck" in said
+    assert "ArithmeticError" in said
     assert not (here / "sweep").exists()
 
 
+@pytest.mark.slow
 def test_what_a_script_does_to_folder_and_streams_stays_out_of_the_answer(here: Path) -> None:
     """As with `os.chdir`, a print, and a logger that takes stdout to a file."""
     (here / "runs").mkdir()
@@ -353,25 +304,22 @@ sys.stdout = io.StringIO()
 
 def test_a_storage_of_another_sweep_is_refused_and_one_that_is_gone_too(here: Path) -> None:
     Ledger.begin("sweep/sweep.journal", "sweep", settings(here))
+    there = ("--storage", "sweep/sweep.journal")
 
     _, _, said = sweep("--goal", "val_loss<=1.2")
     assert "differs in `--goal` (val_loss <= 1.1 before, val_loss <= 1.2 now). Give" in said
     _, _, said = sweep("--trials", 5, "--epochs", 3)
-    assert "with the job 'sweep', which differs in `--epochs` (20 before, 3 now)," in said
-    assert "`--trials` (3 before, 5 now). Give the settings from before. For a new job" in said
-    assert "`--lease` must be at least 1 second, and finite, got 0." in refused(
-        "work", "--storage", "sweep/sweep.journal", "--lease", 0
-    )
+    assert "differs in `--epochs` (20 before, 3 now), `--trials` (3 before, 5 now). Give" in said
+    assert refused("work", *there, "--lease", 0).startswith("`--lease` must be at least 1 second")
     os.chdir(here / "sweep")
-    assert "in the folder of the worker, got" in refused("work", "--storage", "sweep.journal")
+    assert "in the folder of the worker" in refused("work", "--storage", "sweep.journal")
     os.chdir(here)
     for command in ("work", "status"):
-        assert "`--storage` must exist, got" in refused(command, "--storage", "none.journal")
-        assert "`--storage` must have the job 'x', got 'sweep'." in refused(
-            command, "--storage", "sweep/sweep.journal", "--name", "x"
-        )
+        assert "`--storage` must exist" in refused(command, "--storage", "none.journal")
+        assert "`--storage` must have the job 'x'" in refused(command, *there, "--name", "x")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_where_all_trainings_fail_their_reason_is_the_last_line(
     here: Path, monkeypatch: pytest.MonkeyPatch
@@ -388,4 +336,4 @@ def test_where_all_trainings_fail_their_reason_is_the_last_line(
 
     assert code == 2
     assert "`TARGET` must train, got only trainings that failed. The last one: Arith" in said
-    assert "All workers have stopped. Finished trainings are kept: the same command goes" in said
+    assert "All workers have stopped" in said

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 import torch
+from refused import refused
 
 from noisescale.lab.sweep.hyperparameters import (
     own_beta2,
@@ -8,6 +9,7 @@ from noisescale.lab.sweep.hyperparameters import (
     refuse_unsearchable,
     set_values,
 )
+from noisescale.refusal import Refusal
 
 
 def weight() -> torch.nn.Parameter:
@@ -72,9 +74,9 @@ def test_momentum_betas_and_weight_decay_are_set() -> None:
 def test_what_no_optimizer_has_is_refused() -> None:
     rprop = torch.optim.Rprop([weight()], lr=0.1)
 
-    with pytest.raises(ValueError, match="`search` must name what the optimizer has, got momentum"):
+    with refused("search", requirement="what the optimizer has"):
         set_values([rprop], {"learning_rate": 0.1, "momentum": 0.5})
-    with pytest.raises(ValueError, match="must set a positive learning rate, got 0"):
+    with pytest.raises(Refusal, match="positive learning rate, got 0"):
         set_values([torch.optim.SGD([weight()], lr=0.0)], {"learning_rate": 0.1})
 
 
@@ -87,5 +89,5 @@ def test_momentum_that_a_schedule_sets_is_refused() -> None:
 
     refuse_unsearchable([optimizer], [plain], ["learning_rate", "momentum"])
     refuse_unsearchable([optimizer], [chain], ["learning_rate"])
-    with pytest.raises(ValueError, match="got momentum, which OneCycleLR sets at each step"):
+    with pytest.raises(Refusal, match="got momentum, which OneCycleLR"):
         refuse_unsearchable([optimizer], [chain], ["momentum"])

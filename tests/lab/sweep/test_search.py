@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from noisescale.history.metrics import Goal
+from noisescale.lab.jobs.jobs import FAILED
 from noisescale.lab.parameters import points, range_parameter
 from noisescale.lab.sweep.results import DIVERGED, OUT_OF_STEPS, PRUNED, REACHED, TrialResult
 from noisescale.lab.sweep.search import MOST_WIDER, SLACK, Progress, Search, limit_of, progress_of
@@ -46,6 +48,18 @@ def result(
     return TrialResult(GOAL, 64, {"learning_rate": rate}, seed, steps, values, steps, ended)
 
 
+def failed(rate: float, seed: int = 0) -> TrialResult:
+    return replace(result(rate, seed, [], [], FAILED), reason="x")
+
+
+def filled(train: Callable[[float, int], TrialResult]) -> tuple[Progress, list[TrialResult]]:
+    """Train all that is missing, round after round."""
+    found: list[TrialResult] = []
+    while (progress := progress_of(SEARCH, RATES, found)).missing:
+        found += [train(point["learning_rate"], seed) for point, seed in progress.missing]
+    return progress, found
+
+
 def searched(
     truth: Truth, *, workers: int = 1, order: int = 0, prunes: bool = True, search: Search = SEARCH
 ) -> tuple[Progress, list[TrialResult]]:
@@ -80,7 +94,7 @@ def test_the_best_learning_rate_is_found_and_repeated(best: float) -> None:
 
 
 def test_one_worker_and_many_find_the_same_whatever_ends_first_and_whatever_is_stopped() -> None:
-    for case in range(20):
+    for case in range(8):
         truth = bowl(10 ** random.Random(case).uniform(-3, 1), scatter=0.3)
         alone, _ = searched(truth)
         together, _ = searched(truth, workers=4, order=case + 1)
@@ -145,12 +159,11 @@ def test_widening_ends() -> None:
 
 
 def test_of_trainings_that_miss_the_goal_the_nearest_leads_and_none_is_repeated() -> None:
-    def short(rate: float) -> TrialResult:
-        return result(rate, 0, [1, 500], [0.9, 0.2 + 0.1 * abs(math.log(rate / 5))], OUT_OF_STEPS)
+    def short(rate: float, seed: int) -> TrialResult:
+        last = 0.2 + 0.1 * abs(math.log(rate / 5))
+        return result(rate, 0, [1, 500], [0.9, last], OUT_OF_STEPS)
 
-    found: list[TrialResult] = []
-    while (progress := progress_of(SEARCH, RATES, found)).missing:
-        found += [short(point["learning_rate"]) for point, _ in progress.missing]
+    progress, found = filled(short)
 
     assert progress.widened >= 1
     assert min(found, key=lambda each: each.values[-1]) == progress.best[0]
@@ -196,42 +209,27 @@ def test_a_point_whose_repetitions_are_all_slow_still_comes_before_those_that_lo
         assert [each.steps[-1] for each in progress.best] == [80, 200, 200][:repeats]
 
 
-def test_where_all_trainings_fail_or_diverge_no_range_is_widened_in_vain() -> None:
-    def failing(rate: float, seed: int = 0) -> TrialResult:
-        return TrialResult(
-            GOAL, 64, {"learning_rate": rate}, seed, [], [], [], "failed", reason="x"
-        )
+@pytest.mark.parametrize("diverging", [(), (3, 5)])
+def test_where_all_trainings_fail_or_diverge_no_range_is_widened_in_vain(
+    diverging: tuple[int, ...],
+) -> None:
+    numbers = itertools.count()
 
-    def search(*diverging: int) -> Progress:
-        found: list[TrialResult] = []
-        while (progress := progress_of(SEARCH, RATES, found)).missing:
-            for point, seed in progress.missing:
-                rate = point["learning_rate"]
-                diverges = len(found) in diverging
-                found.append(
-                    trained(lambda *_: math.inf, rate, seed) if diverges else failing(rate)
-                )
-        return progress
+    def end(rate: float, seed: int) -> TrialResult:
+        diverges = next(numbers) in diverging
+        return trained(lambda *_: math.inf, rate, seed) if diverges else failed(rate)
 
-    assert search().widened == 0
-    some = search(3, 5)
-    assert some.widened == MOST_WIDER
-    assert max(rates_of(some)) == max(rates_of(some)[:9])  # it was widened downwards alone
+    progress, _ = filled(end)
+
+    assert progress.widened == (MOST_WIDER if diverging else 0)
+    assert max(rates_of(progress)) == max(rates_of(progress)[:9])  # downwards alone
 
 
 def test_failed_trainings_are_left_aside() -> None:
-    good = bowl(0.1, scatter=0)
-    failing = {0: True}
+    good, numbers = bowl(0.1, scatter=0), itertools.count()
 
-    def run(rate: float, seed: int) -> TrialResult:
-        if failing.pop(0, False):
-            return TrialResult(
-                GOAL, 64, {"learning_rate": rate}, seed, [], [], [], "failed", reason="x"
-            )
-        return trained(good, rate, seed)
-
-    found: list[TrialResult] = []
-    while (progress := progress_of(SEARCH, RATES, found)).missing:
-        found += [run(point["learning_rate"], seed) for point, seed in progress.missing]
+    progress, _ = filled(
+        lambda rate, seed: trained(good, rate, seed) if next(numbers) else failed(rate, seed)
+    )
 
     assert 0.05 < progress.best[0].hyperparameters["learning_rate"] < 0.2

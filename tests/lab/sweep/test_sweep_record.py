@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,85 +59,75 @@ def finished(order: int = 0) -> dict[str, Entry]:
     return entries
 
 
-def taken(ledger: Ledger, entries: list[Entry]) -> None:
+@pytest.fixture(scope="module")
+def whole() -> dict[str, Entry]:
+    return finished()
+
+
+def taken(ledger: Ledger, entries: Iterable[Entry]) -> None:
     ledger.take((Task(each.key, each.spec), each.result) for each in entries)
 
 
-def found_in(entries: Mapping[str, Entry]) -> SweepRecord:
-    return sweep_record(JOB, entries, Place("test", "sweep.journal"))
+def found_in(entries: Mapping[str, Entry], job: SweepJob = JOB) -> SweepRecord:
+    return sweep_record(job, entries, Place("test", "sweep.journal"))
 
 
-def test_the_files_are_those_that_fit_and_compare_take(tmp_path: Path) -> None:
-    write_files(found_in(finished()), tmp_path)
+TWO = replace(JOB, own=Own(1000.0, 32, 0.1), batch_sizes=(16, 64), search=Search((), 3, 3))
 
-    curve = read_sweeps(tmp_path / "sweep.csv")[""]
-    trials = read_trials(tmp_path / "trials.csv", "loss")
+
+def searched(reached: tuple[bool, ...] = (True,) * 3, best: float = 0.1) -> dict[str, Entry]:
+    """All entries of a search in which some repetitions, by their seeds, reach the goal.
+
+    Of the batch size 64 the best learning rate is `best`.
+    """
+    found: dict[str, Entry] = {}
+    while wanted := TWO.next_tasks(found):
+        for task in wanted:
+            middle = 0.1 if task.spec["batch_size"] == 16 else best
+            away = abs(math.log(task.spec["hyperparameters"]["learning_rate"] / middle))
+            good = task.spec["batch_size"] == 16 or reached[task.spec["seed"]]
+            steps, last = [1, round(100 + 100 * away)], 0.1 if good else 0.2
+            word = "reached" if good else "out of steps"
+            result = {"steps": steps, "values": [1, last], "seconds": steps, "ended": word}
+            found[task.key] = ended(task, result)
+    return found
+
+
+def test_the_files_are_those_that_fit_and_compare_take(
+    tmp_path: Path, whole: dict[str, Entry]
+) -> None:
+    """They do not depend on the order of trainings."""
+    for name, entries in (("one", whole), ("other", finished(1))):
+        (tmp_path / name).mkdir()
+        write_files(found_in(entries), tmp_path / name)
+
+    folder = tmp_path / "one"
+    curve = read_sweeps(folder / "sweep.csv")[""]
+    trials = read_trials(folder / "trials.csv", "loss")
     assert curve.batch_sizes == [16] * 3 + [64] * 3 + [256] * 3
     assert fit_tradeoff(*curve).critical_batch_size == pytest.approx(64, rel=0.25)
-    assert len(trials) == len(finished())
+    assert len(trials) == len(whole)
     assert {trial.batch_size for trial in trials} == {16, 64, 256}
     assert all(trial.learning_rate > 0 for trial in trials)
-    assert not list(tmp_path.glob("*.part"))
+    assert not list(tmp_path.rglob("*.part"))
+    assert (folder / "sweep.csv").read_text() == (tmp_path / "other/sweep.csv").read_text()
 
 
-def test_the_files_do_not_depend_on_the_order_of_trainings(tmp_path: Path) -> None:
-    tables = set()
-    for order in range(4):
-        write_files(found_in(finished(order)), tmp_path)
-        tables.add((tmp_path / "sweep.csv").read_text())
+def test_a_batch_size_whose_search_is_not_done_is_not_in_the_table_yet(
+    tmp_path: Path, whole: dict[str, Entry]
+) -> None:
+    last = next(key for key in reversed(whole) if whole[key].spec["batch_size"] == 64)
 
-    assert len(tables) == 1
-
-
-def test_a_batch_size_whose_search_is_not_done_is_not_in_the_table_yet(tmp_path: Path) -> None:
-    entries = finished()
-    last = next(key for key in reversed(entries) if entries[key].spec["batch_size"] == 64)
-    del entries[last]
-
-    write_files(found_in(entries), tmp_path)
+    write_files(found_in({key: whole[key] for key in whole if key != last}), tmp_path)
 
     assert set(read_sweeps(tmp_path / "sweep.csv")[""].batch_sizes) == {16, 256}
 
 
-def test_a_sweep_has_the_regimes_of_a_comparison() -> None:
-    swept = found_in(finished()).law
-
-    assert swept is not None
-    assert swept.regimes is not None
-    band = swept.regimes.critical_batch_size
-    assert band.low < 64 < band.high
-    assert [batch.counts for batch in swept.batches] == [True] * 3
-
-
-def test_progress_says_what_was_spent_and_what_is_left(tmp_path: Path) -> None:
+def test_a_finished_sweep_has_what_was_best_and_the_regimes_of_a_comparison(
+    tmp_path: Path, whole: dict[str, Entry]
+) -> None:
     ledger = Ledger.begin(str(tmp_path / "j"), "test", JOB)
-    begun = found_in(ledger.entries())
-    whole = list(finished().values())
-    half = whole[: len(whole) // 2]
-    taken(ledger, half)
-    ledger.want(wanted := JOB.next_tasks(ledger.entries()))
-    shared = {"host": "a", "sharing": 2}  # two of them are as fast as one device
-    claimed = [ledger.claim([task.key for task in wanted], shared) for _ in range(2)]
-
-    going = found_in(ledger.entries())
-    taken(ledger, whole)
-
-    assert (len(begun.progress.ended), begun.expected_trainings) == (0, 3 * (6 + 2 + 2))
-    assert math.isnan(begun.seconds_left)
-    assert len(going.progress.ended) == len(half)
-    assert going.progress.device_hours == pytest.approx(0.01 * len(half))
-    assert going.seconds_left == pytest.approx(
-        36.0 * (going.expected_trainings - len(going.progress.ended))
-    )
-    assert {entry.key for entry in going.progress.running} == {one.key for one in claimed if one}
-    assert [entry.state for entry in going.progress.running] == 2 * [State.RUNNING]
-    end = found_in({k: e for k, e in ledger.entries().items() if e.result})
-    assert len(end.progress.ended) <= end.expected_trainings
-
-
-def test_a_finished_sweep_has_what_was_best(tmp_path: Path) -> None:
-    ledger = Ledger.begin(str(tmp_path / "j"), "test", JOB)
-    taken(ledger, whole := list(finished().values()))
+    taken(ledger, whole.values())
 
     found = found_in(ledger.entries())
 
@@ -147,15 +137,81 @@ def test_a_finished_sweep_has_what_was_best(tmp_path: Path) -> None:
         assert size.steps == pytest.approx(100 * (1 + 64 / size.batch_size), rel=0.2)
         assert size.learning_rate == pytest.approx(0.1 * math.sqrt(size.batch_size / 16), rel=1)
         assert size.reached + size.count(PRUNED) == len(size.results)
+    assert found.law is not None
+    assert found.law.regimes is not None
+    band = found.law.regimes.critical_batch_size
+    assert band.low < 64 < band.high
+    assert [batch.counts for batch in found.law.batches] == [True] * 3
 
 
-def test_failures_have_their_reasons_and_no_evaluations(tmp_path: Path) -> None:
-    entries = finished()
-    first = next(iter(entries))
-    entries[first] = replace(entries[first], result={FAILED: "no luck"})
+def test_progress_says_what_was_spent_and_what_is_left(
+    tmp_path: Path, whole: dict[str, Entry]
+) -> None:
+    ledger = Ledger.begin(str(tmp_path / "j"), "test", JOB)
+    begun = found_in(ledger.entries())
+    half = list(whole.values())[: len(whole) // 2]
+    taken(ledger, half)
+    ledger.want(wanted := JOB.next_tasks(ledger.entries()))
+    shared = {"host": "a", "sharing": 2}  # two of them are as fast as one device
+    claimed = [ledger.claim([task.key for task in wanted], shared) for _ in range(2)]
 
-    write_files(found_in(entries), tmp_path)
+    going = found_in(ledger.entries())
 
-    assert found_in(entries).progress.failures == {first: "no luck"}
-    assert len(read_trials(tmp_path / "trials.csv", "loss")) == len(entries) - 1
-    assert sum(size.count(FAILED) for size in found_in(entries).sizes) == 1
+    assert (len(begun.progress.ended), begun.expected_trainings) == (0, 3 * (6 + 2 + 2))
+    assert math.isnan(begun.seconds_left)
+    assert len(going.progress.ended) == len(half)
+    assert going.progress.device_hours == pytest.approx(0.01 * len(half))
+    left = going.expected_trainings - len(half)
+    assert going.seconds_left == pytest.approx(36.0 * left)
+    assert {entry.key for entry in going.progress.running} == {one.key for one in claimed if one}
+    assert [entry.state for entry in going.progress.running] == 2 * [State.RUNNING]
+
+
+def test_failures_have_their_reasons_and_no_evaluations(
+    tmp_path: Path, whole: dict[str, Entry]
+) -> None:
+    first = next(iter(whole))
+    found = found_in({**whole, first: replace(whole[first], result={FAILED: "no luck"})})
+
+    write_files(found, tmp_path)
+
+    assert found.progress.failures == {first: "no luck"}
+    assert len(read_trials(tmp_path / "trials.csv", "loss")) == len(whole) - 1
+    assert sum(size.count(FAILED) for size in found.sizes) == 1
+
+
+@pytest.mark.parametrize(
+    ("reached", "rows"),
+    [((True, False, True), 2), ((True, False, False), 0)],
+    ids=["a miss is left out", "of most misses nothing stays"],
+)
+def test_repetitions_that_miss_the_goal_are_left_out(
+    reached: tuple[bool, ...], rows: int, tmp_path: Path
+) -> None:
+    write_files(found_in(searched(reached), TWO), tmp_path)
+
+    assert read_sweeps(tmp_path / "sweep.csv")[""].batch_sizes == [16] * 3 + [64] * rows
+
+
+def test_a_batch_size_whose_best_learning_rate_is_at_the_edge_has_no_steps(tmp_path: Path) -> None:
+    """The law of `compare` does not count it either."""
+    found = found_in(searched(best=1e9), TWO)
+
+    write_files(found, tmp_path)
+
+    assert found.law is not None
+    counts = [(batch.batch_size, batch.counts) for batch in found.law.batches]
+    assert counts == [(16, True), (64, False)]
+    assert read_sweeps(tmp_path / "sweep.csv")[""].batch_sizes == [16] * 3
+
+
+def test_repetitions_that_are_the_same_are_named() -> None:
+    def alike_in(entries: dict[str, Entry]) -> list[int]:
+        return [s.batch_size for s in found_in(entries, TWO).sizes if s.repetitions_are_alike]
+
+    entries = searched()
+    (last,) = (e for e in entries.values() if (e.spec["batch_size"], e.spec["seed"]) == (16, 2))
+    changed = replace(last, result={**last.result, "values": [0.9, 0.1]})
+
+    assert alike_in(entries) == [16, 64]
+    assert alike_in({**entries, last.key: changed}) == [64]

@@ -2,6 +2,7 @@
 import json
 import math
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,15 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.combined_loader import CombinedLoader
+from refused import refused
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    StepLR,
+)
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -28,28 +36,53 @@ from noisescale.lab.sweep.settings import Own, SweepJob
 from noisescale.lab.sweep.trial_fit import Made, describe, train_task
 
 CPU = Training("train.py:make", accelerator="cpu")
-GOAL = Goal.read("val_loss<=0.5")
+SEARCH = Search((range_parameter("learning_rate", 0.001, 0.1, "log"),), 3, 1)
 
 
 class Line(pl.LightningModule):
-    """y = w x, from w = 0 to w = 1, with a validation loss of (1 - w)²."""
+    """y = w x, from w = 0 to w = 1, with a validation loss of (1 - w)².
 
-    def __init__(self, lr: float = 0.01, bad: float = math.inf) -> None:
+    Args:
+        lr: Of its optimizer.
+        bad: The step from which on the loss is no number.
+        schedule: A function of the optimizer and the steps of the whole training.
+        by: How often the schedule goes on.
+        logs: Whether the mean of the loss over an epoch is logged.
+    """
+
+    def __init__(
+        self,
+        lr: float = 0.01,
+        bad: float = math.inf,
+        *,
+        optimizer: Any = torch.optim.SGD,
+        schedule: Callable[[torch.optim.Optimizer, int], Any] | None = None,
+        by: str = "step",
+        logs: bool = False,
+    ) -> None:
         super().__init__()
         self.net = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(self.net.weight)
-        self.lr, self.bad = lr, bad
+        self.lr, self.bad, self.logs = lr, bad, logs
+        self.optimizer, self.schedule, self.by = optimizer, schedule, by
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
         self.log("train_loss", loss)
+        if self.logs:
+            self.log("mean_loss", loss, on_step=False, on_epoch=True)
         return loss * math.nan if self.global_step >= self.bad else loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", nn.functional.mse_loss(self.net(batch[0]), batch[1]))
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=self.lr)
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer(self.parameters(), lr=self.lr)
+        if self.schedule is None:
+            return optimizer
+        schedule = self.schedule(optimizer, int(self.trainer.estimated_stepping_batches))
+        scheduled = {"scheduler": schedule, "interval": self.by, "monitor": "val_loss"}
+        return [optimizer], [scheduled]
 
 
 ONES = TensorDataset(torch.ones(64, 1), torch.ones(64, 1))
@@ -60,13 +93,28 @@ def data(batch_size: int = 8) -> tuple[Any, Any]:
 
 
 def task(
-    size: int = 8, rate: float = 0.01, *, most: int | None = None, epochs: float = 20, **other: Any
+    size: int = 8,
+    rate: float = 0.01,
+    *,
+    most: int | None = None,
+    epochs: float = 20,
+    goal: str = "val_loss<=0.5",
+    own: Own | None = None,
 ) -> Record:
-    search = Search((range_parameter("learning_rate", 0.001, 0.1, "log"),), 3, 1)
-    job = SweepJob(
-        CPU, Own(64, 8, 0.01), other.get("goal", GOAL), (8, 16, 32), search, epochs, most
-    )
+    own = own or Own(64, 8, 0.01)
+    job = SweepJob(CPU, own, Goal.read(goal), (8, 16, 32, 64), SEARCH, epochs, most)
     return job.task(size, {"learning_rate": rate}, 0).spec
+
+
+def described(
+    module: Any = None,
+    on: Any = None,
+    goal: str = "val_loss<=0.5",
+    size: int = 8,
+    search: Sequence[str] = (),
+) -> Own:
+    made = Made(module or Line(), data() if on is None else on)
+    return describe(made, CPU, Goal.read(goal), size, search)
 
 
 def trained(folder: Path, spec: Record, module: Any = None, on: Any = None) -> dict[str, Any]:
@@ -75,7 +123,21 @@ def trained(folder: Path, spec: Record, module: Any = None, on: Any = None) -> d
     return found
 
 
-def steps_by_hand(rate: float, goal: float) -> int:
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Examples of each batch that is trained."""
+    found: list[int] = []
+
+    def count(self: Line, batch: Any, batch_idx: int) -> None:
+        found.extend(
+            len(one[0]) for one in (batch.values() if isinstance(batch, dict) else [batch])
+        )
+
+    monkeypatch.setattr(Line, "on_train_batch_start", count)
+    return found
+
+
+def steps_by_hand(rate: float, goal: float = 0.5) -> int:
     """Steps of w += 2 lr (1 - w) until (1 - w)² is at the goal."""
     return math.ceil(math.log(goal) / 2 / math.log(1 - 2 * rate))
 
@@ -86,7 +148,7 @@ def test_a_training_stops_at_its_goal_with_the_given_learning_rate(
 ) -> None:
     found = trained(tmp_path, task(rate=rate))
 
-    by_hand = steps_by_hand(rate, 0.5)
+    by_hand = steps_by_hand(rate)
     assert found["ended"] == "reached"
     assert found["values"][-1] <= 0.5 < found["values"][-2]
     assert by_hand <= found["steps"][-1] <= math.ceil(1.05 * by_hand) + 1
@@ -96,40 +158,29 @@ def test_a_training_stops_at_its_goal_with_the_given_learning_rate(
     assert found["seconds"][0] > 0
 
 
-def test_batches_are_accumulated_whole_and_epochs_have_no_smaller_step(tmp_path: Path) -> None:
+def test_batches_are_accumulated_whole_and_epochs_have_no_smaller_step(
+    tmp_path: Path, sizes: list[int]
+) -> None:
     """64 examples make 2 steps of 24: a third of 16 is left out."""
-    module = Line()
-    sizes: list[int] = []
-    training_step = Line.training_step
-
-    def counted(self: Line, batch: Any, batch_idx: int) -> torch.Tensor:
-        sizes.append(len(batch[0]))
-        return training_step(self, batch, batch_idx)
-
-    spec = task(16, most=4)
-    spec = {**spec, "batch_size": 24, "device_batch_size": 12, "accumulation": 2}
+    spec = {**task(16, most=4), "batch_size": 24, "device_batch_size": 12, "accumulation": 2}
     spec |= {"batches_of_epoch": 4, "most_steps": 10, "most_epochs": 5}
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Line, "training_step", counted)
-        found = trained(tmp_path, spec, module)
+
+    found = trained(tmp_path, spec)
 
     assert set(sizes) == {12}
     assert len(sizes) == 2 * found["steps"][-1] == 20
     assert found["ended"] == "out of steps"
 
 
-def test_data_without_a_loader_are_shuffled_anew_in_each_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_without_a_loader_are_shuffled_anew_in_each_epoch(tmp_path: Path) -> None:
     seen: list[float] = []
 
-    def noted(self: Line, batch: Any, batch_idx: int) -> torch.Tensor:
-        seen.extend(batch[1].flatten().tolist())
-        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+    class Noting(Line):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            seen.extend(batch[1].flatten().tolist())
 
-    monkeypatch.setattr(Line, "training_step", noted)
     numbered = TensorDataset(torch.zeros(64, 1), torch.arange(64.0).unsqueeze(1))
-    trained(tmp_path, {**task(epochs=2), "most_steps": 16}, on=(numbered, ONES))
+    trained(tmp_path, {**task(epochs=2), "most_steps": 16}, Noting(), (numbered, ONES))
 
     epochs = [seen[:64], seen[64:]]
     assert [sorted(epoch) for epoch in epochs] == [list(range(64))] * 2
@@ -146,10 +197,9 @@ def test_a_training_that_cannot_win_stops_at_its_limit(tmp_path: Path) -> None:
 
 def test_a_training_without_a_finite_loss_has_diverged(tmp_path: Path) -> None:
     found = trained(tmp_path, task(), Line(bad=3))
+    lost = trained(tmp_path, task(goal="accuracy>=1"), Accurate(bad=3))
 
-    assert found["ended"] == "diverged"
-    assert found["values"][-1] is None
-    lost = trained(tmp_path, task(goal=Goal.read("accuracy>=1")), Accurate(bad=3))
+    assert (found["ended"], found["values"][-1]) == ("diverged", None)
     assert (lost["ended"], lost["values"][-1]) == ("diverged", 0.5)
 
 
@@ -161,61 +211,10 @@ class Accurate(Line):
 
 
 def test_a_metric_of_the_training_steps_will_do(tmp_path: Path) -> None:
-    found = trained(tmp_path, task(goal=Goal.read("train_loss<=0.5")), on=ONES)
+    found = trained(tmp_path, task(goal="train_loss<=0.5"), on=ONES)
 
     assert found["ended"] == "reached"
-    assert abs(found["steps"][-1] - steps_by_hand(0.01, 0.5)) <= 2
-
-
-class Module(pl.LightningDataModule):
-    def train_dataloader(self) -> Any:
-        return data(4)[0]
-
-    def val_dataloader(self) -> Any:
-        return data()[1]
-
-
-@pytest.mark.parametrize("on", [data(4), Module(), (ONES, ONES)])
-def test_all_kinds_of_data_are_trained_and_described(tmp_path: Path, on: Any) -> None:
-    own = describe(Made(Line(0.03), on), CPU, GOAL, 16)
-    found = trained(tmp_path, task(), on=on)
-
-    size = 16 if isinstance(on, tuple) and on[0] is ONES else 4
-    assert own == Own(64.0, size, 0.03, momentum=0.0, weight_decay=0.0)
-    assert found["steps"][-1] == trained(tmp_path, task())["steps"][-1]
-
-
-@pytest.mark.parametrize("in_batches", [False, True])
-def test_a_sampler_of_fewer_examples_makes_no_smaller_batch(
-    tmp_path: Path, in_batches: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 64 examples 50 are taken: 3 steps of 2 micro-batches of 8, and no fourth of one."""
-    taken = SubsetRandomSampler(range(50))
-    batches: Any = FewAtATime(taken, 4, drop_last=False)
-    loader = (
-        DataLoader(ONES, batch_sampler=batches)
-        if in_batches
-        else DataLoader(ONES, 4, sampler=taken)
-    )
-    seen: list[int] = []
-    monkeypatch.setattr(
-        Line, "on_train_batch_start", lambda self, batch, _: seen.append(len(batch[0]))
-    )
-
-    own = describe(Made(Line(), (loader, data()[1])), CPU, GOAL, 8)
-    seen.clear()
-    search = Search((range_parameter("learning_rate", 0.001, 0.1, "log"),), 3, 1)
-    job = SweepJob(CPU, own, Goal.read("val_loss<=1e-9"), (8, 16), search, 5, 8)
-    spec = job.task(16, {"learning_rate": 0.001}, 0).spec
-    found = trained(tmp_path, spec, on=(loader, data()[1]))
-
-    assert (own.examples, own.batch_size) == (50, 4)
-    assert sum(seen) == 16 * found["steps"][-1]
-    assert found["steps"][-1] == spec["most_steps"]
-
-
-class FewAtATime(BatchSampler):
-    """A batch sampler of the user's own."""
+    assert abs(found["steps"][-1] - steps_by_hand(0.01)) <= 2
 
 
 class Loads(pl.LightningDataModule):
@@ -232,6 +231,46 @@ class Loads(pl.LightningDataModule):
         return data()[1]
 
 
+@pytest.mark.parametrize("on", [data(4), Loads(data(4)[0]), (ONES, ONES)])
+def test_all_kinds_of_data_are_trained_and_described(tmp_path: Path, on: Any) -> None:
+    own = described(Line(0.03), on, size=16)
+    found = trained(tmp_path, task(), on=on)
+
+    size = 16 if isinstance(on, tuple) and on[0] is ONES else 4
+    assert own == Own(64.0, size, 0.03, momentum=0.0, weight_decay=0.0)
+    assert found["steps"][-1] == trained(tmp_path, task())["steps"][-1]
+
+
+class FewAtATime(BatchSampler):
+    """A batch sampler of the user's own."""
+
+
+TAKEN = SubsetRandomSampler(range(50))
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(ONES, 4, sampler=TAKEN),
+        DataLoader(ONES, batch_sampler=FewAtATime(TAKEN, 4, drop_last=False)),
+    ],
+    ids=["single", "in batches"],
+)
+def test_a_sampler_of_fewer_examples_makes_no_smaller_batch(
+    tmp_path: Path, loader: Any, sizes: list[int]
+) -> None:
+    """Of 64 examples 50 are taken: 3 steps of 2 micro-batches of 8, and no fourth of one."""
+    own = described(on=(loader, data()[1]))
+    sizes.clear()
+    job = SweepJob(CPU, own, Goal.read("val_loss<=1e-9"), (8, 16), SEARCH, 5, 8)
+    spec = job.task(16, {"learning_rate": 0.001}, 0).spec
+    found = trained(tmp_path, spec, on=(loader, data()[1]))
+
+    assert (own.examples, own.batch_size) == (50, 4)
+    assert sum(sizes) == 16 * found["steps"][-1]
+    assert found["steps"][-1] == spec["most_steps"]
+
+
 class Several(Line):
     """Of a dict of batches, one counts."""
 
@@ -240,19 +279,13 @@ class Several(Line):
 
 
 def test_combined_loaders_have_batches_of_the_size_that_is_swept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sizes: list[int]
 ) -> None:
-    seen: list[int] = []
-
-    def counted(self: Several, batch: Any, batch_idx: int) -> None:
-        seen.extend(len(each[0]) for each in batch.values())
-
-    monkeypatch.setattr(Several, "on_train_batch_start", counted)
     on = Loads(CombinedLoader({"some": data()[0], "other": data(4)[0]}, "min_size"))
 
     trained(tmp_path, task(16), Several(), on)
 
-    assert set(seen) == {16}
+    assert set(sizes) == {16}
 
 
 class Shifts(DataLoader[Any]):
@@ -270,18 +303,23 @@ class Batches:
         return iter(data()[0])
 
 
-def test_loaders_whose_batches_cannot_be_made_again_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("on", "requirement"),
+    [
+        (Loads(Batches()), "return a DataLoader"),
+        (Loads([data()[0], Batches()]), "return a DataLoader"),
+        ((Shifts(ONES, 8), data()[1]), "a subclass"),
+        (Loads(Shifts(ONES, 8)), "a subclass"),
+    ],
+)
+def test_loaders_whose_batches_cannot_be_made_again_are_refused(
+    tmp_path: Path, on: Any, requirement: str
+) -> None:
     """They would be trained with batches of another size, or on other examples."""
-    for on, said in [
-        (Loads(Batches()), "must return a DataLoader, .* got Batches"),
-        (Loads([data()[0], Batches()]), "must return a DataLoader, .* got Batches"),
-        ((Shifts(ONES, 8), data()[1]), "must be a DataLoader, or a subclass .* got Shifts"),
-        (Loads(Shifts(ONES, 8)), "must be a DataLoader, or a subclass .* got Shifts"),
-    ]:
-        with pytest.raises(ValueError, match=f"`train_dataloader` {said}"):
-            describe(Made(Line(), on), CPU, GOAL, 8)
-        with pytest.raises(ValueError, match=f"`train_dataloader` {said}"):
-            trained(tmp_path, task(16), on=on)
+    with refused("train_dataloader", requirement=requirement) as first:
+        described(on=on)
+    with refused("train_dataloader", got=first.value.got):
+        trained(tmp_path, task(16), on=on)
 
 
 class Stream(IterableDataset[Any]):
@@ -292,35 +330,35 @@ class Stream(IterableDataset[Any]):
 
 
 def test_a_stream_shorter_than_a_batch_ends_the_training(tmp_path: Path) -> None:
-    search = Search((range_parameter("learning_rate", 0.001, 0.1, "log"),), 3, 1)
-    job = SweepJob(CPU, Own(math.inf, 8, 0.01), GOAL, (8, 64), search, 20, None)
-    spec = job.task(64, {"learning_rate": 0.01}, 0).spec
+    spec = task(64, own=Own(math.inf, 8, 0.01))
     on = DataLoader(Stream(), batch_size=8), data()[1]
 
-    with pytest.raises(ValueError, match="at most the number of examples of an epoch, got 64"):
+    with refused("batch_sizes", requirement="at most the number of examples"):
         trained(tmp_path, spec, on=on)
 
 
 class Sets(Line):
-    """Sets the learning rate itself, within a step."""
+    """Sets the learning rate itself, within a step or before it."""
+
+    def __init__(self, within: bool = True) -> None:
+        super().__init__()
+        self.within = within
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if not self.within:
+            self.trainer.optimizers[0].param_groups[0]["lr"] = self.lr
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        self.trainer.optimizers[0].param_groups[0]["lr"] = self.lr
+        if self.within:
+            self.trainer.optimizers[0].param_groups[0]["lr"] = self.lr
         return super().training_step(batch, batch_idx)
 
 
-class SetsBetweenSteps(Line):
-    """Sets the learning rate itself, before a step."""
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        self.trainer.optimizers[0].param_groups[0]["lr"] = self.lr
-
-
-@pytest.mark.parametrize("kind", [Sets, SetsBetweenSteps])
+@pytest.mark.parametrize("within", [True, False])
 def test_a_module_that_sets_the_learning_rate_itself_is_searched_too(
-    kind: type[Line], tmp_path: Path
+    within: bool, tmp_path: Path
 ) -> None:
-    found = trained(tmp_path, task(rate=0.05), kind())
+    found = trained(tmp_path, task(rate=0.05), Sets(within))
 
     assert found["values"] == trained(tmp_path, task(rate=0.05))["values"]
 
@@ -333,50 +371,36 @@ class OfBatch(Line):
         self.save_hyperparameters()
 
 
-def test_a_batch_size_among_the_hyperparameters_is_told() -> None:
-    assert describe(Made(OfBatch(8), data()), CPU, GOAL, 8).fixed_batch_size == 8
-    assert describe(Made(Line(), data()), CPU, GOAL, 8).fixed_batch_size is None
+def warm_up(optimizer: torch.optim.Optimizer, steps: int) -> LambdaLR:
+    """Over a tenth of all steps."""
+    warm = int(0.1 * steps)
+    return LambdaLR(optimizer, lambda step: min(1, step / warm))
 
 
-class Warm(Line):
-    """With a warm-up over a tenth of all steps."""
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
-        warm = int(0.1 * self.trainer.estimated_stepping_batches)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, step / warm))
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-
-def test_the_step_that_describes_a_module_leaves_room_for_a_warm_up() -> None:
-    assert describe(Made(Warm(0.03), data()), CPU, GOAL, 8).learning_rate == 0.03
+def test_the_first_step_describes_modules_with_a_batch_size_or_a_warm_up_of_their_own() -> None:
+    assert described(OfBatch(8)).fixed_batch_size == 8
+    assert described().fixed_batch_size is None
+    assert described(Line(0.03, schedule=warm_up)).learning_rate == 0.03
 
 
 class Patient(Line):
-    """With a learning rate that falls where the validation loss does not."""
+    """Says which learning rate it has at the end."""
 
-    rates: list[float]
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
-        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"},
-        }
+    rate: float
 
     def on_train_end(self) -> None:
-        Patient.rates = [group["lr"] for group in self.trainer.optimizers[0].param_groups]
+        Patient.rate = self.trainer.optimizers[0].param_groups[0]["lr"]
 
 
 def test_a_plateau_of_a_metric_is_not_one_of_validations_that_were_left_out(tmp_path: Path) -> None:
     """The loss falls in each epoch. From step 160 on, several epochs pass between two looks."""
-    spec = task(16, 0.0002, epochs=100, goal=Goal.read("val_loss<=0.1"))
+    module = Patient(schedule=lambda optimizer, _: ReduceLROnPlateau(optimizer, patience=1))
+    module.by = "epoch"
 
-    found = trained(tmp_path, spec, Patient())
+    found = trained(tmp_path, task(16, 0.0002, epochs=100, goal="val_loss<=0.1"), module)
 
     assert found["steps"][-1] > 500
-    assert Patient.rates == [0.01]
+    assert Patient.rate == 0.01
 
 
 class Stops(Line):
@@ -390,114 +414,100 @@ class Stops(Line):
 
 
 def test_a_training_that_stops_itself_keeps_its_time(tmp_path: Path) -> None:
-    found = trained(tmp_path, task(rate=0.001, goal=Goal.read("val_loss<=1e-9")), Stops())
+    found = trained(tmp_path, task(rate=0.001, goal="val_loss<=1e-9"), Stops())
 
     assert found["steps"][-1] == 106
     assert found["seconds"] == sorted(found["seconds"])
     assert found["seconds"][-1] - found["seconds"][-2] >= 0.3
 
 
-class Fixed(Line):
-    """With an optimizer without momentum."""
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adagrad(self.parameters())
-
-
-class OfEpochs(Line):
-    """With a metric that is logged when an epoch ends."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        loss = super().training_step(batch, batch_idx)
-        self.log("mean_loss", loss, on_step=False, on_epoch=True)
-        return loss
-
-
-def test_schedules_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def scheduled(self: Line) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
-
-    monkeypatch.setattr(Line, "configure_optimizers", scheduled)
-
-    own = describe(Made(Line(), data()), CPU, GOAL, 8)
-    assert own.schedules == ("StepLR",)
-    assert not own.schedules_fit
-
-
-@pytest.mark.parametrize(
-    "kind", ["OneCycleLR", "CosineAnnealingLR", "transformers", "own", "1000", "by epochs"]
-)
-def test_a_schedule_of_the_trainings_length_is_known(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def scheduled(self: Line) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        steps = self.trainer.estimated_stepping_batches
-        made: dict[str, Any] = {
-            "OneCycleLR": lambda: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, steps),
-            "CosineAnnealingLR": lambda: CosineAnnealingLR(optimizer, int(steps)),
-            # As its get_linear_schedule_with_warmup.
-            "transformers": lambda: LambdaLR(optimizer, partial(falling, num_training_steps=steps)),
-            "own": lambda: LambdaLR(optimizer, lambda step: 1 - step / steps),
-            "1000": lambda: CosineAnnealingLR(optimizer, 1000),
-            "by epochs": lambda: CosineAnnealingLR(optimizer, int(steps)),
-        }
-        by = "epoch" if kind == "by epochs" else "step"
-        schedule = {"scheduler": made[kind](), "interval": by}
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
-
-    monkeypatch.setattr(Line, "configure_optimizers", scheduled)
-
-    assert describe(Made(Line(), data()), CPU, GOAL, 8).schedules_fit == (kind in FITTING)
-
-
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer, int], Any]] = {
+    "OneCycleLR": lambda optimizer, steps: OneCycleLR(optimizer, 0.1, steps),
+    "CosineAnnealingLR": CosineAnnealingLR,
+    # As its get_linear_schedule_with_warmup.
+    "transformers": lambda optimizer, steps: LambdaLR(
+        optimizer, partial(falling, num_training_steps=steps)
+    ),
+    "own": lambda optimizer, steps: LambdaLR(optimizer, lambda step: 1 - step / steps),
+    "1000": lambda optimizer, steps: CosineAnnealingLR(optimizer, 1000),
+    "by epochs": CosineAnnealingLR,
+    "StepLR": StepLR,
+}
 FITTING = "OneCycleLR", "CosineAnnealingLR", "transformers"
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_schedules_are_named_and_one_of_the_trainings_length_is_known(kind: str) -> None:
+    by = "epoch" if kind == "by epochs" else "step"
+
+    own = described(Line(schedule=SCHEDULES[kind], by=by))
+
+    names = {"transformers": "LambdaLR", "own": "LambdaLR"}
+    other = "CosineAnnealingLR" if kind in ("1000", "by epochs") else kind
+    assert own.schedules == (names.get(kind, other),)
+    assert own.schedules_fit == (kind in FITTING)
 
 
 def falling(step: int, *, num_training_steps: int) -> float:
     return 1 - step / num_training_steps
 
 
+class Both(Line):
+    """Logs a loss in training and in validation."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.log("loss", 7.0)
+
+
 def test_a_metric_of_a_single_batch_is_known_as_such() -> None:
-    class Both(Line):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            loss = super().training_step(batch, batch_idx)
-            self.log("train_loss", loss)
-            self.log("loss", loss)
-            return loss
+    names = ("val_loss", "train_loss", "loss")
 
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            super().validation_step(batch, batch_idx)
-            self.log("loss", 7.0)
-
-    of = {
-        name: describe(Made(Both(), data()), CPU, Goal.read(f"{name}<=1"), 8).of_a_batch
-        for name in ("val_loss", "train_loss", "loss")
-    }
-
-    assert of == {"val_loss": False, "train_loss": True, "loss": False}
+    assert [described(Both(), goal=f"{name}<=1").of_a_batch for name in names] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_a_goal_that_a_single_step_meets_is_known_as_such() -> None:
-    met = {
-        goal: describe(Made(Line(), data()), CPU, Goal.read(goal), 8).met
-        for goal in ("val_loss<=0.9", "val_loss<=0.99", "val_loss>=0.5")  # (1 - 0.02)² = 0.96
-    }
+    goals = ("val_loss<=0.9", "val_loss<=0.99", "val_loss>=0.5")  # (1 - 0.02)² = 0.96
 
-    assert met == {"val_loss<=0.9": False, "val_loss<=0.99": True, "val_loss>=0.5": True}
+    assert [described(goal=goal).met for goal in goals] == [False, True, True]
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_trained() -> None:
-    with pytest.raises(ValueError, match="`goal` must be about a metric that the module logs, got"):
-        describe(Made(Line(), data()), CPU, Goal.read("val_los<=1"), 8)
-    with pytest.raises(ValueError, match="got 'mean_loss', which is logged when an epoch ends"):
-        describe(Made(OfEpochs(), ONES), CPU, Goal.read("mean_loss<=1"), 8)
-    with pytest.raises(ValueError, match="`search` must name what the optimizer has, got momentum"):
-        describe(Made(Fixed(), data()), CPU, GOAL, 8, ["momentum"])
-    with pytest.raises(ValueError, match=r"`data` must be a Dataset, a DataLoader or .* got int"):
-        describe(Made(Line(), 3), CPU, GOAL, 8)
-    manual = Line()
-    manual.automatic_optimization = False
-    with pytest.raises(ValueError, match="`module` must use automatic optimization for a sweep"):
-        describe(Made(manual, data()), CPU, GOAL, 8)
+def manual() -> Line:
+    module = Line()
+    module.automatic_optimization = False
+    return module
+
+
+@pytest.mark.parametrize(
+    ("given", "argument", "got"),
+    [
+        ({"goal": "val_los<=1"}, "goal", "val_los"),
+        (
+            {"module": Line(logs=True), "on": ONES, "goal": "mean_loss<=1"},
+            "goal",
+            "'mean_loss', which",
+        ),
+        (
+            {"module": Line(optimizer=torch.optim.Adagrad), "search": ["momentum"]},
+            "search",
+            "momentum",
+        ),
+        ({"on": 3}, "data", "int"),
+        ({"module": manual()}, "module", ""),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_trained(
+    given: dict[str, Any], argument: str, got: str
+) -> None:
+    with refused(argument) as found:
+        described(**given)
+    assert got in found.value.got

@@ -2,6 +2,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,7 @@ from noisescale.lab.tune.figures import figures_of, front_figure, parameter_figu
 from noisescale.lab.tune.tables import front_table, tables_of
 from noisescale.lab.tune.tune import Tune
 
-RATE, WIDTH, ACT = (
-    Searched("lr", True, True, 0.001, 1),
-    Searched("width", True, True, 8, 512),
-    "act",
-)
+RATE, WIDTH = Searched("lr", True, True, 0.001, 1), Searched("width", True, True, 8, 512)
 
 
 def search(maximize: bool = False, powers: float = 0.5) -> CostFront:
@@ -31,7 +28,7 @@ def search(maximize: bool = False, powers: float = 0.5) -> CostFront:
     lost = {"lr": 1.0, "width": 8, "act": "relu"}
     trials.append(TunedTrial(7, lost, 0.5, math.nan, "diverged"))
     trials.append(TunedTrial(8, lost, math.nan, math.nan, "failed", "ValueError: <b>no</b>"))
-    searched = (RATE, WIDTH, Searched(ACT, is_number=False))
+    searched = (RATE, WIDTH, Searched("act", is_number=False))
     return CostFront("val_loss", maximize, searched, tuple(trials))
 
 
@@ -40,24 +37,22 @@ def found_in(front: CostFront, *doubts: str, finished: bool = True) -> Tune:
     return Tune(front, progress, None, 9, doubts)
 
 
-def lines_of(front: CostFront) -> list[tuple[str, str, list[str]]]:
-    return [(s.label, s.sentence, [p.sentence for p in s.parts]) for s in statements_of(front)]
+def lines_of(front: CostFront) -> dict[str, tuple[str, list[str]]]:
+    return {s.label: (s.sentence, [p.sentence for p in s.parts]) for s in statements_of(front)}
 
 
 def test_the_answers_say_what_is_best_and_what_as_good_costs_less() -> None:
-    assert lines_of(search()) == [
-        (
-            "Best",
-            "val_loss 0.5 for 1,024 device-seconds",
-            ["lr 0.05, width 256, act tanh"],
-        ),
-        ("Your own settings", "val_loss 0.65 for 50.0 device-seconds", []),
-    ]
     cheap = search()
     own = TunedTrial(0, cheap.trials[0].parameters, 50.0, 0.85)
-    cheaper = CostFront("val_loss", False, cheap.searched, (own, *cheap.trials[1:]))
-    assert lines_of(cheaper)[2] == (
-        "As good for less",
+
+    found = lines_of(cheap)
+    cheaper = lines_of(CostFront("val_loss", False, cheap.searched, (own, *cheap.trials[1:])))
+
+    assert found == {
+        "Best": ("val_loss 0.5 for 1,024 device-seconds", ["lr 0.05, width 256, act tanh"]),
+        "Your own settings": ("val_loss 0.65 for 50.0 device-seconds", []),
+    }
+    assert cheaper["As good for less"] == (
         "3.1 times less cost: 0.8 for 16.0 device-seconds",
         ["lr 0.05, width 32, act tanh"],
     )
@@ -67,37 +62,26 @@ def test_a_search_under_way_says_how_far_it_is() -> None:
     found = document_of(found_in(search(), "A doubt.", finished=False))
 
     assert found.status == "under way"
-    assert found.headline == (
-        "7 of 9 trainings done, 2 without a result, 0 under way, 0.5 device-hours spent. Best"
-        " val_loss: 0.5 for 1,024 device-seconds"
-    )
-    assert [table.title for table in found.tables] == [
-        "The front of cost and result",
-        "0 workers at work",
-    ]
+    assert found.headline.startswith("7 of 9 trainings done, 2 without a result, 0 under way, 0.5 ")
+    assert found.headline.endswith("val_loss: 0.5 for 1,024 device-seconds")
+    assert len(found.tables) == 2
+    assert found.tables[1].title.startswith("0 workers")
     assert found.doubts == ("A doubt.",)
-    assert found.next == [
-        "Further workers join with: noisescale work --storage a.journal --name tune"
-    ]
+    (join,) = found.next
+    assert join.endswith("noisescale work --storage a.journal --name tune")
 
 
 def test_the_tables_have_the_front_the_laws_and_the_failures() -> None:
     front, laws, failures = tables_of(search())
 
-    assert [line.cells[0].text for line in front.lines] == [
-        "1.00",
-        "4.00",
-        "16.0",
-        "50.0",
-        "256",
-        "1,024",
-    ]
-    assert [line.marks for line in front.lines][3] == ["your own settings"]
+    costs = [line.cells[0].text for line in front.lines]
+    assert costs == ["1.00", "4.00", "16.0", "50.0", "256", "1,024"]
+    assert [bool(line.marks) for line in front.lines] == [k == 3 for k in range(6)]  # its own
     assert laws.lines[1].cells[0].text == "width"
-    assert laws.lines[1].cells[3].text == "grows with the cost"
-    assert laws.lines[0].cells[3].text == "is not resolved: it may grow or fall"
+    assert laws.lines[1].cells[3].text.startswith("grows")
+    assert "not resolved" in laws.lines[0].cells[3].text
     assert [line.cells[-1].text for line in failures.lines] == ["diverged", "ValueError: <b>no</b>"]
-    assert front_table(search(), 2).notes[-1] == "4 cheaper lines left out."
+    assert front_table(search(), 2).notes[-1].startswith("4 cheaper")
 
 
 def test_a_parameter_with_one_value_on_the_front_has_no_law() -> None:
@@ -110,15 +94,19 @@ def test_a_parameter_with_one_value_on_the_front_has_no_law() -> None:
     front, laws, _ = tables_of(replace(found, trials=tuple(trials)))
 
     assert len(front.lines) == 6
-    assert [cell.text for cell in laws.lines[1].cells] == ["width", "", "", "is the same in all"]
+    name, power, interval, said = (cell.text for cell in laws.lines[1].cells)
+    assert (name, power, interval) == ("width", "", "")
+    assert "the same" in said
 
 
-def test_a_search_without_a_result_says_so(tmp_path: Path) -> None:
-    found = CostFront("val_loss", False, (RATE,), ())
+def test_a_search_without_a_result_says_so_and_is_not_to_go_on(tmp_path: Path) -> None:
+    none, front = CostFront("val_loss", False, (RATE,), ()), search()
+    failed = CostFront("val_loss", False, front.searched, front.trials[-2:])
 
-    assert lines_of(found) == [("Best", "no training has a result yet", [])]
-    assert (tables_of(found), figures_of(found)) == ([], [])
-    assert "No training has a result" in found_in(found).to_html(tmp_path / "a.html").read_text()
+    assert list(lines_of(none)) == ["Best"]
+    assert (tables_of(none), figures_of(none)) == ([], [])
+    assert "No training has a result" in found_in(none).to_html(tmp_path / "a.html").read_text()
+    assert document_of(replace(found_in(failed), most_trials=2)).next == []
 
 
 def test_the_figure_of_the_front_has_all_trainings() -> None:
@@ -143,37 +131,41 @@ def test_the_figure_of_a_parameter_has_its_law_and_that_of_a_choice_has_none() -
     width, act = parameter_figure(search(), WIDTH), parameter_figure(search(), search().searched[2])
 
     names = [trace.name for trace in width.data]
-    assert names[:2] == ["95 % interval of the line", "cost to the power 0.50"]
+    assert "interval" in names[0]
+    assert names[1].endswith("power 0.50")
     assert width.layout.yaxis.type == "log"
     assert act.layout.yaxis.type == "category"
     assert "interval" not in str([trace.name for trace in act.data])
-    assert "grows with the cost: power 0.50" in width.layout.meta["finding"]
+    assert "power 0.50" in width.layout.meta["finding"]
 
 
 def test_the_page_is_whole_and_escapes_what_it_shows(tmp_path: Path) -> None:
     text = found_in(search(), "A doubt.").to_html(tmp_path / "tune.html").read_text()
 
-    assert "Best val_loss of 9 trainings: 0.5" in text
-    assert "ValueError: &lt;b&gt;no&lt;/b&gt;" in text
-    assert "A doubt." in text
-    for heading in ("val_loss against cost", "width along the front", "Scaling laws"):
-        assert heading in text
-    with pytest.raises(FileNotFoundError, match="must be in a folder that exists"):
+    for shown in (
+        "Best val_loss of 9 trainings: 0.5",
+        "ValueError: &lt;b&gt;no&lt;/b&gt;",
+        "A doubt.",
+        "val_loss against cost",
+        "width along the front",
+        "Scaling laws",
+    ):
+        assert shown in text
+    with pytest.raises(FileNotFoundError):
         found_in(search()).to_html(tmp_path / "none" / "tune.html")
 
 
-def test_a_finished_search_goes_on_with_larger_limits() -> None:
-    def next_of(**limits: float | None) -> list[str]:
-        return [*document_of(replace(found_in(search()), **limits)).next]
+@pytest.mark.parametrize(
+    ("limits", "options"),
+    [
+        ({"most_trials": None}, None),
+        ({"most_trials": 9}, "--trials 18"),
+        ({"most_trials": 9, "budget": 0.25}, "--trials 18 --budget 0.5h"),
+    ],
+)
+def test_a_finished_search_goes_on_with_larger_limits(
+    limits: dict[str, Any], options: str | None
+) -> None:
+    found = document_of(replace(found_in(search()), **limits)).next
 
-    assert next_of(most_trials=None) == []
-    assert next_of(most_trials=9) == ["Next: search on with the same command and --trials 18"]
-    both = "Next: search on with the same command and --trials 18 --budget 0.5h"
-    assert next_of(most_trials=9, budget=0.25) == [both]
-
-
-def test_a_search_without_a_result_is_not_to_go_on() -> None:
-    front = search()
-    failed = CostFront("val_loss", False, front.searched, front.trials[-2:])
-
-    assert document_of(replace(found_in(failed), most_trials=2)).next == []
+    assert [text.partition("command and ")[2] for text in found] == ([options] if options else [])

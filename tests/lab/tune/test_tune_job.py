@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import math
-import os
-import signal
-import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +18,12 @@ from noisescale.lab.jobs.workers import Place
 from noisescale.lab.parameter_texts import search_parameters
 from noisescale.lab.parameters import range_parameter
 from noisescale.lab.sweep.settings import Own
-from noisescale.lab.tune.cost_front import CostFront
 from noisescale.lab.tune.files import write_files
 from noisescale.lab.tune.prior_cost import prior_cost
 from noisescale.lab.tune.suggest import suggest
 from noisescale.lab.tune.tune_job import Length, TuneJob, center_parameters
 from noisescale.lab.tune.tune_record import front_of, tune_record
+from noisescale.refusal import Refusal
 
 SEARCH = ("learning_rate=0.001..1", "batch_size=8..256", "width=8..128")
 OWN = Own(1000, 32, 0.05, momentum=0.9)
@@ -103,10 +99,8 @@ def test_the_settings_come_back_from_json() -> None:
 def test_a_search_begins_at_the_own_settings_not_at_the_dearest() -> None:
     (task,) = job().next_tasks({})
 
-    assert (task.key, task.spec["parameters"]) == (
-        "0",
-        {"learning_rate": 0.05, "batch_size": 32, "width": 16},
-    )
+    own = {"learning_rate": 0.05, "batch_size": 32, "width": 16}
+    assert (task.key, task.spec["parameters"]) == ("0", own)
     assert task.spec["arguments"] == {"width": 16}
     assert task.spec["hyperparameters"] == {"learning_rate": 0.05}
 
@@ -178,47 +172,8 @@ def test_a_search_goes_on_with_a_larger_budget_and_with_nothing_else_changed(
     assert len(more.entries()) == 3
     assert parameters_in(more)[:2] == parameters_in(ledger)[:2]
     assert job_from(more.job) == job(trials=3)
-    with pytest.raises(StorageError, match=r"differs in `seed` \(0 before, 1 now\)"):
+    with pytest.raises(StorageError, match="`seed`"):
         Ledger.begin(str(tmp_path / "more.journal"), "tune", job(trials=3, seed=1))
-
-
-@pytest.mark.timeout(200)
-def test_a_killed_worker_loses_nothing_and_the_search_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = tmp_path / "killed.journal"
-    flag = tmp_path / "held"
-    body = f"held = Path({str(flag)!r})\nif folder.name == '1': held.touch(); time.sleep(60)"
-    command = script(tmp_path, body)
-    begun = job(trials=4)
-    Ledger.begin(str(place), "tune", begun)
-    text = (
-        "from pathlib import Path\nfrom noisescale.lab.jobs import trial_process, worker\n"
-        "from noisescale.lab.jobs.known_jobs import job_from\n"
-        "from noisescale.lab.jobs.ledger import Ledger\n"
-        f"trial_process.command_of = lambda folder, _: [*{command!r}, str(folder)]\n"
-        f"ledger = Ledger.open({str(place)!r}, lease=1.0)\n"
-        f"worker.Worker(ledger, job_from(ledger.job), Path({str(tmp_path / 'a')!r})).work()\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", text], start_new_session=True) as process:
-        while not flag.exists():
-            assert process.poll() is None
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGKILL)
-    command = script(tmp_path)
-    monkeypatch.setattr(trial_process, "command_of", lambda folder, _: [*command, str(folder)])
-    monkeypatch.setattr(worker, "IDLE", 0.2)
-    before = parameters_in(Ledger.open(str(place)))
-
-    ledger = Ledger.open(str(place), lease=1.0)
-    Worker(ledger, begun, tmp_path / "b").work()
-
-    entries = ledger.entries()
-    assert [entries[str(k)].state for k in range(4)] == [State.DONE] * 4
-    assert entries["1"].attempt == 2
-    assert parameters_in(ledger)[:2] == before
-    whole = trained(tmp_path, monkeypatch, "whole", trials=4)
-    assert parameters_in(whole) == parameters_in(ledger)  # one worker at a time: as if unharmed
 
 
 def test_the_files_have_all_trainings_and_the_front(searched: Ledger, tmp_path: Path) -> None:
@@ -226,49 +181,43 @@ def test_the_files_have_all_trainings_and_the_front(searched: Ledger, tmp_path: 
 
     write_files(found, tmp_path)
 
-    lines = (tmp_path / "trials.csv").read_text().splitlines()
-    assert lines[0] == (
+    names, first, _, _, failed, *_ = lines = (tmp_path / "trials.csv").read_text().splitlines()
+    assert names == (
         "trial,learning_rate,batch_size,width,examples_of_a_step,steps,device_seconds,val_loss,ended"
     )
-    assert lines[1].startswith("0,0.05,32,16,32,62,")
-    assert lines[4].endswith(",,,failed")
+    assert first.startswith("0,0.05,32,16,32,62,")
+    assert failed.endswith(",,,failed")
     assert len(lines) == 10
     front = (tmp_path / "front.csv").read_text().splitlines()
     assert len(front) == 1 + len(found.front)
-    assert isinstance(found, CostFront)
 
 
 def test_equal_progress_gives_each_batch_size_the_steps_of_the_law() -> None:
     """S = S_min·(1 + B_crit/B): 62 steps at 32 are 2·31·(1 + 64/B)/3."""
-    begun = job(length=Length(epochs=2.0, noise_scale=64.0))
+    begun, by_epochs = job(length=Length(epochs=2.0, noise_scale=64.0)), job()
 
     steps = {size: begun.steps_of({"batch_size": size}) for size in (8, 32, 64, 256)}
 
-    expected = {size: math.ceil(62 * (1 + 64 / size) / 3) for size in steps}
-    assert steps == expected
+    assert steps == {size: math.ceil(62 * (1 + 64 / size) / 3) for size in steps}
     assert steps[32] == 62
-    by_epochs = job(length=Length(epochs=2.0))
     assert [by_epochs.steps_of({"batch_size": size}) for size in (8, 32)] == [250, 62]
 
 
 def test_the_prior_of_the_cost_is_steps_times_seconds_a_step() -> None:
     begun = job(length=Length(steps=100, noise_scale=64.0))
-    entries = {
-        str(k): Entry(
-            str(k), State.DONE, k, 1, begun.spec(k, {"batch_size": size}), {}, 0.0,
-            {"steps": 50, "seconds": 50 * (0.002 + 1e-4 * size), "ended": "done"},
-        )
-        for k, size in enumerate((8, 64, 256))
-    }  # fmt: skip
+    entries = {}
+    for k, size in enumerate((8, 64, 256)):
+        result = {"steps": 50, "seconds": 50 * (0.002 + 1e-4 * size), "ended": "done"}
+        spec = begun.spec(k, {"batch_size": size})
+        entries[str(k)] = Entry(str(k), State.DONE, k, 1, spec, {}, 0.0, result)
+    timed = replace(begun, timings=((32.0, 1, 0.01), (64.0, 1, 0.02)))
 
-    cost = prior_cost(begun, entries)
+    cost, from_run = prior_cost(begun, entries), prior_cost(timed, {})
 
     assert cost is not None
     steps = math.ceil(100 * (1 + 64 / 128) / 3)
     assert cost({"batch_size": 128}) == pytest.approx(steps * (0.002 + 1e-4 * 128), rel=1e-6)
     assert prior_cost(begun, {}) is None
-    timed = replace(begun, timings=((32.0, 1, 0.01), (64.0, 1, 0.02)))
-    from_run = prior_cost(timed, {})
     assert from_run is not None
     assert from_run({"batch_size": 32}) == pytest.approx(100 * 0.01)
 
@@ -284,31 +233,25 @@ def test_an_adam_keeps_its_half_life_and_large_batches_are_accumulated() -> None
 
 
 @pytest.mark.parametrize(
-    ("others", "said"),
+    ("others", "argument", "got"),
     [
-        ({"trials": None}, "`budget` must be given, or `trials`, got neither."),
-        ({"trials": 0}, "`trials` must be a positive whole number, got 0."),
-        ({"trials": None, "budget": 0.0}, "`budget` must be positive and finite, got 0.0."),
-        ({"max_cost": -1.0}, "`max_cost` must be positive and finite, got -1.0."),
-        (
-            {"own": Own(100, 32, 0.05)},
-            "`search` must have batch sizes of at most the number of exa",
-        ),
-        (
-            {"training": Training("t", devices=3)},
-            "`search` must have batch sizes that 3 devices share, powers of two, got 8 to 256",
-        ),
-        (
-            {"training": Training("t", devices=16)},
-            "`search` must have batch sizes of at least the number of devices, 16, got 8.",
-        ),
+        ({"trials": None}, "budget", "neither"),
+        ({"trials": 0}, "trials", "0"),
+        ({"trials": None, "budget": 0.0}, "budget", "0.0"),
+        ({"max_cost": -1.0}, "max_cost", "-1.0"),
+        ({"own": Own(100, 32, 0.05)}, "search", ""),
+        ({"training": Training("t", devices=3)}, "search", "8 to 256"),
+        ({"training": Training("t", devices=16)}, "search", "8"),
     ],
 )
-def test_settings_that_cannot_be_trained_are_refused(others: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the start of its text is compared
+def test_settings_that_cannot_be_trained_are_refused(
+    others: dict[str, Any], argument: str, got: str
+) -> None:
+    with pytest.raises(Refusal) as refused:
         job(**others)
 
-    assert str(caught.value).startswith(said)
+    named, *_ = refused.value.arguments
+    assert (named, got in refused.value.got) == (argument, True)
 
 
 def test_a_center_that_was_given_stays_and_a_real_default_makes_real_values() -> None:

@@ -4,6 +4,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from fits import classifier, fit
+from fits import classifier, fit, fit_here, fits_on_ranks
 from lightning.pytorch.callbacks import ModelCheckpoint
+from refused import refused
+from tiers import slow
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -65,53 +68,43 @@ def adam() -> Any:
     return module
 
 
-def seen(fitting: Any, module: Any) -> dict[str, Any]:
-    (monitor,) = [c for c in fitting.callbacks if isinstance(c, NoiseScaleMonitor)]
-    return {
-        "whole": monitor.noise_scale,
-        "groups": monitor.group_noise_scales,
-        "beside": monitor.extra_noise_scales,
-        "metrics": {k: v.item() for k, v in fitting.callback_metrics.items()},
-        "history": {name: column.tolist() for name, column in monitor.history.items()},
-        "state": monitor.state_dict(),
-    }
+def alone(monitor: NoiseScaleMonitor, *callbacks: Any, **options: Any) -> Any:
+    """7 steps an epoch in one process."""
+    options = {"model": adam(), "accumulate_grad_batches": 2, "log_every_n_steps": 1, **options}
+    return fit_here(monitor, *callbacks, **options)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "options"),
-    [(2, {}), (1, {"strategy": "auto", "accumulate_grad_batches": 2})],
-)
-def test_the_moments_of_groups_sum_to_those_of_the_whole(
-    ranks: int, options: dict[str, Any]
-) -> None:
-    result, *_ = fit(
-        NoiseScaleMonitor(window=100, groups=GROUPS),
-        ranks=ranks,
-        results=seen,
-        log_every_n_steps=1,
-        **options,
-    )
+@pytest.mark.parametrize("ranks", [1, slow(2)])
+def test_the_moments_of_groups_sum_to_those_of_the_whole(ranks: int) -> None:
+    monitor = NoiseScaleMonitor(window=100, groups=GROUPS)
+    if ranks == 1:
+        alone(monitor)
+        (saved,) = monitor.state_dict()["optimizers"]
+    else:
+        result, _ = fit(monitor, log_every_n_steps=1)
+        (saved,) = result["state"]["optimizers"]
 
     def moments(estimator: dict[str, Any]) -> np.ndarray:
         _, _, level, noise, signal = np.transpose(estimator["recent"]["steps"])
         return level * [noise, signal]
 
-    (saved,) = result["state"]["optimizers"]
     estimates = saved["meter"]["estimates"]
     first, last = map(moments, estimates["groups"].values())
-    assert list(result["groups"]) == ["first", "last"]
+    assert list(estimates["groups"]) == ["first", "last"]
     assert first + last == pytest.approx(moments(estimates["whole"]))
-    assert result["groups"]["first"].value != pytest.approx(result["groups"]["last"].value)
+    assert not np.allclose(first, last)
 
 
 def test_groups_are_logged_and_kept_where_they_are_resolved() -> None:
-    result, _ = fit(NoiseScaleMonitor(window=100, groups=GROUPS), results=seen, log_every_n_steps=1)
+    monitor = NoiseScaleMonitor(window=100, groups=GROUPS)
+    fitting = alone(monitor)
 
-    for name, scale in result["groups"].items():
-        metric = result["metrics"][f"noise_scale/group/{name}"]
+    assert list(monitor.group_noise_scales) == ["first", "last"]
+    for name, scale in monitor.group_noise_scales.items():
+        metric = fitting.callback_metrics[f"noise_scale/group/{name}"].item()
         assert metric == pytest.approx(scale.value, nan_ok=True)
-        column = result["history"][f"group/{name}"]
-        assert len(column) == len(result["history"]["step"]) == 7
+        column = monitor.history[f"group/{name}"]
+        assert len(column) == len(monitor.history["step"]) == 7
         np.testing.assert_equal(column[-1], scale.value if scale.resolved else math.nan)
 
 
@@ -123,9 +116,14 @@ def test_groups_take_no_collective_of_their_own(monkeypatch: pytest.MonkeyPatch)
         collectives.append(tensor.numel())
         return all_reduce(tensor, *args, **kwargs)
 
+    def calls(groups: Any) -> list[int]:
+        collectives.clear()
+        fit_here(NoiseScaleMonitor(groups=groups), ranks=2)
+        return list(collectives)
+
     monkeypatch.setattr(dist, "all_reduce", counted)
-    with_groups, _ = fit(NoiseScaleMonitor(groups=GROUPS), results=lambda *_: list(collectives))
-    without, _ = fit(NoiseScaleMonitor(), results=lambda *_: list(collectives))
+    found = fits_on_ranks(partial(calls, GROUPS), partial(calls, None))
+    (with_groups, _), (without, _) = found
 
     assert len(with_groups) == len(without)
     assert sum(with_groups) == sum(without) + 7 * 4  # steps x (two groups, small and big)
@@ -133,51 +131,51 @@ def test_groups_take_no_collective_of_their_own(monkeypatch: pytest.MonkeyPatch)
 
 def test_resuming_continues_groups_and_what_is_measured_beside_exactly(tmp_path: Path) -> None:
     beside = [NoiseScaleOfDoubled, NoiseAlongGradient]
-
-    def monitor() -> NoiseScaleMonitor:
-        return NoiseScaleMonitor(window=20, groups=GROUPS, extra=beside)
+    options = {"max_epochs": 2, "log_every_n_steps": 3}
+    whole, resumed = (
+        NoiseScaleMonitor(window=20, groups=GROUPS, extra=beside, every_n_steps=1) for _ in range(2)
+    )
 
     saved = ModelCheckpoint(tmp_path, save_top_k=-1, every_n_epochs=1)
-    whole, _ = fit(monitor(), saved, model=adam(), max_epochs=2, results=seen,
-                   enable_checkpointing=True, log_every_n_steps=3)  # fmt: skip
+    alone(whole, saved, enable_checkpointing=True, **options)
     (path,) = tmp_path.glob("epoch=0*.ckpt")
-    resumed, _ = fit(monitor(), model=adam(), max_epochs=2, results=seen, ckpt_path=path,
-                     log_every_n_steps=3)  # fmt: skip
+    alone(resumed, ckpt_path=path, **options)
 
     for extra in beside:
-        assert whole["beside"][extra.name].steps > 8  # more than those of an epoch
-        ours, theirs = resumed["beside"][extra.name], whole["beside"][extra.name]
-        np.testing.assert_equal(astuple(ours), astuple(theirs))
+        assert whole.extra_noise_scales[extra.name].steps > 8  # more than those of an epoch
     for name in GROUPS:
         column = f"group/{name}"
-        np.testing.assert_equal(resumed["history"][column], whole["history"][column])
-        ours, theirs = resumed["groups"][name], whole["groups"][name]
-        np.testing.assert_equal(astuple(ours), astuple(theirs))
+        np.testing.assert_equal(resumed.history[column], whole.history[column])
+    for kind in ("extra_noise_scales", "group_noise_scales"):
+        ours, theirs = getattr(resumed, kind), getattr(whole, kind)
+        np.testing.assert_equal(*[{n: astuple(s) for n, s in k.items()} for k in (ours, theirs)])
 
 
 def test_what_is_measured_beside_has_names_of_its_own_if_it_has_a_title() -> None:
-    extra = [NoiseScaleOfDoubled, NoiseAlongGradient]
-    result, _ = fit(NoiseScaleMonitor(extra=extra), model=adam(), results=seen)
-    without, _ = fit(NoiseScaleMonitor(), model=adam(), results=seen)
+    beside, without = (
+        NoiseScaleMonitor(extra=extra, every_n_steps=1)
+        for extra in ([NoiseScaleOfDoubled, NoiseAlongGradient], [])
+    )
+    metrics, plain = (alone(monitor).callback_metrics for monitor in (beside, without))
 
-    doubled, whole = result["beside"]["doubled"], result["whole"]
+    doubled, whole = beside.extra_noise_scales["doubled"], beside.noise_scale
     assert doubled.steps == whole.steps
     assert doubled.noise_trace == pytest.approx(4 * whole.noise_trace, rel=1e-5)
     assert doubled.grad_sq_norm == pytest.approx(4 * whole.grad_sq_norm, rel=1e-5)
-    assert result["whole"] == without["whole"]
-    own = result["metrics"].keys() - without["metrics"].keys()
+    assert repr(whole) == repr(without.noise_scale)
+    own = metrics.keys() - plain.keys()
     assert own == {f"noise_scale/doubled{end}" for end in ("", "_low", "_high")}
-    assert list(result["beside"]) == ["doubled", "along_gradient"]
-    assert without["beside"] == {}
+    assert list(beside.extra_noise_scales) == ["doubled", "along_gradient"]
+    assert without.extra_noise_scales == {}
 
 
 def test_sgd_without_momentum_has_no_direction() -> None:
-    with pytest.raises(Exception, match="must be one with momentum in all parameter groups, got"):
-        fit(NoiseScaleMonitor(extra=[NoiseAlongGradient]))
+    with pytest.raises(Exception, match="momentum"):
+        alone(NoiseScaleMonitor(extra=[NoiseAlongGradient]), model=classifier())
 
 
 @pytest.mark.parametrize("groups", [{"first": r"^net\.9"}, {"first[0]": r"^net"}, lambda _: "a:b"])
 def test_wrong_groups_are_no_reason_to_go_on_without_measuring(groups: Any) -> None:
     """On one device, where what cannot be measured by example is told by a warning."""
-    with pytest.raises(ValueError, match="`groups` must have"):
-        fit(NoiseScaleMonitor(groups=groups), ranks=1, strategy="auto")
+    with refused("groups"):
+        fit_here(NoiseScaleMonitor(groups=groups))

@@ -4,28 +4,38 @@
 import copy
 import math
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as L
 import numpy as np
 import pytest
-from fits import fit, trainer
-from hypothesis import example, given, settings
+from fits import fit
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from named_batches import Asks, Names, mean_of, names, windows
+from named_batches import Asks, Names, fitted, mean_of, names, windows
+from tiers import slow_but
 from torch import Tensor
 
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.scheduling.accumulation import Accumulation
 
-NO_LIMIT: dict[str, Any] = {"max_batch_size": 10**6}
-
 SEVEN_BATCHES = (3, 2, 5, 1, 2, 4)  # several windows of epochs of seven batches are cut short
 
 
-@settings(max_examples=40, derandomize=True)
+def asks(lengths: Sequence[int], of_one: float = 2.0) -> BatchSizeScheduler:
+    return BatchSizeScheduler(Asks(lengths, of_one=of_one), max_batch_size=10**6)
+
+
+def check_means(gradients: Any, expected: Sequence[range], of_rank: Any, examples: int) -> None:
+    assert len(gradients) == len(expected)
+    for window, gradient in zip(expected, gradients, strict=True):
+        np.testing.assert_allclose(gradient, mean_of(window, of_rank, examples), rtol=1e-12)
+
+
+@settings(max_examples=20, derandomize=True)
 @given(
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=12),
     batches=st.integers(1, 11),
@@ -39,40 +49,44 @@ def test_every_gradient_is_the_mean_over_its_window(
 ) -> None:
     """No batch is lost, none counts twice; the short last window of an epoch is a mean, too."""
     examples = 2 * (batches - 1) + last  # the last batch may be short
-    module = Names(examples)
-    scheduler = BatchSizeScheduler(Asks(lengths, of_one=2.0), **NO_LIMIT)
+    module, data = Names(examples), names(examples, 2, sized=sized)
 
-    trainer(
-        1,
-        strategy="auto",
-        callbacks=[scheduler],
+    fitted(
+        asks(lengths),
+        module=module,
+        data=data,
         max_epochs=epochs,
         accumulate_grad_batches=accumulate,
-    ).fit(module, names(examples, 2, sized=sized))
+    )
 
-    expected = windows(batches, epochs, lengths)
-    of_rank = [module.arrived]
     assert module.arrived == module.arrived[:batches] * epochs
-    assert len(module.gradients) == len(expected)
-    for window, gradient in zip(expected, module.gradients, strict=True):
-        np.testing.assert_allclose(gradient, mean_of(window, of_rank, examples), rtol=1e-12)
+    check_means(module.gradients, windows(batches, epochs, lengths), [module.arrived], examples)
 
 
 @pytest.mark.parametrize("sized", [True, False], ids=["sized", "stream"])
-@settings(max_examples=15, derandomize=True)
+def test_on_two_ranks_it_is_the_mean_over_both(sized: bool) -> None:
+    check_two_ranks(sized=sized, lengths=SEVEN_BATCHES, batches=7)
+
+
+@pytest.mark.slow
+@settings(max_examples=30, derandomize=True)
 @given(
+    sized=st.booleans(),
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=12),
     batches=st.integers(1, 11),
 )
-@example(lengths=list(SEVEN_BATCHES), batches=7)
-def test_on_two_ranks_it_is_the_mean_over_both(
+def test_on_two_ranks_any_windows_are_means_over_both(
     sized: bool, lengths: list[int], batches: int
 ) -> None:
+    check_two_ranks(sized=sized, lengths=lengths, batches=batches)
+
+
+def check_two_ranks(*, sized: bool, lengths: Sequence[int], batches: int) -> None:
     """A stream is alike on both, a data set is dealt out."""
     examples, epochs = (4 * batches if sized else 2 * batches), 3
 
     results = fit(
-        BatchSizeScheduler(Asks(lengths, of_one=4.0), **NO_LIMIT),
+        asks(lengths, of_one=4.0),
         model=Names(examples),
         train_loader=names(examples, 2, sized=sized),
         max_epochs=epochs,
@@ -80,11 +94,8 @@ def test_on_two_ranks_it_is_the_mean_over_both(
     )
 
     of_rank = [arrived for arrived, _ in results]
-    expected = windows(batches, epochs, lengths)
     for _, gradients in results:
-        assert len(gradients) == len(expected)
-        for window, gradient in zip(expected, gradients, strict=True):
-            np.testing.assert_allclose(gradient, mean_of(window, of_rank, examples), rtol=1e-12)
+        check_means(gradients, windows(batches, epochs, lengths), of_rank, examples)
 
 
 class Divisors(L.Callback):
@@ -101,26 +112,19 @@ class Divisors(L.Callback):
 def test_a_short_window_begins_with_its_true_length_where_it_is_known(
     sized: bool, last: int
 ) -> None:
-    divisors = Divisors()
+    """In a stream it is a mean before it is clipped: of k batches of one |g|² is 1/k."""
+    divisors, module = Divisors(), Names(7)
 
-    trainer(
-        1, strategy="auto", callbacks=[BatchSizeScheduler(Asks((3,)), **NO_LIMIT), divisors]
-    ).fit(Names(7), names(7, sized=sized))
+    data = names(7, sized=sized)
+    fitted(asks((3,), of_one=1.0), divisors, module=module, data=data, gradient_clip_val=0.3)
 
     assert divisors.seen == [3] * 6 + [last]
-
-
-def test_the_short_window_of_a_stream_is_a_mean_before_it_is_clipped() -> None:
-    """|g|² of k batches of one is 1/k: all are clipped to 0.3."""
-    module = Names(7)
-    scheduler = BatchSizeScheduler(Asks((3,)), **NO_LIMIT)
-
-    trainer(1, strategy="auto", callbacks=[scheduler], gradient_clip_val=0.3).fit(
-        module, names(7, sized=False)
-    )
-
     norms = [math.hypot(*gradient) for gradient in module.gradients]
     assert norms == pytest.approx([0.3] * 3, rel=1e-5)
+
+
+def measured(norms: StepNorms) -> tuple[float | None, ...]:
+    return norms.small_sq_norm, norms.big_sq_norm, norms.small_batch, norms.big_batch
 
 
 @pytest.mark.parametrize("sized", [True, False], ids=["sized", "stream"])
@@ -132,32 +136,27 @@ def test_the_monitor_measures_short_windows_too(
 
     A batch of n has |g|² = 1/n, the mean of k of them 1/(n·k).
     """
-    callbacks = [
-        BatchSizeScheduler(Asks((3, 5, 2, 4), of_one=2.0), **NO_LIMIT),
-        NoiseScaleMonitor(small_batch="micro_batch"),
-    ]
-    module = Names(14)
+    callbacks = [asks((3, 5, 2, 4)), NoiseScaleMonitor(small_batch="micro_batch")]
 
-    trainer(
-        1,
-        strategy="auto",
-        callbacks=callbacks if scheduler_first else callbacks[::-1],
+    fitted(
+        *(callbacks if scheduler_first else callbacks[::-1]),
+        module=Names(14),
+        data=names(14, 2, sized=sized),
         accumulate_grad_batches=3,
         max_epochs=2,
-    ).fit(module, names(14, 2, sized=sized))
+    )
 
     lengths = [3, 4, 2, 4, 1]  # of 3, 5; of 2, 4, 3
     assert [len(w) for w in windows(7, 2, (3, 5, 2, 4))] == lengths
     assert [norms.examples for norms in recorded] == [2.0 * k for k in lengths]
     for norms, k in zip(recorded, lengths, strict=True):
-        measured = (norms.small_sq_norm, norms.big_sq_norm, norms.small_batch, norms.big_batch)
-        assert measured == pytest.approx((1 / 2, 1 / 2 / k, 2, 2 * k), rel=1e-6)
+        assert measured(norms) == pytest.approx((1 / 2, 1 / 2 / k, 2, 2 * k), rel=1e-6)
 
 
 def test_the_monitor_measures_short_windows_on_two_ranks(recorded: list[StepNorms]) -> None:
     """A rank's gradient of k batches of n has |g|² = 1/(n·k), their mean over ranks half of it."""
     results = fit(
-        BatchSizeScheduler(Asks((3, 5, 2, 4), of_one=4.0), **NO_LIMIT),
+        asks((3, 5, 2, 4), of_one=4.0),
         NoiseScaleMonitor(small_batch="rank"),
         model=Names(28),
         train_loader=names(28, 2),
@@ -167,8 +166,8 @@ def test_the_monitor_measures_short_windows_on_two_ranks(recorded: list[StepNorm
 
     for of_rank in results:
         for norms, k in zip(of_rank, [3, 4, 2, 4, 1], strict=True):
-            measured = (norms.small_sq_norm, norms.big_sq_norm, norms.small_batch, norms.big_batch)
-            assert measured == pytest.approx((1 / 2 / k, 1 / 4 / k, 2 * k, 4 * k), rel=1e-6)
+            expected = (1 / 2 / k, 1 / 4 / k, 2 * k, 4 * k)
+            assert measured(norms) == pytest.approx(expected, rel=1e-6)
 
 
 def test_validation_within_a_window_leaves_its_gradients() -> None:
@@ -178,17 +177,18 @@ def test_validation_within_a_window_leaves_its_gradients() -> None:
         def validation_step(self, batch: Tensor) -> None:
             pass
 
-    module = Validated(14)
-    trainer(
-        1,
-        strategy="auto",
-        callbacks=[BatchSizeScheduler(Asks(SEVEN_BATCHES, of_one=2.0), **NO_LIMIT)],
+    module, data = Validated(14), names(14, 2)
+
+    fitted(
+        asks(SEVEN_BATCHES),
+        module=module,
+        data=data,
+        validation=names(4, 2),
         val_check_interval=1,
         max_epochs=3,
-    ).fit(module, names(14, 2), names(4, 2))
+    )
 
-    for window, gradient in zip(windows(7, 3, SEVEN_BATCHES), module.gradients, strict=True):
-        np.testing.assert_allclose(gradient, mean_of(window, [module.arrived], 14), rtol=1e-12)
+    check_means(module.gradients, windows(7, 3, SEVEN_BATCHES), [module.arrived], 14)
 
 
 class SavesAfter(L.Callback):
@@ -203,21 +203,16 @@ class SavesAfter(L.Callback):
             fitting.save_checkpoint(self.path)
 
 
-@pytest.mark.parametrize("batches", range(1, 15))
+@pytest.mark.parametrize("batches", slow_but(range(1, 15), 1, 5, 7))
 def test_a_fit_resumed_anywhere_begins_with_a_whole_window(tmp_path: Path, batches: int) -> None:
     """Gradients are in no checkpoint: what a window had before it is lost, and counts for none.
 
     Lightning begins an unstateful loader anew, and takes as many batches as were left.
     """
     path = tmp_path / "saved.ckpt"
-    policy = Asks(SEVEN_BATCHES, of_one=2.0)
-    whole, module = Names(14), Names(14)
-    options: dict[str, Any] = {"strategy": "auto", "max_epochs": 3}
-    before = BatchSizeScheduler(policy, **NO_LIMIT)
-    trainer(1, callbacks=[before, SavesAfter(batches, path)], **options).fit(whole, names(14, 2))
-    trainer(1, callbacks=[BatchSizeScheduler(policy, **NO_LIMIT)], **options).fit(
-        module, names(14, 2), ckpt_path=path
-    )
+    module, options = Names(14), {"data": names(14, 2), "max_epochs": 3}
+    fitted(asks(SEVEN_BATCHES), SavesAfter(batches, path), module=Names(14), **options)
+    fitted(asks(SEVEN_BATCHES), module=module, ckpt_path=path, **options)
 
     done = sum(window.stop <= batches for window in windows(7, 3, SEVEN_BATCHES))
     lengths = [SEVEN_BATCHES[(done + i) % 6] for i in range(21)]
@@ -226,8 +221,7 @@ def test_a_fit_resumed_anywhere_begins_with_a_whole_window(tmp_path: Path, batch
     begin = first_epoch[-1].stop
     expected = [*first_epoch, *(range(w.start + begin, w.stop + begin) for w in rest)]
     assert len(module.arrived) == 21 - batches
-    for window, gradient in zip(expected, module.gradients, strict=True):
-        np.testing.assert_allclose(gradient, mean_of(window, [module.arrived], 14), rtol=1e-12)
+    check_means(module.gradients, expected, [module.arrived], 14)
 
 
 def test_the_beginning_of_a_window_is_copied_with_it_and_a_pickle_needs_no_package() -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from fits import classifier, data, fit, trainer
+from fits import classifier, data, fit
 from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from named_batches import fitted, stays
+from tiers import slow
 from torch.utils.data import DataLoader
 
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
@@ -40,10 +41,6 @@ def varying(first: int, batches: int = 57) -> DataLoader[Any]:
     return DataLoader(data(), batch_sampler=Varying(first, batches))
 
 
-def stays(noise_scale: Any, plan: Any, progress: Any) -> float:
-    return float(plan.batch_size)
-
-
 def trained(
     first: int, policy: Any = stays, ranks: int = 1, epochs: int = 1, **options: Any
 ) -> Any:
@@ -55,12 +52,12 @@ def trained(
         sizes = controller.plan.batch_size, controller.base_batch_size
         return controller.examples, sizes, callback._fit._max_batch_size, controller.lr_factor
 
-    loader = varying(first)
-    (result, *others) = fit(
+    result, *others = fit(
         callback,
         ranks=ranks,
+        strategy="ddp_fork" if ranks > 1 else "auto",
         max_epochs=epochs,
-        train_loader=loader,
+        train_loader=varying(first),
         accumulate_grad_batches=2,
         use_distributed_sampler=False,
         results=found,
@@ -69,26 +66,31 @@ def trained(
     return result
 
 
-@pytest.mark.filterwarnings("ignore:BatchSizeScheduler. The first batch had")
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("first", [1, 40])
-def test_examples_plans_and_the_cap_follow_the_batches_that_came(first: int, ranks: int) -> None:
-    examples, (size, base), cap, _ = trained(first, ranks=ranks, epochs=4)
+def saved_after(data: Any, *callbacks: Any, callback: Any = None, **options: Any) -> Any:
+    """The state of the controller after a fit on two batches a step."""
+    callback = callback or BatchSizeScheduler(stays)
+    options = {"accumulate_grad_batches": 2, **options}
+    fitted(*callbacks, callback, module=classifier(), data=data, **options)
+    return callback.state_dict()["controller"]
 
-    came = 4 * ranks * sum(Varying(first, 57).sizes)
+
+@pytest.mark.filterwarnings("ignore:BatchSizeScheduler. The first batch had")
+@pytest.mark.parametrize(("first", "ranks"), [(40, 1), (1, 2), slow(1, 1), slow(40, 2)])
+def test_examples_plans_and_the_cap_follow_the_batches_that_came(first: int, ranks: int) -> None:
+    examples, (size, base), cap, _ = trained(first, ranks=ranks, epochs=2)
+
+    came = 2 * ranks * sum(Varying(first, 57).sizes)
     usual = sum(Varying(first, 57).sizes[:-1]) / 56
     late = 0 if ranks == 1 else 0.15  # ranks add up every eighth step
     assert examples == pytest.approx(came, rel=late)
     assert size == pytest.approx(2 * ranks * usual, rel=0.1 + late)
     assert base == pytest.approx(size)
-    assert cap == pytest.approx(size * 4 * 57 / 2 / 50)
+    assert cap == pytest.approx(size * 2 * 57 / 2 / 50)
 
 
 def test_a_first_batch_that_is_odd_is_told_once() -> None:
-    fitting = trainer(1, strategy="auto", callbacks=[BatchSizeScheduler(stays)])
-
-    with pytest.warns(UserWarning, match="had 40 examples on a device, and batches have") as told:
-        fitting.fit(classifier(), varying(40))
+    with pytest.warns(UserWarning, match="had 40 examples") as told:
+        saved_after(varying(40))
 
     assert len([w for w in told if "The first batch had" in str(w.message)]) == 1
 
@@ -112,34 +114,23 @@ def test_bounds_that_the_batches_do_not_meet_are_widened() -> None:
     assert size == pytest.approx(8, rel=0.1)  # one micro-batch, the nearest that there is
 
 
-@pytest.mark.parametrize("first", [8, 9])
-def test_batches_of_one_size_stay_as_they_are(first: int) -> None:
-    callback = BatchSizeScheduler(stays)
-    loader = DataLoader(data(8 * 6 + 3), batch_size=8)
+@pytest.mark.parametrize("batches", [6, 7])
+def test_batches_of_one_size_stay_as_they_are(batches: int) -> None:
+    """The last one is short, and the last step too if it is the eighth batch."""
+    saved = saved_after(DataLoader(data(8 * batches + 3), batch_size=8), max_epochs=2)
 
-    trainer(1, strategy="auto", callbacks=[callback], accumulate_grad_batches=2).fit(
-        classifier(), loader
-    )
-
-    saved = callback.state_dict()["controller"]
     assert saved["plan"]["device_batch_size"] == 8
     assert saved["base_batch_size"] == 16
-    assert saved["examples"] == 8 * 6 + 3
+    assert saved["examples"] == 2 * (8 * batches + 3)
+    assert saved["steps"] == 2 * 4
 
 
 @pytest.mark.filterwarnings("ignore:BatchSizeScheduler. The first batch had")
 def test_what_came_and_what_is_planned_are_logged(tmp_path: Path) -> None:
-    logger = TensorBoardLogger(tmp_path, name="", version="")
-    callbacks = [NoiseScaleMonitor(), BatchSizeScheduler(stays)]
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    trainer(
-        1,
-        strategy="auto",
-        callbacks=callbacks,
-        accumulate_grad_batches=2,
-        logger=logger,
-        log_every_n_steps=7,
-    ).fit(classifier(), varying(40))
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    saved_after(varying(40), NoiseScaleMonitor(), logger=logger, log_every_n_steps=7)
 
     events = EventAccumulator(str(tmp_path)).Reload()
     given, planned = (
@@ -160,11 +151,8 @@ def test_batches_are_followed_where_no_decision_is_due(policy: Any) -> None:
     monitor = NoiseScaleMonitor(every_n_steps=10**6)
     callback = BatchSizeScheduler(policy, lr_scaling="none")
 
-    trainer(1, strategy="auto", callbacks=[monitor, callback], accumulate_grad_batches=2).fit(
-        classifier(), varying(1)
-    )
+    saved = saved_after(varying(1), monitor, callback=callback)
 
-    saved = callback.state_dict()["controller"]
     assert saved["base_batch_size"] == pytest.approx(16, rel=0.1)
     assert saved["examples"] == sum(Varying(1, 57).sizes)
 
@@ -192,18 +180,15 @@ def test_sums_over_ranks_are_not_corrected_twice(monkeypatch: pytest.MonkeyPatch
     assert came.size == 15
 
 
-@pytest.mark.parametrize("most", [17, None])
+@pytest.mark.parametrize("most", [17, slow(None)])
 def test_a_run_that_has_outgrown_its_bounds_is_resumed(most: int | None, tmp_path: Path) -> None:
-    callback = BatchSizeScheduler(stays, max_batch_size=most)
-    loader = varying(8)
-    options: dict[str, Any] = {"accumulate_grad_batches": 2, "max_epochs": 1}
-    first = trainer(1, strategy="auto", callbacks=[callback], **options)
-    first.fit(classifier(), DataLoader(data(), batch_sampler=Varying(8, 57, (9, 10))))
-    first.save_checkpoint(tmp_path / "last.ckpt")
-    again = BatchSizeScheduler(stays, max_batch_size=most)
+    grows = DataLoader(data(), batch_sampler=Varying(8, 57, (9, 10)))
+    callback, again = (BatchSizeScheduler(stays, max_batch_size=most) for _ in range(2))
+    options: dict[str, Any] = {"module": classifier(), "accumulate_grad_batches": 2}
+    path = tmp_path / "last.ckpt"
+    fitted(callback, data=grows, max_epochs=1, **options).save_checkpoint(path)
 
-    second = trainer(1, strategy="auto", callbacks=[again], **(options | {"max_epochs": 2}))
-    second.fit(classifier(), loader, ckpt_path=tmp_path / "last.ckpt")
+    second = fitted(again, data=varying(8), max_epochs=2, ckpt_path=path, **options)
 
     assert callback.state_dict()["controller"]["plan"]["device_batch_size"] > 9
     assert second.current_epoch == 2

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from fits import fit, trainer
-from named_batches import Names, names
+from fits import fit
+from named_batches import Names, fitted, names
+from tiers import slow, slow_but
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -114,19 +115,19 @@ def test_there_is_a_case_for_every_schedule_of_torch() -> None:
 
 
 @pytest.mark.parametrize("batch_size", LENGTHS)
-@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("kind", slow_but(MADE, "SequentialLR", "LambdaLR", "a user's own"))
 def test_a_schedule_is_where_it_is_at_a_constant_batch_size(kind: str, batch_size: str) -> None:
     """As a function of the examples: their share of the epoch, and at its end all of it."""
     policy, later = LENGTHS[batch_size]
     module = Names(2 * BATCHES, by_step(MADE[kind]))
 
-    trainer(
-        1,
-        strategy="auto",
-        callbacks=[BatchSizeScheduler(policy, max_batch_size=12, lr_scaling="none")],
+    fitted(
+        BatchSizeScheduler(policy, max_batch_size=12, lr_scaling="none"),
+        module=module,
+        data=names(2 * BATCHES, 2),
         accumulate_grad_batches=ACCUMULATE,
         max_epochs=EPOCHS,
-    ).fit(module, names(2 * BATCHES, 2))
+    )
 
     oracle = rates_in_a_plain_loop(MADE[kind], TOTAL)
     passed = [e * STEPS_PER_EPOCH + b // ACCUMULATE for e, b in begins(later)]
@@ -135,9 +136,12 @@ def test_a_schedule_is_where_it_is_at_a_constant_batch_size(kind: str, batch_siz
     assert module.optimizer.param_groups[0]["lr"] == pytest.approx(oracle[-1], rel=1e-9)
 
 
-@pytest.mark.parametrize("policy", [GROWS, SHRINKS], ids=["grows", "shrinks"])
+@pytest.mark.parametrize(
+    ("policy", "limit", "total"),
+    [(GROWS, 7, 12), slow(GROWS, 1.0, 18), slow(SHRINKS, 7, 12), slow(SHRINKS, 1.0, 18)],
+)
 def test_on_two_ranks_it_ends_with_the_batches_that_an_epoch_is_limited_to(
-    policy: dict[int, float],
+    policy: dict[int, float], limit: float, total: int
 ) -> None:
     """7 of 11 batches, the last of 11 a short one: 4 steps in each of 3 epochs."""
     doubled = {step: 2 * size for step, size in policy.items()}
@@ -146,15 +150,14 @@ def test_on_two_ranks_it_ends_with_the_batches_that_an_epoch_is_limited_to(
         (config,) = fitting.lr_scheduler_configs
         return config.scheduler.last_epoch, config.scheduler.total_steps
 
-    for batches, total in ((7, 12), (1.0, 18)):
-        ends = fit(
-            BatchSizeScheduler(doubled, max_batch_size=24, lr_scaling="none"),
-            model=Names(43, by_step(MADE["OneCycleLR"])),
-            train_loader=names(43, 2),
-            limit_train_batches=batches,
-            accumulate_grad_batches=ACCUMULATE,
-            max_epochs=3,
-            results=last_epoch,
-        )
+    ends = fit(
+        BatchSizeScheduler(doubled, max_batch_size=24, lr_scaling="none"),
+        model=Names(43, by_step(MADE["OneCycleLR"])),
+        train_loader=names(43, 2),
+        limit_train_batches=limit,
+        accumulate_grad_batches=ACCUMULATE,
+        max_epochs=3,
+        results=last_epoch,
+    )
 
-        assert ends == [(total, total)] * 2
+    assert ends == [(total, total)] * 2

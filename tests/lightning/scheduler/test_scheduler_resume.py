@@ -13,12 +13,15 @@ from fits import fit
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from resumable import EPOCHS, Restless, Resumable, model
+from tiers import slow, slow_after
 
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
 
 
 class InMemory(Logger):
     """What is logged, by step."""
+
+    name, version = "memory", 0  # type: ignore[assignment]
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,8 +32,6 @@ class InMemory(Logger):
     def save_dir(self) -> str:
         return self._folder  # for the record of the monitor
 
-    name, version = "memory", 0  # type: ignore[assignment]
-
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
         pass
 
@@ -38,49 +39,45 @@ class InMemory(Logger):
         self.logged.setdefault(step or 0, {}).update(metrics)
 
 
-def scheduler(kind: str = "cosine", **options: Any) -> BatchSizeScheduler:
-    return BatchSizeScheduler(
-        options.pop("policy", None) or Restless(),
-        lr_scaling="sqrt",
-        progress="examples" if kind == "cosine" else "steps",
-        decide_every_n_steps=2,
-        **{"max_batch_size": 160, **options},
-    )
-
-
 def results(fitting: Any, module: Any) -> dict[str, Any]:
     (callback,) = [c for c in fitting.callbacks if isinstance(c, BatchSizeScheduler)]
     (monitor,) = [c for c in fitting.callbacks if isinstance(c, NoiseScaleMonitor)]
     (logger,) = fitting.loggers
     return {
-        "parameters": [p.detach().clone() for p in module.parameters()],
+        "parameters": [p.detach().numpy().copy() for p in module.parameters()],
         "scheduler": callback.state_dict(),
         "moves": [str(move) for move in callback.moves],
         "meter": monitor.state_dict()["optimizers"][0]["meter"],
         "schedule": fitting.lr_scheduler_configs[0].scheduler.state_dict(),
         "logged": logger.logged,
         "step": fitting.global_step,
+        "began": getattr(module, "began", None),
     }
 
 
-def run(ranks: int, kind: str, *callbacks: Any, **options: Any) -> list[dict[str, Any]]:
+def run(
+    ranks: int, kind: str, *callbacks: Any, policy: Any = None, most: int = 160, **options: Any
+) -> list[dict[str, Any]]:
+    scheduler = BatchSizeScheduler(
+        policy or Restless(),
+        lr_scaling="sqrt",
+        progress="examples" if kind == "cosine" else "steps",
+        decide_every_n_steps=2,
+        max_batch_size=most,
+    )
     return fit(
-        scheduler(kind, **options.pop("scheduler", {})),
+        scheduler,
         NoiseScaleMonitor(),
         *callbacks,
         ranks=ranks,
         strategy="ddp_fork" if ranks > 1 else "auto",
         model=model(kind),
-        **{
-            "results": results,
-            "accumulate_grad_batches": 2,
-            "logger": InMemory(),
-            "log_every_n_steps": 1,
-            "enable_checkpointing": any(isinstance(c, ModelCheckpoint) for c in callbacks),
-            "max_epochs": EPOCHS,
-            "train_loader": Resumable(),
-            **options,
-        },
+        results=results,
+        logger=InMemory(),
+        log_every_n_steps=1,
+        enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
+        train_loader=Resumable(),
+        **{"accumulate_grad_batches": 2, "max_epochs": EPOCHS, **options},
     )
 
 
@@ -88,12 +85,25 @@ def saves(folder: Path, **options: Any) -> ModelCheckpoint:
     return ModelCheckpoint(folder, filename="{step}", save_top_k=-1, **options)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("kind", ["cosine", "exponential"])
-@pytest.mark.parametrize("when", [{"every_n_train_steps": 5}, {"every_n_epochs": 1}])
+@pytest.mark.parametrize(
+    ("kind", "when", "ranks"),
+    slow_after(
+        1,
+        [
+            ("cosine", {"every_n_train_steps": 5}, 1),
+            ("exponential", {"every_n_epochs": 1}, 2),
+            ("cosine", {"every_n_train_steps": 5}, 2),
+            ("cosine", {"every_n_epochs": 1}, 1),
+            ("cosine", {"every_n_epochs": 1}, 2),
+            ("exponential", {"every_n_train_steps": 5}, 1),
+            ("exponential", {"every_n_train_steps": 5}, 2),
+            ("exponential", {"every_n_epochs": 1}, 1),
+        ],
+    ),
+)
 @pytest.mark.filterwarnings("ignore:The learning-rate schedule counts optimizer steps")
 def test_resuming_goes_on_exactly(
-    tmp_path: Path, ranks: int, kind: str, when: dict[str, int]
+    tmp_path: Path, kind: str, when: dict[str, int], ranks: int
 ) -> None:
     whole = run(ranks, kind, saves(tmp_path, **when))
     paths = sorted(tmp_path.glob("*.ckpt"), key=lambda p: int(p.stem[5:]))
@@ -104,18 +114,15 @@ def test_resuming_goes_on_exactly(
     checkpoint = torch.load(path, weights_only=True)
     done = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]["ready"]
     assert (done < 40 // ranks) == ("every_n_train_steps" in when)
-    assert (
-        checkpoint["callbacks"]["BatchSizeScheduler"]["controller"]["factors"]["learning_rate"] != 1
-    )
+    controller = checkpoint["callbacks"]["BatchSizeScheduler"]["controller"]
+    assert controller["factors"]["learning_rate"] != 1
     for ours, theirs in zip(resumed, whole, strict=True):
         assert len(theirs["moves"]) > 6
         assert ours["step"] == theirs["step"] > half + 6
         assert ours["moves"] == theirs["moves"][-len(ours["moves"]) :]
         assert len(ours["moves"]) > 2
-        for name in ("scheduler", "meter", "schedule"):
+        for name in ("scheduler", "meter", "schedule", "parameters"):
             np.testing.assert_equal(ours[name], theirs[name])
-        pairs = zip(ours["parameters"], theirs["parameters"], strict=True)
-        assert all(torch.equal(a, b) for a, b in pairs)
     ours, theirs = (
         {
             step: {k: v for k, v in row.items() if "seconds" not in k}
@@ -137,39 +144,26 @@ class Begins(L.Callback):
         fitting.lightning_module.__dict__.setdefault("began", callback.state_dict())
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("roomy", [True, False])
+@pytest.mark.parametrize(("ranks", "most"), [(2, 48), slow(1, 64), slow(1, 160), slow(2, 160)])
 def test_on_another_number_of_devices_all_but_the_plan_goes_on(
-    tmp_path: Path, ranks: int, roomy: bool
+    tmp_path: Path, ranks: int, most: int
 ) -> None:
     """Also where as many micro-batches as the run began with would be too many there."""
-    most = 160 if roomy else {1: 64, 2: 48}[ranks]
 
     def once(noise_scale: Any, plan: Any, progress: Any) -> float:
         return float(plan.batch_size) if progress.steps else 96.0
 
-    bounds = {
-        "scheduler": {"max_batch_size": most, "policy": once},
-        "accumulate_grad_batches": 4,
-    }
-    run(3 - ranks, "cosine", saves(tmp_path, every_n_epochs=2), max_epochs=2, **bounds)
+    options: dict[str, Any] = {"most": most, "policy": once, "accumulate_grad_batches": 4}
+    run(3 - ranks, "cosine", saves(tmp_path, every_n_epochs=2), max_epochs=2, **options)
     (path,) = tmp_path.glob("*.ckpt")
 
-    resumed = run(
-        ranks,
-        "cosine",
-        Begins(),
-        ckpt_path=path,
-        max_epochs=3,
-        results=lambda _, module: module.began,
-        **bounds,
-    )
+    resumed = run(ranks, "cosine", Begins(), ckpt_path=path, max_epochs=3, **options)
 
-    for began in resumed:
-        saved = torch.load(path, weights_only=True)["callbacks"]["BatchSizeScheduler"]
-        before, now = saved["controller"], began["controller"]
-        size, accumulation, devices, _ = before["plan"].values()
-        assert (size * accumulation * devices, devices) == (min(most, 96), 3 - ranks)
+    saved = torch.load(path, weights_only=True)["callbacks"]["BatchSizeScheduler"]
+    before = saved["controller"]
+    size, accumulation, devices, _ = before["plan"].values()
+    assert (size * accumulation * devices, devices) == (min(most, 96), 3 - ranks)
+    for now in (of_rank["began"]["controller"] for of_rank in resumed):
         assert [*now["plan"].values()] == [8.0, accumulation * devices // ranks, ranks, 1]
         for name in ("base_batch_size", "steps", "examples", "factors", "peak_learning_rate"):
             assert now[name] == before[name]

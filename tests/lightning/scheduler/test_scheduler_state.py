@@ -2,15 +2,14 @@
 """What a run with a BatchSizeScheduler goes on from: whole, in part, or of an earlier layout."""
 
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fits import trainer
-from named_batches import Names, names
+from named_batches import Names, fitted, names
+from tiers import slow_after
 from torch.optim import lr_scheduler
 
 from noisescale import BatchSizeScheduler
@@ -40,25 +39,28 @@ def rates(
     save: Path | None = None,
 ) -> list[float]:
     module = Names(24, cosine)
-    fitting = trainer(
-        1, strategy="auto", callbacks=[callback], max_epochs=epochs, accumulate_grad_batches=2
-    )
-    fitting.fit(module, names(24, 2, sized=sized), ckpt_path=goes_on)
+    data = names(24, 2, sized=sized)
+    options: dict[str, Any] = {"max_epochs": epochs, "accumulate_grad_batches": 2}
+    fitting = fitted(callback, module=module, data=data, ckpt_path=goes_on, **options)
     if save is not None:
         fitting.save_checkpoint(save)
     return module.rates
 
 
-def edited(path: Path, edit: Callable[[dict[str, Any]], Any]) -> Path:
-    """The checkpoint with the scheduler's state changed."""
-    checkpoint = torch.load(path, weights_only=True)
-    edit(checkpoint["callbacks"]["BatchSizeScheduler"])
-    torch.save(checkpoint, path)
-    return path
-
-
-@pytest.mark.parametrize("sized", [True, False], ids=["sized", "stream"])
-@pytest.mark.parametrize("progress", ["steps", "examples", "run"])
+@pytest.mark.parametrize(
+    ("progress", "sized"),
+    slow_after(
+        3,
+        [
+            ("steps", True),
+            ("examples", False),
+            ("run", True),
+            ("steps", False),
+            ("examples", True),
+            ("run", False),
+        ],
+    ),
+)
 @pytest.mark.filterwarnings("ignore:The learning-rate schedule counts optimizer steps")
 def test_without_another_word_a_run_goes_on_by_what_it_went_by(
     tmp_path: Path, progress: Any, sized: bool
@@ -86,53 +88,49 @@ def test_a_run_whose_schedule_fell_behind_catches_up_where_that_is_asked_for(
     assert resumed[1:] == pytest.approx(on_track[-5:], rel=1e-9)  # after a first step
 
 
+def rates_of_cosine(*steps: int) -> Any:
+    return pytest.approx([0.05 * (1 + math.cos(math.pi * step / 24)) for step in steps], rel=1e-9)
+
+
 def test_from_examples_to_steps_a_run_goes_on_from_where_its_schedule_is(tmp_path: Path) -> None:
     half = tmp_path / "half.ckpt"
     rates(scheduler(), epochs=2, save=half)
 
     with pytest.warns(UserWarning, match="ended before the run|counts optimizer steps"):
-        resumed = rates(
-            scheduler(progress="steps", policy={0: 4, 2: 8, 9: 4}), epochs=EPOCHS, goes_on=half
-        )
+        resumed = rates(scheduler(progress="steps", policy={0: 4, 2: 8, 9: 4}), goes_on=half)
 
-    expected = [0.05 * (1 + math.cos(math.pi * step / 24)) for step in range(12, 12 + len(resumed))]
-    assert resumed == pytest.approx(expected, rel=1e-9)
+    assert resumed == rates_of_cosine(*range(12, 12 + len(resumed)))
+
+
+def without(*path: str) -> Callable[[Any], Any]:
+    def edit(state: Any) -> None:
+        for name in path[:-1]:
+            state = state[name]
+        del state[path[-1]]
+
+    return edit
 
 
 @pytest.mark.parametrize(
-    ("edit", "message"),
+    ("edit", "lacks"),
     [
-        (
-            lambda state: state.pop("window"),
-            "The state of BatchSizeScheduler must have `window`, got only `controller`, ",
-        ),
-        (
-            lambda state: state.update(controller=None),
-            "The state of BatchSizeScheduler, `controller`, must be a dictionary, got NoneType.",
-        ),
-        (
-            lambda state: state["controller"].pop("steps"),
-            "The state of BatchSizeScheduler, `controller`, must have `steps`, got only `plan`, ",
-        ),
-        (
-            lambda state: state["controller"].pop("factors"),
-            "The state of BatchSizeController must have `factors`, got only `plan`, ",
-        ),
-        (
-            lambda state: state["controller"]["clock"].pop("taken"),
-            "The state of BatchSizeController, `clock`, must have `taken`, got only `time`, ",
-        ),
+        (without("window"), "`window`"),
+        (lambda state: state.update(controller=None), "dictionary, got NoneType"),
+        (without("controller", "steps"), "`steps`"),
+        (without("controller", "factors"), "`factors`"),
     ],
 )
-def test_what_a_checkpoint_lacks_is_named_with_the_remedy(
-    tmp_path: Path, edit: Callable[[Any], Any], message: str
+def test_what_a_checkpoint_lacks_is_named(
+    tmp_path: Path, edit: Callable[[Any], Any], lacks: str
 ) -> None:
     half = tmp_path / "half.ckpt"
     rates(scheduler(), epochs=2, save=half)
-    remedy = "Resume from a complete checkpoint of BatchSize"
+    checkpoint = torch.load(half, weights_only=True)
+    edit(checkpoint["callbacks"]["BatchSizeScheduler"])
+    torch.save(checkpoint, half)
 
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}.*{remedy}"):
-        rates(scheduler(), goes_on=edited(half, edit))
+    with pytest.raises(ValueError, match=f"The state of BatchSize.* {lacks}"):
+        rates(scheduler(), goes_on=half)
 
 
 def test_a_checkpoint_from_before_the_scheduler_was_added_is_gone_on_from(tmp_path: Path) -> None:
@@ -145,8 +143,7 @@ def test_a_checkpoint_from_before_the_scheduler_was_added_is_gone_on_from(tmp_pa
 
     resumed = rates(scheduler(policy={0: 8}), goes_on=half)
 
-    expected = [0.05 * (1 + math.cos(math.pi * step / 24)) for step in range(12, 24, 2)]
-    assert resumed == pytest.approx(expected, rel=1e-9)
+    assert resumed == rates_of_cosine(*range(12, 24, 2))
 
 
 def test_an_error_of_a_users_policy_stays_what_it_is() -> None:

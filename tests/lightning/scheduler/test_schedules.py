@@ -3,38 +3,38 @@
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import lightning.pytorch as L
 import numpy as np
 import pytest
 import torch
-from fits import classifier, loader, trainer
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-from named_batches import Asks, Names, names, windows
+from fits import classifier, loader
+from named_batches import Asks, Names, Stops, fitted, names, windows
+from tiers import slow
 from torch.optim import lr_scheduler
 
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
 
 LENGTHS = (1, 3, 2, 6, 2)
 
-SCHEDULES: dict[str, Callable[[Any, Any], Any]] = {
-    "StepLR": lambda optimizer, _: lr_scheduler.StepLR(optimizer, 3),
-    "ExponentialLR": lambda optimizer, _: lr_scheduler.ExponentialLR(optimizer, 0.9),
-    "OneCycleLR": lambda optimizer, _: lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=30),
-    "SequentialLR": lambda optimizer, _: lr_scheduler.SequentialLR(
-        optimizer,
-        [
-            lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4),
-            lr_scheduler.CosineAnnealingLR(optimizer, 9),
-        ],
-        [4],
-    ),
-}
+Schedule = Callable[[Any, Any], Any]
 
 
-def every_step(schedule: Callable[[Any, Any], Any], **options: Any) -> Callable[[Any, Any], Any]:
+def exponential(optimizer: Any, _: Any) -> Any:
+    return lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+
+def in_parts(optimizer: Any, _: Any) -> Any:
+    parts = [
+        lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4),
+        lr_scheduler.CosineAnnealingLR(optimizer, 9),
+    ]
+    return lr_scheduler.SequentialLR(optimizer, parts, [4])
+
+
+def every_step(schedule: Schedule, **options: Any) -> Schedule:
     return lambda optimizer, of: {
         "scheduler": schedule(optimizer, of),
         "interval": "step",
@@ -42,12 +42,27 @@ def every_step(schedule: Callable[[Any, Any], Any], **options: Any) -> Callable[
     }
 
 
-def fitted(*callbacks: Any, schedule: Any = None, batches: int = 12, **options: Any) -> Names:
-    """A run in this process on batches of two."""
-    module = Names(2 * batches, schedule)
-    loader = names(2 * batches, 2, sized=options.pop("sized", True))
-    trainer(1, strategy="auto", callbacks=list(callbacks), **options).fit(module, loader)
+def of_pairs(
+    *callbacks: Any, schedule: Any = None, batches: int = 12, kind: Any = Names, **options: Any
+) -> Names:
+    """The module after a run in this process on batches of two."""
+    module: Names = kind(2 * batches, schedule)
+    data = names(2 * batches, 2, sized=options.pop("sized", True))
+    fitted(*callbacks, module=module, data=data, **options)
     return module
+
+
+def of_eights(*callbacks: Any, schedule: Any = None, examples: int = 320, **options: Any) -> Any:
+    """The module and its Trainer after a run in this process, on two batches of 8 a step."""
+
+    class Scheduled(type(classifier())):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            return [optimizer], [every_step(schedule)(optimizer, self.trainer)] if schedule else []
+
+    module = Scheduled()
+    options = {"accumulate_grad_batches": 2, **options}
+    return module, fitted(*callbacks, module=module, data=loader(8, examples), **options)
 
 
 def scheduler(lengths: Sequence[int] = LENGTHS, **options: Any) -> BatchSizeScheduler:
@@ -56,7 +71,7 @@ def scheduler(lengths: Sequence[int] = LENGTHS, **options: Any) -> BatchSizeSche
     )
 
 
-def rates_of_schedule(schedule: Callable[[Any, Any], Any], steps: int) -> list[float]:
+def rates_of_schedule(schedule: Schedule, steps: int) -> list[float]:
     """What torch alone makes of it."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     made = schedule(optimizer, None)
@@ -68,66 +83,70 @@ def rates_of_schedule(schedule: Callable[[Any, Any], Any], steps: int) -> list[f
     return rates
 
 
-@pytest.mark.parametrize(
-    ("scaling", "factor"),
-    [
-        ("none", lambda k: 1.0),
-        ("linear", lambda k: k),
-        ("sqrt", math.sqrt),
-        (lambda batch_size, base, critical: 1 + batch_size / base, lambda k: 1 + k),
-    ],
-    ids=["none", "linear", "sqrt", "callable"],
-)
-def test_the_optimizer_steps_with_the_factor(
-    scaling: Any, factor: Callable[[float], float]
-) -> None:
-    module = fitted(scheduler(lr_scaling=scaling), max_epochs=2)
+def test_the_optimizer_steps_with_the_factor() -> None:
+    module = of_pairs(scheduler(lr_scaling="sqrt"), max_epochs=2)
 
     lengths = [1, 3, 2, 6, 2, 1, 3, 2, 4]  # the last one is short: its factor is that of its plan
     wanted = [1, 3, 2, 6, 2, 1, 3, 2, 6]
     assert [sum(map(bool, g)) for g in module.gradients] == [2 * n for n in lengths]
-    assert module.rates == pytest.approx([0.1 * factor(k) for k in wanted], rel=1e-12)
+    assert module.rates == pytest.approx([0.1 * math.sqrt(k) for k in wanted], rel=1e-12)
     assert module.optimizer.param_groups[0]["lr"] == 0.1
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-@pytest.mark.filterwarnings("ignore:The learning-rate schedule counts optimizer steps")
-def test_schedules_by_steps_are_what_they_are_without_the_factor(
-    schedule: Callable[[Any, Any], Any],
-) -> None:
-    module = fitted(scheduler(progress="steps"), schedule=every_step(schedule), max_epochs=4)
+def test_schedules_by_steps_are_what_they_are_without_the_factor_and_drift() -> None:
+    with pytest.warns(UserWarning, match="counts optimizer steps") as warned:
+        module = of_pairs(scheduler(progress="steps"), schedule=every_step(in_parts), max_epochs=4)
 
     steps = len(windows(12, 4, LENGTHS))
     factors = [LENGTHS[step % len(LENGTHS)] for step in range(steps)]
     without = [rate / k for rate, k in zip(module.rates, factors, strict=True)]
-    assert without == pytest.approx(rates_of_schedule(schedule, steps), rel=1e-12)
+    assert without == pytest.approx(rates_of_schedule(in_parts, steps), rel=1e-12)
+    assert sum("counts optimizer steps" in str(w.message) for w in warned) == 1
 
 
-def test_plateaus_and_epochs_are_counted_as_ever() -> None:
+class Plateau(Names):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("flat", 1.0)
+        return super().training_step(batch, batch_idx)
+
+
+def by_plateau(interval: str, **options: Any) -> Schedule:
+    def made(optimizer: Any, _: Any) -> Any:
+        plateau = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+        return {"scheduler": plateau, "monitor": "flat", "interval": interval, **options}
+
+    return made
+
+
+def by_epochs(optimizer: Any, _: Any) -> Any:
+    return {"scheduler": lr_scheduler.StepLR(optimizer, 2, gamma=0.5), "interval": "epoch"}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "of_epoch"),
+    [(by_plateau("epoch"), [1, 1, 0.5, 0.25]), (by_epochs, [1, 1, 0.5, 0.5])],
+)
+def test_plateaus_and_epochs_are_counted_as_ever(schedule: Schedule, of_epoch: list[float]) -> None:
     """ReduceLROnPlateau waits for a metric, StepLR by epochs for epochs: the clock leaves both."""
+    callback = scheduler((2, 4, 6), progress="examples", lr_scaling="none")
 
-    class Plateau(Names):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.log("flat", 1.0)
-            return super().training_step(batch, batch_idx)
+    module = of_pairs(callback, kind=Plateau, schedule=schedule, max_epochs=4)
 
-    def by_plateau(optimizer: Any, _: Any) -> Any:
-        made = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
-        return {"scheduler": made, "monitor": "flat", "interval": "epoch"}
+    assert module.rates == pytest.approx([0.1 * f for f in of_epoch for _ in range(3)])
 
-    def by_epochs(optimizer: Any, _: Any) -> Any:
-        return {"scheduler": lr_scheduler.StepLR(optimizer, 2, gamma=0.5), "interval": "epoch"}
 
-    for schedule, of_epoch in ((by_plateau, [1, 1, 0.5, 0.25]), (by_epochs, [1, 1, 0.5, 0.5])):
-        module = Plateau(24, schedule)
-        callback = scheduler((2, 4, 6), progress="examples", lr_scaling="none")
-        trainer(1, strategy="auto", callbacks=[callback], max_epochs=4).fit(module, names(24, 2))
+def test_a_metric_by_every_kth_step_is_waited_for_at_any_batch_size() -> None:
+    """From batch 1 on windows of 2 end with batches 3, 5, ..., of which none is a multiple of 2."""
+    callback = BatchSizeScheduler({0: 2, 1: 4}, max_batch_size=4, lr_scaling="none")
 
-        assert module.rates == pytest.approx([0.1 * f for f in of_epoch for _ in range(3)])
+    every_second = by_plateau("step", frequency=2)
+    module = of_pairs(callback, kind=Plateau, schedule=every_second, batches=13)
+
+    assert module.rates == [0.1 * f for f in (1, 1, 1, 1, 0.5, 0.5, 0.25)]
 
 
 def cosine(optimizer: Any, of: Any) -> Any:
-    return lr_scheduler.CosineAnnealingLR(optimizer, of.estimated_stepping_batches)
+    return lr_scheduler.CosineAnnealingLR(optimizer, int(of.estimated_stepping_batches))
 
 
 def one_cycle(optimizer: Any, of: Any) -> Any:
@@ -138,7 +157,7 @@ def one_cycle(optimizer: Any, of: Any) -> Any:
 class Watches:
     """The learning rates that a schedule gives, and how often it was stepped."""
 
-    def __init__(self, schedule: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
 
     def __call__(self, optimizer: Any, of: Any) -> Any:
@@ -147,14 +166,9 @@ class Watches:
         return {"scheduler": self.made, "interval": "step"}
 
 
-@example(lengths=[9], batches=13, epochs=3, accumulate=1, rows=32)
-@settings(max_examples=30, derandomize=True)
-@given(
-    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8),
-    batches=st.integers(1, 13),
-    epochs=st.integers(1, 3),
-    accumulate=st.integers(1, 4),
-    rows=st.sampled_from([None, 3, 32]),
+@pytest.mark.parametrize(
+    ("lengths", "batches", "epochs", "accumulate", "rows"),
+    [([9], 13, 3, 1, 32), ([1, 4, 2], 7, 2, 3, None), ([5, 1], 11, 3, 2, 3)],
 )
 def test_a_schedule_ends_with_the_last_epoch(
     lengths: list[int], batches: int, epochs: int, accumulate: int, rows: int | None
@@ -164,7 +178,7 @@ def test_a_schedule_ends_with_the_last_epoch(
         watched = Watches(schedule)
         if schedule is one_cycle and batches * epochs < 4 * accumulate:
             continue  # torch wants more steps than that
-        fitted(
+        of_pairs(
             scheduler(lengths, progress=progress, max_device_batch_size=rows),
             schedule=watched,
             batches=batches,
@@ -178,21 +192,47 @@ def test_a_schedule_ends_with_the_last_epoch(
             assert watched.made.get_last_lr() == pytest.approx([0.0], abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("batches", "accumulate", "frequency"), [(12, 3, 1), (11, 1, 1), (11, 3, 1), (11, 3, 2)]
+@pytest.mark.slow
+def test_schedules_of_drawn_runs_end_with_the_last_epoch() -> None:
+    from hypothesis import given, settings
+    from hypothesis import strategies as st
+
+    settings(max_examples=30, derandomize=True)(
+        given(
+            lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8),
+            batches=st.integers(1, 13),
+            epochs=st.integers(1, 3),
+            accumulate=st.integers(1, 4),
+            rows=st.sampled_from([None, 3, 32]),
+        )(test_a_schedule_ends_with_the_last_epoch)
+    )()
+
+
+STAYS = product(
+    [(12, 3, 1), (11, 1, 1), (11, 3, 1), (11, 3, 2)],
+    [True, False],
+    [None, "steps", "examples", "gain"],
 )
-@pytest.mark.parametrize("sized", [True, False], ids=["sized", "stream"])
-@pytest.mark.parametrize("progress", [None, "steps", "examples", "gain"])
+
+
+@pytest.mark.parametrize(
+    ("counts", "sized", "progress"),
+    [
+        case if index in (0, 13, 18, 31) else slow(*case)  # each value once or more
+        for index, case in enumerate(STAYS)
+    ],
+)
 @pytest.mark.filterwarnings("ignore:NoiseScaleMonitor has nothing to measure")
 def test_where_the_batch_size_stays_every_rate_is_identical(
-    batches: int, accumulate: int, frequency: int, sized: bool, progress: Any
+    counts: tuple[int, int, int], sized: bool, progress: Any
 ) -> None:
     """Lightning compares a frequency with the number of batches in the epoch."""
+    batches, accumulate, frequency = counts
 
     def rates(*callbacks: Any) -> list[float]:
-        return fitted(
+        return of_pairs(
             *callbacks,
-            schedule=every_step(SCHEDULES["SequentialLR"], frequency=frequency),
+            schedule=every_step(in_parts, frequency=frequency),
             batches=batches,
             sized=sized,
             accumulate_grad_batches=accumulate,
@@ -202,87 +242,59 @@ def test_where_the_batch_size_stays_every_rate_is_identical(
     assert rates(scheduler((accumulate,), progress=progress)) == rates()
 
 
-def test_by_examples_a_schedule_is_as_far_as_the_examples_are() -> None:
-    """At a base of one batch it has been stepped n times before batch n."""
-    module = fitted(
-        scheduler(progress="examples", lr_scaling="none"),
-        schedule=every_step(SCHEDULES["ExponentialLR"]),
-        max_epochs=2,
-    )
-
-    begins = np.cumsum([0, 1, 3, 2, 6, 2, 1, 3, 2])
-    assert module.rates == pytest.approx(0.1 * 0.9**begins, rel=1e-12)
-
-
-def test_a_schedule_by_every_second_step_keeps_its_frequency() -> None:
-    def every_second(optimizer: Any, of: Any) -> Any:
-        made = lr_scheduler.ExponentialLR(optimizer, 0.5)
-        return {"scheduler": made, "interval": "step", "frequency": 2}
-
-    module = fitted(
-        scheduler((1, 3, 2), progress="examples", lr_scaling="none"), schedule=every_second
-    )
-
-    begins = np.cumsum([0, 1, 3, 2, 1, 3])
-    assert module.rates == pytest.approx(0.1 * 0.5 ** (begins // 2), rel=1e-12)
-
-
-@pytest.mark.parametrize("lengths", [(8,), (1, 2, 3)])
-@pytest.mark.parametrize("limits", [{"max_epochs": -1}, {"max_epochs": 1000}])
-def test_where_steps_end_the_run_a_schedule_ends_with_the_last_step(
-    lengths: Sequence[int], limits: dict[str, int]
+@pytest.mark.parametrize(("frequency", "lengths"), [(1, LENGTHS), (2, (1, 3, 2))])
+def test_by_examples_a_schedule_is_as_far_as_the_examples_are(
+    frequency: int, lengths: Sequence[int]
 ) -> None:
-    """20 steps of four batches are 6.7 epochs, whatever the batch size becomes."""
-    watched = Watches(one_cycle)
-
-    module = fitted(
-        scheduler(lengths), schedule=watched, accumulate_grad_batches=4, max_steps=20, **limits
+    """At a base of one batch it has been stepped n times before batch n."""
+    module = of_pairs(
+        scheduler(lengths, progress="examples", lr_scaling="none"),
+        schedule=every_step(exponential, frequency=frequency),
     )
 
-    assert len(module.rates) == watched.total == watched.made.last_epoch == 20
+    begins = np.array([window.start for window in windows(12, 1, lengths)])
+    assert module.rates == pytest.approx(0.1 * 0.9 ** (begins // frequency), rel=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("lengths", "steps"),
+    ("lengths", "most", "epochs", "steps"),
     [
-        ((8,), 8),  # 4 epochs of 2 steps: they end the run, at first the 10 steps would
-        ((1,), 10),
-        ((4,), 10),
+        # 20 steps of four batches are 6.7 epochs, whatever the batch size becomes.
+        ((8,), 20, -1, 20),
+        ((1, 2, 3), 20, 1000, 20),
+        slow((8,), 20, 1000, 20),
+        slow((1, 2, 3), 20, -1, 20),
+        ((8,), 10, 4, 8),  # 4 epochs of 2 steps: they end the run, at first the 10 steps would
+        ((1,), 10, 4, 10),
+        slow((4,), 10, 4, 10),
     ],
 )
-def test_where_both_may_end_the_run_a_schedule_ends_with_the_first_of_them(
-    lengths: Sequence[int], steps: int
+def test_where_steps_or_epochs_end_the_run_a_schedule_ends_with_the_first_of_them(
+    lengths: Sequence[int], most: int, epochs: int, steps: int
 ) -> None:
     watched = Watches(one_cycle)
+    options: dict[str, Any] = {"max_steps": most, "max_epochs": epochs}
 
-    module = fitted(
-        scheduler(lengths), schedule=watched, accumulate_grad_batches=4, max_steps=10, max_epochs=4
-    )
+    module = of_pairs(scheduler(lengths), schedule=watched, accumulate_grad_batches=4, **options)
 
     assert len(module.rates) == steps
-    assert watched.made.last_epoch == watched.total == 10
+    assert watched.made.last_epoch == watched.total == most
 
 
-def test_without_a_known_end_a_schedule_goes_by_examples() -> None:
+@pytest.mark.parametrize(
+    "limits", [{"max_epochs": 3}, {"max_epochs": -1, "max_time": {"hours": 1}}]
+)
+def test_without_a_known_end_a_schedule_goes_by_examples(limits: dict[str, Any]) -> None:
     """A stream has no length, and nobody knows how many steps an hour has."""
 
     def by_hand(optimizer: Any, _: Any) -> Any:
         return lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=3 * 12)
 
-    for limits in ({"max_epochs": 3}, {"max_epochs": -1, "max_time": "00:01:00:00"}):
-        watched = Watches(by_hand)
-        stop = Stops(after_epochs=3)
-        fitted(scheduler(), stop, schedule=watched, sized=False, **limits)
+    watched = Watches(by_hand)
 
-        assert watched.made.last_epoch == 3 * 12
+    of_pairs(scheduler(), Stops(epochs=3), schedule=watched, sized=False, **limits)
 
-
-class Stops(L.Callback):
-    def __init__(self, after_epochs: int) -> None:
-        self._epochs = after_epochs
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        trainer.should_stop = trainer.current_epoch + 1 == self._epochs
+    assert watched.made.last_epoch == 3 * 12
 
 
 IS_OVER = "ended before the run"
@@ -294,7 +306,7 @@ def test_by_gains_a_schedule_that_is_over_stays_at_its_end() -> None:
     callback = scheduler((2,), progress="gain", lr_scaling="none")
 
     with pytest.warns(UserWarning, match=IS_OVER) as warned:
-        module = fitted(callback, schedule=watched, accumulate_grad_batches=4, max_epochs=4)
+        module = of_pairs(callback, schedule=watched, accumulate_grad_batches=4, max_epochs=4)
 
     assert len(module.rates) == 24
     assert watched.made.last_epoch == watched.total == 12
@@ -315,11 +327,11 @@ def in_a_sequence(optimizer: Any, of: Any) -> Any:
     return lr_scheduler.SequentialLR(optimizer, parts, [5])
 
 
-@pytest.mark.parametrize("schedule", [one_cycle, in_a_chain, in_a_sequence])
+@pytest.mark.parametrize("schedule", [slow(one_cycle), in_a_chain, in_a_sequence])
 @pytest.mark.filterwarnings("ignore:The learning-rate schedule counts optimizer steps")
 def test_more_optimizer_steps_than_a_schedule_has_do_not_end_the_run(schedule: Any) -> None:
     with pytest.warns(UserWarning, match=IS_OVER):
-        module = fitted(
+        module = of_pairs(
             scheduler((1,), progress="steps", lr_scaling="none"),
             schedule=every_step(schedule),
             accumulate_grad_batches=2,
@@ -328,25 +340,6 @@ def test_more_optimizer_steps_than_a_schedule_has_do_not_end_the_run(schedule: A
 
     assert len(module.rates) == 36
     assert len(set(module.rates[18:])) == 1
-
-
-def test_a_metric_by_every_kth_step_is_waited_for_at_any_batch_size() -> None:
-    """From batch 1 on windows of 2 end with batches 3, 5, ..., of which none is a multiple of 2."""
-
-    class Plateau(Names):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.log("flat", 1.0)
-            return super().training_step(batch, batch_idx)
-
-    def by_plateau(optimizer: Any, _: Any) -> Any:
-        made = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
-        return {"scheduler": made, "monitor": "flat", "interval": "step", "frequency": 2}
-
-    module = Plateau(26, by_plateau)
-    callback = BatchSizeScheduler({0: 2, 1: 4}, max_batch_size=4, lr_scaling="none")
-    trainer(1, strategy="auto", callbacks=[callback]).fit(module, names(26, 2))
-
-    assert module.rates == [0.1 * f for f in (1, 1, 1, 1, 0.5, 0.5, 0.25)]
 
 
 def test_a_schedule_that_another_callback_brings_replaces_the_first() -> None:
@@ -359,8 +352,8 @@ def test_a_schedule_that_another_callback_brings_replaces_the_first() -> None:
                 made = lr_scheduler.ConstantLR(config.scheduler.optimizer, 0.5, total_iters=10**6)
                 trainer.strategy.lr_scheduler_configs = [type(config)(made, interval="step")]
 
-    watched = Watches(SCHEDULES["ExponentialLR"])
-    module = fitted(scheduler((3,), lr_scaling="none"), Swaps(), schedule=watched, max_epochs=2)
+    watched = Watches(exponential)
+    module = of_pairs(scheduler((3,), lr_scaling="none"), Swaps(), schedule=watched, max_epochs=2)
 
     assert watched.made.last_epoch == 12
     assert len(set(module.rates[4:])) == 1
@@ -374,50 +367,9 @@ def test_the_modules_own_hook_steps_it_as_often_as_it_is_due() -> None:
             seen.append(self.global_step)
             super().lr_scheduler_step(scheduler, metric)
 
-    module = Own(24, every_step(SCHEDULES["ExponentialLR"]))
-    trainer(1, strategy="auto", callbacks=[scheduler((2, 4))]).fit(module, names(24, 2))
+    of_pairs(scheduler((2, 4)), kind=Own, schedule=every_step(exponential))
 
     assert seen == [1] * 2 + [2] * 4 + [3] * 2 + [4] * 4
-
-
-def test_malladi_scales_betas_and_eps_while_adam_steps() -> None:
-    seen: list[tuple[Any, ...]] = []
-
-    class Adam(torch.optim.AdamW):
-        def step(self, closure: Any = None) -> Any:
-            loss = closure()
-            group = self.param_groups[0]
-            seen.append((group["lr"], *group["betas"], group["eps"]))
-            super().step()
-            return loss
-
-    class WithAdam(Names):
-        def configure_optimizers(self) -> Any:
-            self.optimizer = Adam(self.parameters(), lr=0.1, betas=(0.9, 0.95), eps=1e-6)
-            return self.optimizer
-
-    module = WithAdam(24)
-    callback = BatchSizeScheduler(Asks((1, 4), of_one=2.0), max_batch_size=16, lr_scaling="malladi")
-    trainer(1, strategy="auto", callbacks=[callback]).fit(module, names(24, 2))
-
-    at_four = (0.2, 1 - 4 * 0.1, 1 - 4 * 0.05, 1e-6 / 2)
-    assert seen[0] == (0.1, 0.9, 0.95, 1e-6)
-    assert seen[1] == pytest.approx(at_four, rel=1e-12)
-    assert len(seen) == 6  # 1 + 4 + 1 + 4 + 1 + 1 batches
-    group = module.optimizer.param_groups[0]
-    assert (group["lr"], group["betas"], group["eps"]) == (0.1, (0.9, 0.95), 1e-6)
-
-
-def test_one_warning_tells_that_a_schedule_by_steps_drifts() -> None:
-    with pytest.warns(UserWarning, match="counts optimizer steps") as warned:
-        fitted(scheduler(progress="steps"), schedule=every_step(SCHEDULES["StepLR"]))
-
-    told = [w for w in warned if "counts optimizer steps" in str(w.message)]
-    assert len(told) == 1
-
-
-def by_hundredths(optimizer: Any, _: Any) -> Any:
-    return lr_scheduler.ExponentialLR(optimizer, 0.99)
 
 
 def test_by_gains_a_schedule_goes_as_far_as_steps_are_worth() -> None:
@@ -430,25 +382,14 @@ def test_by_gains_a_schedule_goes_as_far_as_steps_are_worth() -> None:
             factors.append(fitting.callback_metrics["batch_size/lr_factor"].item())
             rates.append(optimizer.param_groups[0]["lr"] * factors[-1])
 
-    class Scheduled(type(classifier())):  # type: ignore[misc]
-        def configure_optimizers(self) -> Any:
-            optimizer = super().configure_optimizers()
-            return [optimizer], [every_step(by_hundredths)(optimizer, self.trainer)]
-
-    trainer(
-        1,
-        strategy="auto",
-        callbacks=[
-            BatchSizeScheduler(
-                {0: 16, 6: 64, 12: 48}, 8, 64, lr_scaling="adascale", progress="gain"
-            ),
-            NoiseScaleMonitor(),
-            Notes(),
-        ],
-        accumulate_grad_batches=2,
+    of_eights(
+        BatchSizeScheduler({0: 16, 6: 64, 12: 48}, 8, 64, lr_scaling="adascale", progress="gain"),
+        NoiseScaleMonitor(),
+        Notes(),
+        schedule=lambda optimizer, _: lr_scheduler.ExponentialLR(optimizer, 0.99),
         max_epochs=2,
         log_every_n_steps=1,
-    ).fit(Scheduled(), loader(8, examples=320))
+    )
 
     assert len(set(factors)) > 3
     assert 1 < max(factors) < 4
@@ -466,66 +407,39 @@ def test_a_rate_set_in_the_middle_of_a_step_is_scaled_and_stays() -> None:
             if self.global_step == 2:
                 optimizer.param_groups[0]["lr"] = 0.7
 
-    module = Sets(24)
-    trainer(1, strategy="auto", callbacks=[scheduler((1, 3, 2, 4))]).fit(module, names(24, 2))
+    module = of_pairs(scheduler((1, 3, 2, 4)), kind=Sets)
 
     assert module.rates == pytest.approx([0.1, 0.3, 1.4, 2.8, 0.7, 2.1])
 
 
-@pytest.mark.parametrize("lr_scaling", ["adascale", "sqrt"])
-def test_a_cosine_ends_with_the_run_whatever_the_learning_rate_follows(lr_scaling: Any) -> None:
-    class Scheduled(type(classifier())):  # type: ignore[misc]
-        def configure_optimizers(self) -> Any:
-            optimizer = super().configure_optimizers()
-            steps = int(self.trainer.estimated_stepping_batches)
-            cosine = lr_scheduler.CosineAnnealingLR(optimizer, steps)
-            return [optimizer], [{"scheduler": cosine, "interval": "step"}]
-
-    module = Scheduled()
-    callbacks = [BatchSizeScheduler({0: 16, 6: 64}, 8, 64, lr_scaling=lr_scaling)]
-    trainer(1, strategy="auto", callbacks=callbacks, accumulate_grad_batches=2, max_epochs=2).fit(
-        module, loader(8, examples=320)
-    )
-
-    assert module.optimizers().param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-6)
-
-
 @pytest.mark.parametrize(
-    ("schedule", "said"),
+    ("policy", "schedule", "said"),
     [
-        (None, "the module has no schedule. The batch size stays"),
-        (lambda o, _: lr_scheduler.ConstantLR(o, 0.5, total_iters=3), "schedule never lowers it"),
-        (
-            lambda o, _: lr_scheduler.CosineAnnealingWarmRestarts(o, 4),
-            "schedule raises it again 2 times",
-        ),
+        ("seesaw", None, "has no schedule"),
+        ("seesaw", lambda o, _: lr_scheduler.ConstantLR(o, 0.5, total_iters=3), "never lowers"),
+        ("seesaw", lambda o, _: lr_scheduler.CosineAnnealingWarmRestarts(o, 4), "again 2 times"),
+        ("bounded_seesaw", None, "Only a batch that is far too small"),
     ],
-    ids=["none", "rises", "restarts"],
+    ids=["none", "rises", "restarts", "bounded"],
 )
 def test_a_seesaw_says_what_it_makes_of_a_schedule_that_does_not_fall(
-    schedule: Any, said: str
+    policy: Any, schedule: Any, said: str
 ) -> None:
     made = None if schedule is None else every_step(schedule)
+
     with pytest.warns(UserWarning, match=said):
-        fitted(BatchSizeScheduler("seesaw"), schedule=made)
+        of_pairs(BatchSizeScheduler(policy), Stops(steps=1), schedule=made)
 
 
 @pytest.mark.parametrize("falls", [False, True])
 def test_auto_says_once_what_it_makes_of_the_schedule(
     falls: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    schedule = every_step(lambda o, steps: lr_scheduler.CosineAnnealingLR(o, 40)) if falls else None
-
-    fitted(BatchSizeScheduler(), schedule=schedule)
+    of_pairs(BatchSizeScheduler(), schedule=every_step(cosine) if falls else None)
 
     said = capsys.readouterr().out
     assert said.count('policy="auto" is "bounded_seesaw"') == 1
-    assert ("The learning rate never falls" in said) != falls
-
-
-def test_a_bounded_seesaw_without_a_schedule_is_told_of() -> None:
-    with pytest.warns(UserWarning, match="Only a batch that is far too small grows"):
-        fitted(BatchSizeScheduler("bounded_seesaw"))
+    assert ("never falls" in said) != falls
 
 
 @pytest.mark.parametrize(
@@ -533,87 +447,57 @@ def test_a_bounded_seesaw_without_a_schedule_is_told_of() -> None:
     [
         ({"max_epochs": 2}, "examples", [0, 1 / 4, 1 / 2, 3 / 4]),
         ({"max_steps": 8, "max_epochs": -1}, "steps", [k / 8 for k in range(8)]),
-        ({"max_epochs": -1, "limit_train_batches": 20, "max_time": "00:00:00:01"}, None, None),
+        ({"max_epochs": -1, "max_time": "00:01:00:00"}, None, [None, None]),
     ],
 )
 def test_a_policy_knows_how_much_of_the_run_is_over(
-    options: dict[str, Any], ends_by: str | None, shares: list[float] | None
+    options: dict[str, Any], ends_by: str | None, shares: list[float | None]
 ) -> None:
     seen: list[Any] = []
 
     def policy(noise_scale: Any, plan: Any, progress: Any) -> float:
         seen.append((progress.share, progress.ends_by))
-        return 160.0
+        return 40.0
 
-    scheduler = BatchSizeScheduler(policy, max_batch_size=160, lr_scaling="none")
-    trainer(1, strategy="auto", callbacks=[scheduler], accumulate_grad_batches=20, **options).fit(
-        classifier(), loader(8, examples=320)
-    )
+    callback = BatchSizeScheduler(policy, max_batch_size=40, lr_scaling="none")
+    stops = [Stops(epochs=1)] if ends_by is None else []
+    of_eights(callback, *stops, examples=80, accumulate_grad_batches=5, **options)
 
     assert {by for _, by in seen} == {ends_by}
-    if shares is None:
-        assert {share for share, _ in seen} == {None}
-    else:
-        assert [share for share, _ in seen] == pytest.approx(shares)
+    assert [share for share, _ in seen] == (pytest.approx(shares) if ends_by else shares)
 
 
 def test_examples_end_the_fit_and_its_schedule() -> None:
-    class Scheduled(type(classifier())):  # type: ignore[misc]
-        def configure_optimizers(self) -> Any:
-            optimizer = super().configure_optimizers()
-            line = lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=40)
-            return [optimizer], [{"scheduler": line, "interval": "step"}]
-
-    module = Scheduled()
     seen: list[int] = []
-    scheduler = BatchSizeScheduler(
-        {0: 16, 4: 48}, lr_scaling="none", max_examples="0.64k", min_batch_size=8
-    )
 
     class Counts(L.Callback):
         def on_before_optimizer_step(self, trainer: Any, *_: Any) -> None:
             seen.append(int(trainer.accumulate_grad_batches))
 
-    trainer(
-        1,
-        strategy="auto",
-        callbacks=[scheduler, Counts()],
-        accumulate_grad_batches=2,
+    module, _ = of_eights(
+        BatchSizeScheduler(
+            {0: 16, 4: 48}, lr_scaling="none", max_examples="0.64k", min_batch_size=8
+        ),
+        Counts(),
+        schedule=lambda optimizer, _: lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=40),
+        examples=800,
         max_steps=40,
         max_epochs=-1,
-    ).fit(module, loader(8, examples=800))
+    )
 
     assert seen == [2, 2, 2, 2, *[6] * 12]  # 4 x 16 and 12 x 48 are 640
     assert module.optimizers().param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_the_last_step_takes_the_examples_that_are_left() -> None:
-    scheduler = BatchSizeScheduler({0: 16, 4: 48}, max_examples=64 + 48 + 20)
-    fitting = trainer(
-        1, strategy="auto", callbacks=[scheduler], accumulate_grad_batches=2, max_epochs=3
-    )
+    callback = BatchSizeScheduler({0: 16, 4: 48}, max_examples=64 + 48 + 20)
 
-    fitting.fit(classifier(), loader(8, examples=800))
+    _, fitting = of_eights(callback, examples=800, max_epochs=3)
 
     assert fitting.global_step == 6
     assert fitting.fit_loop.epoch_loop.total_batch_idx + 1 == 8 + 6 + 3
 
 
-@pytest.mark.parametrize("given", ["many", 0, -5, math.nan])
-def test_examples_that_are_no_number_are_refused(given: Any) -> None:
-    with pytest.raises(ValueError, match="`max_examples` must be a positive number of examples"):
-        BatchSizeScheduler(max_examples=given)
-
-
 def test_a_number_of_steps_takes_more_examples_for_a_larger_batch_and_says_so() -> None:
-    fitting = trainer(
-        1,
-        strategy="auto",
-        callbacks=[BatchSizeScheduler({0: 16, 2: 48})],
-        accumulate_grad_batches=2,
-        max_steps=6,
-        max_epochs=-1,
-    )
-
-    with pytest.warns(UserWarning, match="pass `max_examples=96` to BatchSizeScheduler"):
-        fitting.fit(classifier(), loader(8, examples=800))
+    with pytest.warns(UserWarning, match="`max_examples=96`"):
+        of_eights(BatchSizeScheduler({0: 16, 2: 48}), max_steps=6, max_epochs=-1)

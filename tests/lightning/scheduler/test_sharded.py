@@ -31,7 +31,9 @@ def run(*callbacks: Any, **options: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "flat", [pytest.param(False, marks=needs_measurable_shards), True], ids=["FSDP2", "FSDP1"]
+    "flat",
+    [pytest.param(False, marks=[needs_measurable_shards, pytest.mark.slow]), True],
+    ids=["FSDP2", "FSDP1"],
 )
 def test_a_step_takes_more_micro_batches_and_is_measured(flat: bool) -> None:
     options: dict[str, Any] = {"model": classifier(sharded=not flat)}
@@ -46,6 +48,7 @@ def test_a_step_takes_more_micro_batches_and_is_measured(flat: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 @needs_measurable_shards
+@pytest.mark.slow
 def test_a_batch_size_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
     """FSDP2's strategy restores it after its setup."""
     saves = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3, save_top_k=-1)
@@ -58,5 +61,5 @@ def test_a_batch_size_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
 def test_tensor_parallelism_is_refused() -> None:
-    with pytest.raises(AssertionError, match="processes of a model have one batch together"):
+    with pytest.raises(AssertionError, match="tensor_parallel_size"):
         run(model=classifier(sharded=True), tensor_parallel=2)

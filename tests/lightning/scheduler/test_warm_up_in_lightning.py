@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schedulers of `noisescale.scheduling`, stepped by a Lightning Trainer."""
+"""The schedulers of `noisescale.methods`, stepped by a Lightning Trainer."""
 
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as L
 import pytest
 import torch
 from fits import classifier, fit, loader, loss_of
@@ -13,81 +12,86 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from noisescale.methods.autowu.auto_warm_up import AutoWarmUp
 from noisescale.methods.legw import LegwWarmUp
 
-STEPS = 7 * 30  # 100 examples in batches of 8 on each of two ranks, for 30 epochs
+EPOCHS = 22
+STEPS = 7 * EPOCHS  # 100 examples in batches of 8 on each of two ranks
 
 
-def warming_up() -> Any:
-    class WarmingUp(type(classifier())):  # type: ignore[misc]
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            loss = loss_of(self.net, batch)
-            self.warm_up.observe(loss)
-            return loss
+class WarmingUp(type(classifier())):  # type: ignore[misc]
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = loss_of(self.net, batch)
+        self.warm_up.observe(loss)
+        return loss
 
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-            self.learning_rates = getattr(self, "learning_rates", [])
-            self.learning_rates.append(self.optimizers().param_groups[0]["lr"])
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.learning_rates = getattr(self, "learning_rates", [])
+        self.learning_rates.append(self.optimizers().param_groups[0]["lr"])
 
-        def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-            steps = self.trainer.estimated_stepping_batches
-            self.warm_up = AutoWarmUp(optimizer, steps, steps_per_epoch=7, max_lr=1e4)
-            return [optimizer], [{"scheduler": self.warm_up, "interval": "step"}]
-
-    return WarmingUp()
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        steps = self.trainer.estimated_stepping_batches
+        self.warm_up = AutoWarmUp(optimizer, steps, steps_per_epoch=7, max_lr=1e4)
+        return [optimizer], [{"scheduler": self.warm_up, "interval": "step"}]
 
 
-def schedule(fitting: Any, module: Any) -> dict[str, Any]:
-    return {
-        "switch_step": module.warm_up.switch_step,
-        "probabilities": module.warm_up.probabilities,
-        "learning_rates": module.learning_rates,
-        "state": module.warm_up.state_dict(),
-    }
+def warmed_up(*callbacks: Any, ranks: int = 2, max_epochs: int = EPOCHS, **options: Any) -> Any:
+    """What a fit shows on every rank."""
+    return fit(
+        *callbacks,
+        ranks=ranks,
+        strategy="ddp_fork" if ranks > 1 else "auto",
+        model=WarmingUp(),
+        max_epochs=max_epochs,
+        results=lambda _, module: {
+            "switch_step": module.warm_up.switch_step,
+            "probabilities": module.warm_up.probabilities,
+            "learning_rates": module.learning_rates,
+        },
+        **options,
+    )
 
 
-def test_lightning_steps_it_and_ranks_have_the_same_learning_rates() -> None:
-    one, other = fit(model=warming_up(), results=schedule, max_epochs=30)
+@pytest.fixture(scope="module")
+def whole() -> Any:
+    return warmed_up()
 
-    assert one["learning_rates"] == other["learning_rates"]
-    assert len(one["learning_rates"]) == STEPS
-    switch = one["switch_step"]
+
+def test_lightning_steps_it_and_ranks_have_the_same_learning_rates(whole: Any) -> None:
+    one, other = whole
+
+    rates, switch = one["learning_rates"], one["switch_step"]
+    assert rates == other["learning_rates"]
+    assert len(rates) == STEPS
     assert switch in range(1, STEPS // 2)
-    assert one["learning_rates"][:switch] == pytest.approx(
+    assert rates[:switch] == pytest.approx(
         [1e-5 * 1e9 ** (step / (STEPS // 2)) for step in range(switch)]
     )
-    assert one["learning_rates"][-1] < 0.01 * max(one["learning_rates"])
+    assert rates[-1] < 0.01 * max(rates)
 
 
-@pytest.mark.parametrize("half", [7 * 5, 7 * 11, 7 * 20])
+@pytest.mark.slow
 def test_a_run_of_two_ranks_resumes_exactly_at_the_end_of_an_epoch(
-    tmp_path: Path, half: int
+    whole: Any, tmp_path: Path
 ) -> None:
     saving = ModelCheckpoint(
-        tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=half, monitor=None
+        tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=7, monitor=None
     )
-    whole = fit(
-        saving, model=warming_up(), results=schedule, max_epochs=30, enable_checkpointing=True
-    )
-    resumed = fit(
-        model=warming_up(),
-        results=schedule,
-        max_epochs=30,
-        ckpt_path=tmp_path / f"step={half}.ckpt",
-    )
+    warmed_up(saving, enable_checkpointing=True)
 
-    for ours, theirs in zip(resumed, whole, strict=True):
-        assert ours["learning_rates"] == theirs["learning_rates"][half:]
-        assert ours["probabilities"] == theirs["probabilities"]
+    for half in (7 * 3, 7 * 8, 7 * 16):
+        resumed = warmed_up(ckpt_path=tmp_path / f"step={half}.ckpt")
+
+        for ours, theirs in zip(resumed, whole, strict=True):
+            assert ours["learning_rates"] == theirs["learning_rates"][half:]
+            assert ours["probabilities"] == theirs["probabilities"]
 
 
 def test_an_accumulated_step_counts_as_the_batch_that_it_makes_up() -> None:
     def probabilities(batch_size: int, accumulate: int) -> list[float]:
-        one, _ = fit(
-            model=warming_up(),
-            results=schedule,
+        (one,) = warmed_up(
+            ranks=1,
             max_epochs=10,
             accumulate_grad_batches=accumulate,
-            train_loader=loader(batch_size, examples=2 * 16 * 7),
+            train_loader=loader(batch_size, examples=16 * 7),
         )
         return one["probabilities"]
 
@@ -97,7 +101,8 @@ def test_an_accumulated_step_counts_as_the_batch_that_it_makes_up() -> None:
     assert accumulated == pytest.approx(probabilities(16, accumulate=1), abs=1e-3)
 
 
-def test_legw_is_stepped_by_lightning() -> None:
+@pytest.mark.parametrize(("epochs", "rate"), [(1, 0.2 * 8 / 14), (3, 0.2)])
+def test_legw_is_stepped_by_lightning(epochs: int, rate: float) -> None:
     class Legw(type(classifier())):  # type: ignore[misc]
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
@@ -110,12 +115,17 @@ def test_legw_is_stepped_by_lightning() -> None:
             )
             return [optimizer], [{"scheduler": warm_up, "interval": "step"}]
 
-    def learning_rate(fitting: L.Trainer, module: Any) -> float:
+    def learning_rate(fitting: Any, module: Any) -> float:
         (config,) = fitting.lr_scheduler_configs
         return config.scheduler.get_last_lr()[0]
 
-    after_one = fit(model=Legw(), results=learning_rate, max_epochs=1)
-    after_three = fit(model=Legw(), results=learning_rate, max_epochs=3)
+    found = fit(
+        ranks=1,
+        strategy="auto",
+        model=Legw(),
+        train_loader=loader(16, examples=16 * 7),
+        results=learning_rate,
+        max_epochs=epochs,
+    )
 
-    assert after_one == pytest.approx([0.2 * 8 / 14] * 2)
-    assert after_three == pytest.approx([0.2] * 2)
+    assert found == [pytest.approx(rate)]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products and sums in float32, against numpy in float64."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from noisescale.methods.adasum.rule import Dots
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
+NARROW = [torch.float32, torch.bfloat16, torch.float16]
 ROWS = [1, 700, 0, 3, 1, 256, 2]
 """Of each tensor: some larger than a block, some in one block with others, one empty."""
 
@@ -54,12 +56,7 @@ def errors_of(own: Tensor, other: Tensor) -> Array:
 
 @pytest.mark.parametrize(
     ("dtype", "largest"),
-    [
-        (torch.float64, 1e-14),
-        (torch.float32, 5e-7),
-        (torch.bfloat16, 5e-7),
-        (torch.float16, 5e-7),
-    ],
+    [(torch.float64, 1e-14), *((dtype, 5e-7) for dtype in NARROW)],
 )
 def test_products_are_as_exact_as_documented(dtype: torch.dtype, largest: float) -> None:
     own, other = drawn(dtype)
@@ -86,16 +83,12 @@ def test_products_that_float32_cannot_hold_are_exact_too(scale: float) -> None:
     assert errors_of(own, other * scale).max() < 5e-7
 
 
-def test_a_tensor_of_small_numbers_beside_others_is_exact() -> None:
+@pytest.mark.parametrize(("rows", "factor"), [(slice(-2, None), 1e-30), (slice(1, 701), 0.0)])
+def test_a_tensor_of_small_numbers_or_zeros_beside_others_is_exact(
+    rows: slice, factor: float
+) -> None:
     own, other = drawn(torch.float32)
-    own[-2:] *= 1e-30
-
-    assert errors_of(own, other).max() < 5e-7
-
-
-def test_zeros_give_zero() -> None:
-    own, other = drawn(torch.float32)
-    own[1:701] = 0
+    own[rows] *= factor
 
     assert errors_of(own, other).max() < 5e-7
 
@@ -114,12 +107,8 @@ def test_numbers_that_are_not_finite_show_in_their_tensor_alone(bad: float) -> N
 @pytest.mark.parametrize(
     ("dtype", "scale"),
     [
-        (torch.float64, 1.0),
-        (torch.float32, 1.0),
-        (torch.bfloat16, 1.0),
-        (torch.float16, 1.0),
-        (torch.float32, 1e-37),
-        (torch.float32, 1e37),
+        *itertools.product([torch.float64, *NARROW], [1.0]),
+        *((torch.float32, x) for x in (1e-37, 1e37)),
     ],
 )
 def test_both_vectors_are_multiplied_and_added(dtype: torch.dtype, scale: float) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
-import re
 from typing import Any
 
 import pytest
 import torch
+from refused import refused
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LRScheduler
 
@@ -62,29 +62,14 @@ def test_past_the_last_step_the_learning_rate_stays_zero(cooldown_fraction: floa
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changed", "name", "got"),
     [
-        (
-            {"total_steps": 0},
-            "`total_steps` must be 1 or more, got 0. Count the optimizer steps of the whole run.",
-        ),
-        (
-            {"max_lr": 1e-6},
-            "`max_lr` must be finite and exceed `min_lr`, which must be positive, got 1e-06 and"
-            " 1e-05. Both replace the learning rates of the optimizer.",
-        ),
-        (
-            {"max_warmup_fraction": 1.0},
-            "`max_warmup_fraction` must lie between 0 and 1, got 1.0."
-            " The rest of the steps is for the decay.",
-        ),
-        (
-            {"cooldown_fraction": 0.6},
-            "`cooldown_fraction` must be positive and leave room for the warm-up's share of 0.5,"
-            " got 0.6. Leave it out for a cosine that begins where the warm-up ends.",
-        ),
+        ({"total_steps": 0}, "total_steps", "0"),
+        ({"max_lr": 1e-6}, "max_lr", "1e-06 and 1e-05"),
+        ({"max_warmup_fraction": 1.0}, "max_warmup_fraction", "1.0"),
+        ({"cooldown_fraction": 0.6}, "cooldown_fraction", "0.6"),
     ],
 )
-def test_schedules_that_cannot_be_are_refused(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+def test_schedules_that_cannot_be_are_refused(changed: dict[str, Any], name: str, got: str) -> None:
+    with refused(name, got=got):
         WarmUpThenCosine(**{"total_steps": 100, **changed})

@@ -21,12 +21,11 @@ def test_weighted_differences_from_all_neighbours_are_added(shares: list[float])
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_ranks_that_agree_stay_as_they_are(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    into, own = torch.zeros(1000, dtype=dtype), torch.randn(1000).to(dtype)
+    into, own = torch.zeros(1000, dtype=dtype), torch.linspace(-3, 3, 1000).to(dtype)
 
     _add(into, own, [own.clone() for _ in range(5)], [0.15] * 5)
 
-    assert torch.equal(into, torch.zeros(1000, dtype=dtype))
+    assert not into.any()
 
 
 def test_a_small_difference_in_16_bits_is_not_lost_in_a_sum() -> None:

@@ -1,83 +1,72 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mean of the ranks' weights, of models of which a part is or was frozen."""
+"""The mean of the ranks' weights, also of models of which a part is or was frozen."""
 
 from typing import Any
 
+import pytest
 import torch
-import torch.distributed as dist
-from ranks import on_ranks
-from torch import Tensor, _dynamo, nn
+from methods.across_ranks.small_net import equal, error_of, model, sgd, steps, values
+from methods.together import on
+from torch import Tensor
 
 from noisescale import DecentLaM
-
-_ = _dynamo  # Optimizers import it: here once, and not in each rank.
-
 
 LINE = [[0.75, 0.25, 0.0], [0.25, 0.5, 0.25], [0.0, 0.25, 0.75]]
 
 
-def frozen_and_trained() -> tuple[nn.Parameter, nn.Parameter]:
-    torch.manual_seed(0)
-    frozen, trained = nn.Parameter(torch.randn(500)), nn.Parameter(torch.randn(500))
-    return frozen.requires_grad_(False), trained
+@on(3)
+def swapped() -> dict[str, Any]:
+    net = model()
+    net[0].requires_grad_(False)
+    optimizer = DecentLaM(sgd(net), LINE)
+    steps(net, optimizer, 0, 4)
+    found: dict[str, Any] = {"own": values(net)}
+    with optimizer.use_mean() as mean:
+        found |= {"inside": values(net), "kept": [p.clone() for p in optimizer.own_weights]}
+        found["error"] = error_of(optimizer.step)
+    found |= {"after": values(net), "distances": [mean.consensus_distance]}
+    found["distances"].append(optimizer.consensus_distance())
+    optimizer.average_()
+    return found | {"last": values(net)}
 
 
-def optimizer_of(*parameters: nn.Parameter, topology: Any = "ring") -> DecentLaM:
-    return DecentLaM(torch.optim.SGD(parameters, lr=0.1), topology)
+def test_the_mean_is_swapped_in_and_out_and_frozen_weights_stay_to_the_last_bit() -> None:
+    of_ranks = swapped()
+
+    frozen = values(model())[:2]
+    flat = torch.stack([torch.cat([p.flatten() for p in each["own"][2:]]) for each in of_ranks])
+    mean = flat.mean(0)
+    distance = float(((flat - mean) ** 2).sum(1).mean() / mean.square().sum())
+    assert distance > 1e-4
+    for each in of_ranks:
+        for name in ("own", "inside", "last"):
+            assert equal(each[name][:2], frozen)
+        assert equal(each["after"], each["own"])
+        assert equal(each["kept"], each["own"])
+        assert equal(each["inside"], of_ranks[0]["inside"])
+        assert equal(each["inside"], each["last"])
+        torch.testing.assert_close(torch.cat([p.flatten() for p in each["inside"][2:]]), mean)
+        assert each["distances"] == pytest.approx([distance] * 2, rel=1e-3)
+        assert isinstance(each["error"], RuntimeError)
+        assert "`use_mean()`" in str(each["error"])
 
 
-def step(optimizer: DecentLaM, trained: nn.Parameter) -> None:
-    trained.grad = torch.full((500,), 1.0 + dist.get_rank())
-    optimizer.step()
+@on(3)
+def frozen_in_mid_run() -> tuple[list[Tensor], list[Tensor], float]:
+    net, never = model(), model().requires_grad_(False)
+    optimizer = DecentLaM(sgd(net), LINE)
+    steps(net, optimizer, 0, 1)
+    own = values(net)
+    net.requires_grad_(False)
+    optimizer.average_()
+    return own, values(net), DecentLaM(sgd(never), "ring").consensus_distance()
 
 
-def test_frozen_weights_stay_as_they_are_to_the_last_bit_on_three_ranks() -> None:
-    def one_rank() -> tuple[list[Tensor], float]:
-        frozen, trained = frozen_and_trained()
-        optimizer = optimizer_of(frozen, trained, topology=LINE)
-        step(optimizer, trained)
-        own = trained.detach().clone()
-        with optimizer.use_mean():
-            inside, kept = frozen.detach().clone(), optimizer.own_weights
-        distance = optimizer.consensus_distance()
-        optimizer.average_()
-        return [inside, frozen.detach(), own, kept[1], trained.detach()], distance
+def test_weights_that_were_frozen_in_mid_run_are_averaged_and_others_have_no_distance() -> None:
+    of_ranks = frozen_in_mid_run()
 
-    of_ranks = on_ranks(3, one_rank)
-
-    frozen, _ = frozen_and_trained()
-    own = torch.stack([tensors[2] for tensors, _ in of_ranks])
-    wanted = (own - own.mean(0)).square().sum(1).mean() / own.mean(0).square().sum()
-    for (inside, last, mine, kept, mean), distance in of_ranks:
-        assert torch.equal(inside, frozen)
-        assert torch.equal(last, frozen)
-        assert torch.equal(mine, kept)
-        torch.testing.assert_close(mean, own.mean(0))
-        torch.testing.assert_close(distance, float(wanted), rtol=1e-3, atol=0.0)
-    assert wanted > 1e-4
-
-
-def test_weights_that_were_frozen_in_mid_run_are_averaged() -> None:
-    def one_rank() -> list[Tensor]:
-        _, trained = frozen_and_trained()
-        optimizer = optimizer_of(trained)
-        step(optimizer, trained)
-        own = trained.detach().clone()
-        trained.requires_grad_(False)
-        optimizer.average_()
-        return [own, trained.detach()]
-
-    of_ranks = on_ranks(4, one_rank)
-
-    mean = torch.stack([own for own, _ in of_ranks]).mean(0)
-    for own, averaged in of_ranks:
-        assert not torch.allclose(own, mean)
+    mean = [torch.stack(same).mean(0) for same in zip(*(own for own, *_ in of_ranks), strict=True)]
+    for own, averaged, distance in of_ranks:
+        assert not torch.allclose(own[0], mean[0])
         torch.testing.assert_close(averaged, mean)
-
-
-def test_a_model_that_is_all_frozen_has_no_distance() -> None:
-    def one_rank() -> float:
-        frozen, _ = frozen_and_trained()
-        return optimizer_of(frozen).consensus_distance()
-
-    assert on_ranks(2, one_rank) == [0.0, 0.0]
+        assert distance == 0

@@ -3,14 +3,17 @@
 
 import copy
 import gc
+import itertools
 import math
 import weakref
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from ranks import on_ranks
+from brute_force import gradients_of_examples
+from methods.together import on
+from refused import refused
+from tiers import slow
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -34,15 +37,18 @@ def collector_of(model: nn.Module, optimizer: Any, **options: Any) -> Collector:
     return choose_collector(model, MeterOptions(**options), extra=[measured])
 
 
-def examples(number: int) -> tuple[Tensor, Tensor]:
+def loss_of(model: nn.Module, number: int) -> Tensor:
     generator = torch.Generator().manual_seed(number)
     x = torch.randn(ROWS, 4, generator=generator)
-    return x, x.sum(1, keepdim=True) + torch.randn(ROWS, 1, generator=generator)
-
-
-def loss_of(model: nn.Module, number: int) -> Tensor:
-    x, y = examples(number)
+    y = x.sum(1, keepdim=True) + torch.randn(ROWS, 1, generator=generator)
     return nn.functional.mse_loss(model(x), y)
+
+
+def following(model: nn.Module, optimizer: Any, **options: Any) -> NoiseScaleMeter:
+    measured = {"extra": [NoiseAlongGradient], "optimizer": optimizer, "every_n_steps": 1}
+    meter = NoiseScaleMeter(model, **{**measured, **options})
+    meter.follow()
+    return meter
 
 
 def gradient(model: nn.Module, loss: Tensor) -> Tensor:
@@ -51,11 +57,8 @@ def gradient(model: nn.Module, loss: Tensor) -> Tensor:
 
 def optimizer_of(model: nn.Module, name: str) -> torch.optim.Optimizer:
     """With a momentum of three steps."""
-    made: dict[str, Any] = {
-        "SGD": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
-        "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01),
-    }
-    optimizer: torch.optim.Optimizer = made[name](model.parameters())
+    options = {"momentum": 0.9} if name == "SGD" else {}
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01, **options)
     for number in (101, 102, 103):
         optimizer.zero_grad()
         loss_of(model, number).backward()
@@ -72,13 +75,17 @@ def direction_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
     return m / m.norm()
 
 
-@cache
-def on_two_ranks(name: str, bucket_view: bool) -> list[tuple[float, float, float]]:
-    def run() -> tuple[float, float, float]:
+CASES = list(itertools.product(("SGD", "AdamW"), (False, True)))
+
+
+@on(2)
+def of_two_ranks() -> list[tuple[float, float, float]]:
+    """Of each case the product by hand, its small square and this rank's share of the big one."""
+    found, rank = [], torch.distributed.get_rank()
+    for name, bucket_view in CASES:
         model = model_of()
         optimizer = optimizer_of(model, name)
         v = direction_of(model, optimizer)
-        rank = torch.distributed.get_rank()
         by_hand = float(gradient(model, loss_of(model, rank)).double() @ v)
         ddp = DistributedDataParallel(model, gradient_as_bucket_view=bucket_view)
         collector = collector_of(ddp, optimizer)
@@ -88,21 +95,14 @@ def on_two_ranks(name: str, bucket_view: bool) -> list[tuple[float, float, float
             loss = loss_of(ddp, rank)
             collector.before_backward(loss, ROWS)
             loss.backward()
-            small = collector.small_sq_norms()
-            big = collector.big_sq_norms()
-        assert small is not None
-        return by_hand, float(small[-1]), float(big[-1])
-
-    found: list[tuple[float, float, float]] = on_ranks(2, run)
+            small, big = collector.small_sq_norms(), collector.big_sq_norms()
+        found.append((by_hand, float(small[-1]), float(big[-1])))
     return found
 
 
-@pytest.mark.parametrize("bucket_view", [False, True])
-@pytest.mark.parametrize("name", ["SGD", "AdamW"])
-def test_each_rank_has_the_square_of_its_own_product_and_a_share_of_the_steps(
-    name: str, bucket_view: bool
-) -> None:
-    found = on_two_ranks(name, bucket_view)
+@pytest.mark.parametrize("case", range(len(CASES)), ids=map(str, CASES))
+def test_each_rank_has_the_square_of_its_own_product_and_a_share_of_the_steps(case: int) -> None:
+    found = [of_rank[case] for of_rank in of_two_ranks()]
 
     dots = [by_hand for by_hand, _, _ in found]
     assert [small for _, small, _ in found] == pytest.approx([d**2 for d in dots], rel=1e-5)
@@ -129,7 +129,7 @@ def test_micro_batches_are_squared_one_by_one() -> None:
     assert float(big[-1]) == pytest.approx(sum(dots) ** 2, rel=1e-5)  # of the sum of gradients
 
 
-@pytest.mark.parametrize("small_batch", ["half", "micro_batch"])
+@pytest.mark.parametrize("small_batch", ["micro_batch", slow("half")])
 def test_at_frozen_weights_it_is_the_ratio_of_brute_force(small_batch: Any) -> None:
     """v'Σv/(G·v)² of 400 examples, their gradients taken one by one."""
     model = model_of()
@@ -138,24 +138,11 @@ def test_at_frozen_weights_it_is_the_ratio_of_brute_force(small_batch: Any) -> N
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(400, 4, generator=generator)
     y = x.sum(1, keepdim=True) + 0.5 * torch.randn(400, 1, generator=generator)
-    along = [
-        float(
-            gradient(model, nn.functional.mse_loss(model(x[i : i + 1]), y[i : i + 1])).double() @ v
-        )
-        for i in range(400)
-    ]
-    products = torch.tensor(along, dtype=torch.float64)
+    each = gradients_of_examples(model, (x, y), nn.functional.mse_loss)
+    products = torch.stack(each) @ v
     truth = float(products.var(correction=0) / products.mean() ** 2)
 
-    meter = NoiseScaleMeter(
-        model,
-        extra=[NoiseAlongGradient],
-        optimizer=optimizer,
-        small_batch=small_batch,
-        every_n_steps=1,
-        unit="examples",
-    )
-    meter.follow()
+    meter = following(model, optimizer, small_batch=small_batch, unit="examples")
     for _ in range(300):
         optimizer.zero_grad()
         for _ in range(1 if small_batch == "half" else 2):
@@ -176,31 +163,22 @@ def test_before_the_first_step_nothing_is_known_and_it_is_resumed() -> None:
     model = model_of()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
-    def meter_of() -> NoiseScaleMeter:
-        made = NoiseScaleMeter(
-            model, extra=[NoiseAlongGradient], optimizer=optimizer, every_n_steps=1
-        )
-        made.follow()
-        return made
-
-    first = meter_of()
+    first = following(model, optimizer)
     for number in range(12):
         optimizer.zero_grad()
         first.backward(loss_of(model, number), local_batch_size=ROWS)
         first.step()
         if number == 0:
-            assert first.extra_noise_scales["along_gradient"] is not None
             assert not first.extra_noise_scales["along_gradient"].resolved
         optimizer.step()
     first.close()
-    second = meter_of()
+    second = following(model, optimizer)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     second.close()
 
-    assert first.extra_noise_scales["along_gradient"] == second.extra_noise_scales["along_gradient"]
-    assert first.extra_noise_scales["along_gradient"] is not None
+    assert first.extra_noise_scales == second.extra_noise_scales
     # The first of 12 steps has no momentum, and the next one sets the level.
-    assert first.extra_noise_scales["along_gradient"].steps <= 10
+    assert 0 < first.extra_noise_scales["along_gradient"].steps <= 10
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (700, 300)])
@@ -222,77 +200,50 @@ def test_products_are_exact(shape: tuple[int, ...], dtype: torch.dtype) -> None:
         assert found == pytest.approx(expected, abs=1e-5 * scale)
 
 
-def test_without_momentum_it_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("make", "argument", "requirement"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1), "optimizer", "all parameter groups"),
+        (torch.optim.Adagrad, "optimizer", "all parameter groups"),
+        (lambda p: torch.optim.Adam(p, betas=(0.0, 0.9)), "optimizer", "all parameter groups"),
+        # It keeps no mean of gradients.
+        (lambda p: torch.optim.RMSprop(p, momentum=0.9), "optimizer", "all parameter groups"),
+        (lambda p: torch.optim.Adam(p[:2]), "optimizer", "all measured parameters"),
+        (lambda _: 0.9, "optimizer", "an optimizer"),
+        (torch.optim.Adam, "extra", "examples"),
+    ],
+)
+def test_what_has_no_momentum_to_measure_along_is_refused(
+    make: Any, argument: str, requirement: str
+) -> None:
     model = model_of()
-    for optimizer in (
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        torch.optim.Adagrad(model.parameters()),
-        torch.optim.Adam(model.parameters(), betas=(0.0, 0.9)),
-    ):
-        with pytest.raises(ValueError, match="`optimizer` must be one with momentum in"):
-            NoiseScaleMeter(model, extra=[NoiseAlongGradient], optimizer=optimizer)
-    with pytest.raises(ValueError, match="`extra` must be empty if examples are the small"):
-        NoiseScaleMeter(
-            model,
-            extra=[NoiseAlongGradient],
-            optimizer=torch.optim.Adam(model.parameters()),
-            small_batch="example",
-        )
+    small_batch: Any = "example" if argument == "extra" else "auto"
+
+    with refused(argument, requirement=requirement):
+        following(model, make(list(model.parameters())), small_batch=small_batch)
 
 
-def test_what_keeps_no_mean_of_gradients_is_refused() -> None:
-    model = model_of()
-    rmsprop = torch.optim.RMSprop(model.parameters(), lr=0.1, momentum=0.9)
-    of_some = torch.optim.SGD(list(model.parameters())[:2], lr=0.1, momentum=0.9)
-    given: Any = 0.9
-    with pytest.raises(ValueError, match="must be one with momentum in all parameter gro"):
-        NoiseScaleMeter(model, extra=[NoiseAlongGradient], optimizer=rmsprop)
-    with pytest.raises(ValueError, match="must be that of all measured parameters"):
-        NoiseScaleMeter(model, extra=[NoiseAlongGradient], optimizer=of_some)
-    with pytest.raises(TypeError, match=r"`optimizer` must be an optimizer, got 0\.9\."):
-        NoiseScaleMeter(model, extra=[NoiseAlongGradient], optimizer=given)
-
-
-def steps_of_embeddings(meter: NoiseScaleMeter, model: nn.Module, optimizer: Any) -> None:
-    """Of an optimizer that keeps its mean under a name of its own."""
-    for step in range(3):
-        optimizer.zero_grad()
-        for k in range(2):
-            meter.backward((model(torch.tensor([k, step])) ** 2).mean(), local_batch_size=2)
-        meter.step()
-        optimizer.step()
-        for state in optimizer.state.values():
-            state["mean"] = state.pop("momentum_buffer")
-
-
-def meter_of_embeddings(sparse: bool) -> tuple[NoiseScaleMeter, nn.Module, torch.optim.Optimizer]:
+@pytest.mark.parametrize(("sparse", "told"), [(True, "dense"), (False, "`momentum_buffer`")])
+def test_sparse_gradients_and_a_mean_under_another_name_are_told(sparse: bool, told: str) -> None:
     model = nn.Embedding(5, 3, sparse=sparse)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    meter = NoiseScaleMeter(
-        model,
-        extra=[NoiseAlongGradient],
-        optimizer=optimizer,
-        small_batch="micro_batch",
-        every_n_steps=1,
-    )
-    meter.follow()
-    return meter, model, optimizer
+    meter = following(model, optimizer, small_batch="micro_batch")
 
+    def train() -> None:
+        for step in range(3):
+            optimizer.zero_grad()
+            for k in range(2):
+                meter.backward((model(torch.tensor([k, step])) ** 2).mean(), local_batch_size=2)
+            meter.step()
+            optimizer.step()
+            for state in optimizer.state.values():
+                state["mean"] = state.pop("momentum_buffer")
 
-def test_sparse_gradients_are_not_measured() -> None:
-    made = meter_of_embeddings(sparse=True)
+    with pytest.warns(UserWarning, match=told) as warned:
+        train()
+    meter.close()
 
-    with pytest.warns(UserWarning, match="Gradients must be dense for the noise along them"):
-        steps_of_embeddings(*made)
-    made[0].close()
-
-
-def test_a_mean_under_another_name_is_told() -> None:
-    made = meter_of_embeddings(sparse=False)
-
-    with pytest.warns(UserWarning, match="keeps a dense `momentum_buffer` or `exp_avg`, got SGD"):
-        steps_of_embeddings(*made)
-    made[0].close()
+    assert len(warned) == 1
 
 
 def test_frozen_parameters_are_no_part_of_the_direction() -> None:
@@ -316,9 +267,7 @@ def test_frozen_parameters_are_no_part_of_the_direction() -> None:
 def test_a_closed_meter_keeps_the_optimizer_no_longer() -> None:
     model = model_of()
     optimizer = torch.optim.Adam(model.parameters())
-    meter = NoiseScaleMeter(model, extra=[NoiseAlongGradient], optimizer=optimizer)
-    meter.follow()
-    meter.close()
+    following(model, optimizer).close()
     kept = weakref.ref(optimizer)
     del optimizer, model
     gc.collect()

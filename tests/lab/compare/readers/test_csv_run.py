@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of CSVLogger are read in test_event_run.py too, beside event files of the same training."""
+"""Runs of CSVLogger are read in test_logged_run.py too, beside event files of the same training."""
 
 from pathlib import Path
 
 import pytest
+from refused import refused
 
+from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.reading import read_trials
 
 WANDB = """\
@@ -17,50 +19,43 @@ WANDB = """\
 
 
 def write(folder: Path, text: str, name: str = "history.csv") -> Path:
+    folder.mkdir(exist_ok=True, parents=True)
     file = folder / name
     file.write_text(text)
     return file
 
 
-def test_a_history_from_wandb_is_a_run(tmp_path: Path) -> None:
-    (trial,) = read_trials(write(tmp_path, WANDB), "val_loss", submission="adam")
+def read(folder: Path, text: str, metric: str = "val_loss", *, name: str = "history.csv") -> Trial:
+    (trial,) = read_trials(write(folder, text, name), metric, submission="adam")
+    return trial
+
+
+@pytest.mark.parametrize(
+    ("runtime", "seconds"),
+    [("_runtime", [25, 50]), ("_unknown", [15, 40])],
+    ids=["", "time stamps"],
+)
+def test_a_history_from_wandb_is_a_run(tmp_path: Path, runtime: str, seconds: list[float]) -> None:
+    """Without the runtime, seconds count from the first time stamp."""
+    trial = read(tmp_path, WANDB.replace("_runtime", runtime))
 
     assert (trial.name, trial.submission) == ("history", "adam")
     assert trial.measurements.steps.tolist() == [20, 40]
     assert trial.measurements.values.tolist() == pytest.approx([0.5, float("nan")], nan_ok=True)
-    assert trial.measurements.seconds is not None
-    assert trial.measurements.seconds.tolist() == [25, 50]
-    assert trial.measurements.epochs is not None
-    assert trial.measurements.epochs.tolist() == [1, 2]
+    assert trial.measurements.seconds == pytest.approx(seconds)
+    assert trial.measurements.epochs == pytest.approx([1, 2])
     assert trial.diverged
 
 
-def test_without_the_runtime_seconds_count_from_the_first_time_stamp(tmp_path: Path) -> None:
-    file = write(tmp_path, WANDB.replace("_runtime", "_unknown"))
-
-    (trial,) = read_trials(file, "val_loss")
-
-    assert trial.measurements.seconds is not None
-    assert trial.measurements.seconds.tolist() == [15, 40]
-
-
 @pytest.mark.parametrize(("clock", "steps"), [("train/global_step", [19, 39]), ("_", [2, 3])])
-def test_transformers_logs_the_optimizer_step_and_wandb_its_own(
-    tmp_path: Path, clock: str, steps: list[int]
-) -> None:
-    file = write(tmp_path, WANDB.replace("trainer/global_step", clock))
-
-    (trial,) = read_trials(file, "val_loss")
+def test_steps_of_others_are_as_logged(tmp_path: Path, clock: str, steps: list[int]) -> None:
+    trial = read(tmp_path, WANDB.replace("trainer/global_step", clock))
 
     assert trial.measurements.steps.tolist() == steps
 
 
-def test_a_metric_that_was_logged_without_the_trainers_step_has_that_of_wandb(
-    tmp_path: Path,
-) -> None:
-    file = write(tmp_path, "_step,trainer/global_step,loss,mine\n0,9,1,\n1,,,5\n")
-
-    (trial,) = read_trials(file, "mine")
+def test_a_metric_that_has_no_step_of_the_trainer_has_that_of_wandb(tmp_path: Path) -> None:
+    trial = read(tmp_path, "_step,trainer/global_step,loss,mine\n0,9,1,\n1,,,5\n", "mine")
 
     assert trial.measurements.steps.tolist() == [1]
 
@@ -78,24 +73,24 @@ def test_an_epoch_in_which_the_log_ends_is_as_long_as_those_before(tmp_path: Pat
 def test_the_monitor_says_the_steps_examples_and_time_of_a_history(tmp_path: Path) -> None:
     ours = ("step", "examples", "batch_size", "seconds_per_step")
     header = ",".join(["step", "loss", *(f"noise_scale/{name}" for name in ours)])
-    file = write(tmp_path, f"{header}\n9,,10,640,64,0.5\n19,,20,1280,64,0.5\n14,2,,,,\n")
 
-    (trial,) = read_trials(file, "loss")
+    trial = read(tmp_path, f"{header}\n9,,10,640,64,0.5\n19,,20,1280,64,0.5\n14,2,,,,\n", "loss")
 
     assert trial.measurements.steps.tolist() == [15]
-    assert trial.measurements.clock("examples").tolist() == [960]  # type: ignore[union-attr]
-    assert trial.measurements.clock("seconds").tolist() == [7.5]  # type: ignore[union-attr]
+    assert trial.measurements.examples == pytest.approx([960])
+    assert trial.measurements.seconds == pytest.approx([7.5])
     assert trial.batch_size == 64
 
 
 def test_a_folder_of_versions_has_a_trial_for_each(tmp_path: Path) -> None:
+    """Lightning, which leaves an hparams.yaml, counts steps from 0."""
     for version in (0, 1):
         folder = tmp_path / f"lightning_logs/version_{version}"
-        folder.mkdir(parents=True)
         write(folder, "epoch,step,val_loss\n0,9,0.5\n1,19,0.25\n", "metrics.csv")
-        (folder / "hparams.yaml").write_text(f"seed: {version}\nlr: 1e-3\nbatch_size: 32\n")
+        write(folder, f"seed: {version}\nlr: 1e-3\nbatch_size: 32\n", "hparams.yaml")
+    write(tmp_path / "other", "step,val_loss\n9,0.5\n", "metrics.csv")
 
-    trials = read_trials(tmp_path, "val_loss")
+    *trials, other = read_trials(tmp_path, "val_loss")
 
     assert [t.name for t in trials] == ["lightning_logs/version_0", "lightning_logs/version_1"]
     assert [dict(t.hyperparameters) for t in trials] == [{"seed": 0}, {"seed": 1}]
@@ -103,37 +98,35 @@ def test_a_folder_of_versions_has_a_trial_for_each(tmp_path: Path) -> None:
         assert (trial.batch_size, trial.learning_rate) == (32, 0.001)
         assert trial.measurements.steps.tolist() == [10, 20]
         assert trial.measurements.seconds is None
+    assert other.measurements.steps.tolist() == [9]
 
 
-def test_what_cannot_be_read_is_refused_with_the_place(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"`goal` must name a metric of .*history.csv, got 'acc'"):
-        read_trials(write(tmp_path, WANDB), "acc")
-    with pytest.raises(ValueError, match=r"`val_loss` must be a number, got 'low' in line 4 of "):
-        read_trials(write(tmp_path, WANDB.replace(",0.5,", ",low,")), "val_loss")
-    with pytest.raises(
-        ValueError, match=r"must have the step of each loss in a column step, .*_ru"
-    ):
-        read_trials(write(tmp_path, "_runtime,loss\n1,2\n"), "loss")
-
-    write(tmp_path, "step,trial,loss\n1,2,3\n", "metrics.csv")
-    with pytest.raises(ValueError, match=r"metrics.csv` must have one run, got the columns trial "):
-        read_trials(tmp_path, "loss")
-    assert len(read_trials(tmp_path / "metrics.csv", "loss")) == 1
-
-
-def test_a_step_that_is_no_number_hides_no_evaluation_before_it(tmp_path: Path) -> None:
-    """After such a step those before it would look as if they had been trained again."""
-    file = write(tmp_path, "step,loss\n100,0.5\n200,0.1\nnan,0.3\n300,0.1\n", "metrics.csv")
-
-    with pytest.raises(ValueError, match=r"`step` must be known of each loss, .* in line 4 of"):
-        read_trials(file, "loss")
-
-
-def test_an_evaluation_without_a_step_is_refused_beside_others_that_have_one(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("text", "argument", "got", "line"),
+    [
+        (WANDB.replace("val_loss", "acc"), "goal", "'val_loss'", None),
+        (WANDB.replace(",0.5,", ",low,"), "val_loss", "'low'", 4),
+        ("_runtime,val_loss\n1,2\n", "metrics.csv", "_runtime, val_loss", None),
+        # After such a step those before it would look as if they had been trained again.
+        ("step,val_loss\n100,0.5\n200,0.1\nnan,0.3\n300,0.1\n", "step", "no number", 4),
+        # An evaluation without a step may be the one that reached the goal.
+        ("step,epoch,val_loss\n100,0,0.5\n,1,0.1\n,2,\n300,3,0.1\n", "step", "no number", 3),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_the_place(
+    tmp_path: Path, text: str, argument: str, got: str, line: int | None
 ) -> None:
-    """It may be the one that reached the goal."""
-    file = write(tmp_path, "step,epoch,loss\n100,0,0.5\n,1,0.1\n,2,\n300,3,0.1\n", "metrics.csv")
+    name = str(tmp_path / argument) if "." in argument else argument
 
-    with pytest.raises(ValueError, match=r"`step` must be known of each loss, .* in line 3 of"):
-        read_trials(file, "loss")
+    with refused(name, at=line and (str(tmp_path / "metrics.csv"), line)) as error:
+        read(tmp_path, text, name="metrics.csv")
+
+    assert error.value.got.startswith(got)
+
+
+def test_a_metrics_csv_with_a_column_of_trials_is_no_run(tmp_path: Path) -> None:
+    file = write(tmp_path, "step,trial,loss\n1,2,3\n", "metrics.csv")
+
+    with refused(str(file), requirement="have one run"):
+        read_trials(tmp_path, "loss")
+    assert len(read_trials(file, "loss")) == 1

@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as L
 import numpy as np
 import pytest
-from fits import both_loggers, classifier, data, loader
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
-from torch.utils.data import DataLoader
-from torch.utils.tensorboard import SummaryWriter
+from refused import refused
 
-from noisescale import NoiseScaleMonitor
 from noisescale.extras import MissingExtraError
 from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.reading import read_trials
@@ -22,36 +16,38 @@ from noisescale.lab.compare.reading import read_trials
 BATCH, EXAMPLES, EPOCHS = 10, 100, 3
 
 
-class Validated(type(classifier())):  # type: ignore[misc]
-    """Logs the optimizer step at each validation: what a reader has to find."""
-
-    def __init__(self, lr: float = 0.1, batch_size: int = BATCH, optimizer: str = "sgd") -> None:
-        super().__init__()
-        self.save_hyperparameters()
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_step", float(self.trainer.global_step))
-        self.log("val_epochs", self.trainer.global_step / (EXAMPLES / BATCH))
-
-
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same training with a monitor and without, in the folders "with" and "without"."""
+    from fits import both_loggers, classifier, data, loader, trainer
+    from torch.utils.data import DataLoader
+
+    from noisescale import NoiseScaleMonitor
+
+    class Validated(type(classifier())):  # type: ignore[misc]
+        """Logs the optimizer step at each validation: what a reader has to find."""
+
+        def __init__(self, lr: float = 0.1, batch_size: int = BATCH, optimizer: str = "sgd"):
+            super().__init__()
+            self.save_hyperparameters()
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_step", float(self.trainer.global_step))
+            self.log("val_epochs", self.trainer.global_step / (EXAMPLES / BATCH))
+
     root = tmp_path_factory.mktemp("logs")
     for name, callbacks in (("with", [NoiseScaleMonitor()]), ("without", [])):
-        trainer = L.Trainer(
-            accelerator="cpu",
+        fitting = trainer(
+            ranks=1,
+            strategy="auto",
             max_epochs=EPOCHS,
             val_check_interval=0.5,
             log_every_n_steps=4,
             num_sanity_val_steps=0,
             callbacks=callbacks,
             logger=both_loggers(root / name),
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
         )
-        trainer.fit(Validated(), loader(BATCH, EXAMPLES), DataLoader(data(10), batch_size=10))
+        fitting.fit(Validated(), loader(BATCH, EXAMPLES), DataLoader(data(10), batch_size=10))
     return root
 
 
@@ -65,10 +61,8 @@ def test_a_run_of_lightning_is_read_on_all_clocks(logs: Path, monitored: str, lo
     assert measured.steps.tolist() == measured.values.tolist() == [5, 10, 15, 20, 25, 30]
     assert measured.examples == pytest.approx(BATCH * measured.steps)
     assert epochs.measurements.epochs == pytest.approx(epochs.measurements.values)
-    assert trial.name == logger
-    assert trial.batch_size == BATCH
-    assert trial.learning_rate == 0.1
-    assert trial.submission == "sgd"
+    assert (trial.name, trial.submission) == (logger, "sgd")
+    assert (trial.batch_size, trial.learning_rate) == (BATCH, 0.1)
     if monitored == "with" or logger == "board":
         assert measured.seconds is not None
         assert (np.diff(measured.seconds) > 0).all()
@@ -76,68 +70,71 @@ def test_a_run_of_lightning_is_read_on_all_clocks(logs: Path, monitored: str, lo
         assert measured.seconds is None
 
 
-def test_runs_below_a_folder_are_named_by_their_paths(logs: Path, tmp_path: Path) -> None:
-    for version in (10, 2):
-        shutil.copytree(logs / "without/board", tmp_path / f"sgd/version_{version}")
-    with SummaryWriter(str(tmp_path / "adam/version_0")) as writer:
-        writer.add_scalar("other", 1.0, 1)
-
-    trials = read_trials(tmp_path, "val_step", submission="mine")
-
-    assert [trial.name for trial in trials] == [
-        "adam/version_0",
-        "sgd/version_2",
-        "sgd/version_10",
-    ]
-    assert {trial.submission for trial in trials} == {"mine"}
-    assert [len(trial.measurements) for trial in trials] == [0, 6, 6]
-    with pytest.raises(ValueError, match=r"`goal` must name a metric .*, got 'val'.*val_epochs"):
-        read_trials(tmp_path, "val")
-
-
-def write_events(folder: Path, began: float, events: list[tuple[float, int, str, float]]) -> None:
+def write_events(
+    folder: Path, events: Iterable[tuple[float, int, str, float]], began: float = 1000
+) -> Path:
     """Write an event file of (time, step, tag, value), as a program that starts at `began`."""
-    with (folder / f"events.out.tfevents.{began:.0f}").open("wb") as stream:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"events.out.tfevents.{began:.0f}"
+    with file.open("wb") as stream:
         records = RecordWriter(stream)
         records.write(Event(wall_time=began, file_version="brain.Event:2").SerializeToString())
         for at, step, tag, value in events:
             summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
             records.write(Event(wall_time=at, step=step, summary=summary).SerializeToString())
+    return file
+
+
+LOSSES = [(1010, 10, "loss", 3.0), (1020, 20, "loss", 2.0)]
+
+
+def read_one(path: Path, metric: str = "loss") -> Trial:
+    (trial,) = read_trials(path, metric)
+    return trial
+
+
+def test_runs_below_a_folder_are_named_by_their_paths(logs: Path, tmp_path: Path) -> None:
+    for version in (10, 2):
+        shutil.copytree(logs / "without/board", tmp_path / f"sgd/version_{version}")
+    write_events(tmp_path / "adam/version_0", [(1001, 1, "other", 1.0)])
+
+    trials = read_trials(tmp_path, "val_step", submission="mine")
+
+    assert [(trial.name, len(trial.measurements)) for trial in trials] == [
+        ("adam/version_0", 0),
+        ("sgd/version_2", 6),
+        ("sgd/version_10", 6),
+    ]
+    assert {trial.submission for trial in trials} == {"mine"}
+    with refused("goal", got="'val'", remedy="val_epochs"):
+        read_trials(tmp_path, "val")
 
 
 def test_time_between_two_files_of_a_resumed_run_does_not_count(tmp_path: Path) -> None:
-    write_events(
-        tmp_path, 1000, [(1010, 10, "loss", 3), (1020, 20, "loss", 2), (1025, 22, "other", 0)]
-    )
-    write_events(tmp_path, 5000, [(5008, 20, "loss", 1.5), (5018, 30, "loss", math.nan)])
+    write_events(tmp_path, [*LOSSES, (1025, 22, "other", 0)])
+    write_events(tmp_path, [(5008, 20, "loss", 1.5), (5018, 30, "loss", math.nan)], began=5000)
 
-    (trial,) = read_trials(tmp_path, "loss")
+    trial = read_one(tmp_path)
 
     assert trial.measurements.steps.tolist() == [10, 20, 30]
     assert trial.measurements.values.tolist()[:2] == [3, 1.5]
-    assert trial.measurements.seconds is not None
-    assert trial.measurements.seconds.tolist() == [10, 25 + 8, 25 + 18]
+    assert trial.measurements.seconds == pytest.approx([10, 25 + 8, 25 + 18])
     assert trial.diverged
 
 
-def test_seconds_do_not_run_back_where_the_clock_was_set_back(tmp_path: Path) -> None:
-    write_events(tmp_path, 1000, [(1010, 1, "loss", 3), (1005, 2, "loss", 2), (1020, 3, "loss", 1)])
-
-    (trial,) = read_trials(tmp_path, "loss")
-
-    assert trial.measurements.seconds is not None
-    assert trial.measurements.seconds.tolist() == [10, 10, 20]
-
-
 def read_monitored(folder: Path, rows: list[dict[str, float]], at: list[int]) -> Trial:
-    with SummaryWriter(str(folder)) as writer:
-        for row in rows:
-            for name, value in row.items():
-                writer.add_scalar(f"noise_scale/{name}", value, int(row["step"]) - 1)
-        for step in at:
-            writer.add_scalar("loss", 1.0, step - 1)
-    (trial,) = read_trials(folder, "loss")
-    return trial
+    scalars = [
+        (int(row["step"]), f"noise_scale/{name}", value)
+        for row in rows
+        for name, value in row.items()
+    ]
+    scalars += [(step, "loss", 1.0) for step in at]
+    write_events(folder, [(1000 + step, step - 1, tag, value) for step, tag, value in scalars])
+    return read_one(folder)
 
 
 def test_examples_and_training_time_are_those_of_the_monitor(tmp_path: Path) -> None:
@@ -174,90 +171,83 @@ def test_short_last_batches_leave_the_batch_size_constant(
 
 
 def test_hyperparameters_of_torch_are_read_from_the_folder_that_it_makes(tmp_path: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
     with SummaryWriter(str(tmp_path)) as writer:
         writer.add_scalar("loss", 1.0, 10)
         writer.add_hparams({"lr": 0.5, "batch_size": 32, "momentum": 0.9, "optimizer": "lars"}, {})
 
-    (trial,) = read_trials(tmp_path, "loss")
+    trial = read_one(tmp_path)
 
     assert (trial.learning_rate, trial.batch_size, trial.submission) == (0.5, 32, "lars")
     assert dict(trial.hyperparameters) == {"momentum": 0.9}
     assert trial.measurements.steps.tolist() == [10]  # no hparams.yaml: not Lightning's
 
 
-def test_epochs_of_transformers_are_parts(tmp_path: Path) -> None:
-    with SummaryWriter(str(tmp_path)) as writer:
-        for step in (10, 20, 30):
-            writer.add_scalar("eval/loss", 1.0, step)
-            writer.add_scalar("train/epoch", step / 20, step)
+@pytest.mark.parametrize(
+    ("steps", "logged", "epochs"),
+    [
+        ((10, 20, 30), {10: 0.5, 20: 1.0, 30: 1.5}, [0.5, 1, 1.5]),
+        # Whole epochs have passed when they are logged.
+        ((50, 100, 200), {100: 1.0, 200: 2.0}, [0.5, 1, 2]),
+    ],
+)
+def test_epochs_of_transformers_are_parts(
+    tmp_path: Path, steps: tuple[int, ...], logged: dict[int, float], epochs: list[float]
+) -> None:
+    events = [(1000 + step, step, "eval/loss", 1.0) for step in steps]
+    events += [(1000 + step, step, "train/epoch", epoch) for step, epoch in logged.items()]
+    write_events(tmp_path, sorted(events))
 
-    (trial,) = read_trials(tmp_path, "eval/loss")
-
-    assert trial.measurements.epochs == pytest.approx([0.5, 1, 1.5])
-
-
-def test_whole_epochs_of_transformers_have_passed_when_they_are_logged(tmp_path: Path) -> None:
-    with SummaryWriter(str(tmp_path)) as writer:
-        for step in (50, 100, 200):
-            writer.add_scalar("eval/loss", 1.0, step)
-        for epoch in (1, 2):
-            writer.add_scalar("train/epoch", epoch, 100 * epoch)
-
-    (trial,) = read_trials(tmp_path, "eval/loss")
-
-    assert trial.measurements.epochs == pytest.approx([0.5, 1, 2])
+    assert read_one(tmp_path, "eval/loss").measurements.epochs == pytest.approx(epochs)
 
 
-def test_a_clock_that_was_set_back_to_before_the_run_says_no_time(tmp_path: Path) -> None:
-    """So do the times of a log that was converted: the file begins when it was written."""
-    with SummaryWriter(str(tmp_path)) as writer:
-        for step in (10, 20):
-            writer.add_scalar("loss", 1 / step, step, walltime=1000 + step)
+@pytest.mark.parametrize(("began", "seconds"), [(1000, [10, 10, 30]), (5000, None)])
+def test_a_clock_that_was_set_back_says_no_time(tmp_path: Path, began: float, seconds: Any) -> None:
+    """Nor do the times of a log that was converted: the file begins when it was written.
 
-    (trial,) = read_trials(tmp_path, "loss")
+    Where the clock was set back during the run, time stands still.
+    """
+    write_events(tmp_path, [LOSSES[0], (1005, 15, "loss", 2.5), (1030, 20, "loss", 2)], began)
 
-    assert trial.measurements.steps.tolist() == [10, 20]
-    assert trial.measurements.seconds is None
+    measured = read_one(tmp_path).measurements
+
+    assert measured.steps.tolist() == [10, 15, 20]
+    assert (measured.seconds if seconds is None else measured.seconds.tolist()) == seconds
 
 
 def test_without_tensorboard_the_command_that_installs_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_events(tmp_path, 1000, [])
+    write_events(tmp_path, [])
     monkeypatch.setattr("noisescale.extras.is_installed", lambda package: False)
 
     with pytest.raises(MissingExtraError, match=r'pip install "noisescale\[tensorboard\]"'):
         read_trials(tmp_path, "loss")
 
 
-def test_an_event_file_of_a_run_that_was_killed_is_read_until_there(tmp_path: Path) -> None:
-    write_events(tmp_path, 1000, [(1010, 10, "loss", 3), (1020, 20, "loss", 2)])
-    (file,) = tmp_path.iterdir()
-    file.write_bytes(file.read_bytes()[:-5])
+@pytest.mark.parametrize(
+    ("last", "more", "steps"), [(-5, b"", [10]), (None, bytes(4096), [10, 20])]
+)
+def test_an_event_file_of_a_run_that_was_killed_is_read_until_there(
+    tmp_path: Path, last: int | None, more: bytes, steps: list[int]
+) -> None:
+    """Zeros at its end are no damage."""
+    file = write_events(tmp_path, LOSSES)
+    file.write_bytes(file.read_bytes()[:last] + more)
 
-    (trial,) = read_trials(file, "loss")
+    trial = read_one(file)
 
     assert trial.name == tmp_path.name
-    assert trial.measurements.steps.tolist() == [10]
+    assert trial.measurements.steps.tolist() == steps
 
 
 def test_an_event_file_that_is_damaged_before_its_end_is_refused(tmp_path: Path) -> None:
     """What follows the damage cannot be read: the run may have reached the goal there."""
-    write_events(tmp_path, 1000, [(1000 + k, k, "loss", 3) for k in (10, 20, 30)])
-    (file,) = tmp_path.iterdir()
+    file = write_events(tmp_path, [*LOSSES, (1030, 30, "loss", 1.0)])
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
 
-    with pytest.raises(ValueError, match=r"must have whole events, got a damaged one after \d+ of"):
+    with pytest.raises(ValueError, match=r"a damaged one after \d+ of"):
         read_trials(file, "loss")
-
-
-def test_zeros_at_the_end_of_an_event_file_are_no_damage(tmp_path: Path) -> None:
-    write_events(tmp_path, 1000, [(1010, 10, "loss", 3)])
-    (file,) = tmp_path.iterdir()
-    file.write_bytes(file.read_bytes() + bytes(4096))
-
-    (trial,) = read_trials(file, "loss")
-
-    assert trial.measurements.steps.tolist() == [10]

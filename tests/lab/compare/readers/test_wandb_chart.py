@@ -2,6 +2,7 @@
 from pathlib import Path
 
 import pytest
+from refused import refused
 
 from noisescale.lab.compare.reading import read_trials
 
@@ -27,10 +28,9 @@ def test_each_run_of_a_chart_is_a_trial(tmp_path: Path, axis: str, behind: int) 
 
     assert (first.name, second.name) == RUNS
     assert first.submission == "sweep"
-    assert first.measurements.steps.tolist() == [100 + behind]
-    assert first.measurements.values.tolist() == [0.5]
-    assert second.measurements.steps.tolist() == [100 + behind, 200 + behind]
-    assert second.measurements.values.tolist() == [0.7, 0.3]
+    for trial, steps, values in ((first, [100], [0.5]), (second, [100, 200], [0.7, 0.3])):
+        assert trial.measurements.steps.tolist() == [step + behind for step in steps]
+        assert trial.measurements.values.tolist() == values
     assert first.measurements.seconds is None
 
 
@@ -48,7 +48,9 @@ def test_a_chart_over_time_gives_the_seconds_and_its_own_steps(tmp_path: Path) -
 def test_a_chart_without_steps_or_the_metric_is_refused(tmp_path: Path) -> None:
     file = chart(tmp_path, "epoch", "1,0.5,0.5,0.5,0.7,0.7,0.7")
 
-    with pytest.raises(ValueError, match=r"must have the steps of fine-sun-1, got the x-axis 'epo"):
+    with refused(
+        str(file), requirement="have the steps of fine-sun-1", got="the x-axis 'epoch' alone"
+    ):
         read_trials(file, "val_loss")
-    with pytest.raises(ValueError, match=r"`goal` must name .*, got 'loss'. Its metrics: val_loss"):
+    with refused("goal", got="'loss'", remedy="val_loss"):
         read_trials(file, "loss")

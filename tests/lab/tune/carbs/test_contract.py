@@ -8,6 +8,8 @@ import pytest
 
 from noisescale import CarbsSampler
 
+pytestmark = pytest.mark.slow
+
 suite = pytest.importorskip("optuna.testing.pytest_samplers", reason="of newer Optunas")
 
 

@@ -2,12 +2,7 @@
 import numpy as np
 import pytest
 
-from noisescale.lab.tune.carbs.surrogates import (
-    FITTED,
-    bounded_outputs,
-    fit_process,
-    fit_success,
-)
+from noisescale.lab.tune.carbs.surrogates import FITTED, bounded_outputs, fit_process, fit_success
 
 
 def plane(count: int, noise: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
