@@ -166,17 +166,6 @@ def columns_of(model: nn.Module, chosen: Callable[[str], bool]) -> list[int]:
     return found
 
 
-class Rounded(nn.Module):
-    """Inputs as they arrive in another precision."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.to(self.dtype).double()
-
-
 def brute_force(
     net: nn.Module,
     *,
@@ -200,14 +189,14 @@ def brute_force(
         inputs: Their precision.
         dealt: Whether the data is dealt out to one rank, too.
     """
-    model = nn.Sequential(Rounded(inputs), in_float64(net))
-    x, y = data(examples).tensors
+    model, (x, y) = in_float64(net), data(examples).tensors
     of_rank = [list(range(examples))]
     if ranks > 1 or dealt:
         of_rank = [list(DistributedSampler(data(examples), ranks, r)) for r in range(ranks)]
 
     def gradient(rows: list[int]) -> Tensor:
-        return gradient_of(model, lambda net: loss_of(net, (x[rows].double(), y[rows])))
+        rounded = x[rows].to(inputs).double()
+        return gradient_of(model, lambda net: loss_of(net, (rounded, y[rows])))
 
     steps = []
     for start in range(0, len(of_rank[0]), accumulated * batch_size):

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import devices
 import pytest
+from _pytest.doctest import DoctestModule
 from browser import browser as browser
-from huge_pages import use_huge_pages
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -139,6 +139,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     takes_it = re.search(r'def \w+\([^)]*\bdevice\b|"device"', text)
     return None if takes_it else True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[Any], list[Any]]:
+    """Doctests are the package's. Else each helper of tests was imported for its docstrings."""
+    return [one for one in (yield) if not isinstance(one, DoctestModule)]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -271,7 +277,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     freeze_modules(session.config)
-    use_huge_pages()
     session.config.stash[SPENT] = spent()
 
 

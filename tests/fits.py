@@ -15,6 +15,7 @@ import devices
 import lightning.pytorch as L
 import pytest
 import torch
+from huge_pages import use_huge_pages
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from ranks import as_torchrun, on_ranks
@@ -141,7 +142,7 @@ def trainer(ranks: int = 2, package: ModuleType = L, **options: Any) -> Any:
     defaults: dict[str, Any] = {
         "accelerator": accelerator(),
         "devices": ranks,
-        "strategy": ddp(),
+        "strategy": ddp() if ranks > 1 else "auto",
         "max_epochs": 1,
         "logger": False,
         "enable_checkpointing": False,
@@ -225,6 +226,7 @@ def fits_on_ranks(*fits: Callable[[], Any], ranks: int = 2) -> list[tuple[Any, .
 def _import_for_ranks() -> None:
     """Import what optimizers import once, and not in each rank."""
     importlib.import_module("torch._dynamo")
+    use_huge_pages()
 
 
 @contextmanager

@@ -1,11 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folders of logs as the monitor leaves them."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from noisescale.history.history import History
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.history.record import Recorder
+
+Row = tuple[int, Mapping[str, float | None]]
+
+
+def write_events(folder: Path, rows: Iterable[Row], suffix: str = "", **options: Any) -> None:
+    """An event file of scalars at their steps; what is None is left out."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(folder), filename_suffix=suffix) as writer:
+        for step, scalars in rows:
+            for tag, value in scalars.items():
+                if value is not None:
+                    writer.add_scalar(tag, value, step, **options)
+
+
+def ours(row: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Under the names of a monitor's metrics."""
+    return {f"noise_scale/{name}": value for name, value in row.items()}
 
 
 def log_run(
@@ -20,25 +40,22 @@ def log_run(
     rows: int = 100,
 ) -> None:
     """Steps of 64 examples on two devices, 0.1 s each, a row every 10 steps: 1,000 by default."""
-    from torch.utils.tensorboard import SummaryWriter
-
     prefix = "noise_scale/" + (f"{monitor}/" if monitor else "")
     prefix += f"optimizer_{optimizer}/" if optimizer else ""
     mix = OptimizerMix(OptimizerKind(optimizer_kind)) if optimizer_kind else None
     history = History(optimizer=mix)
     recorder = Recorder(folder, prefix)
-    with SummaryWriter(str(folder)) as writer:
-        for step in range(10, 10 * rows + 1, 10):
-            low, high = 0.8 * noise_scale, 1.3 * noise_scale
-            logged = {"batch_size": 64.0, "lower_bound": low, "seconds_per_step": 0.1}
-            row = {"step": step, "examples": 64 * step, "batch_size": 64, "low": low}
-            row |= {"seconds_per_step": 0.1, "devices": 2, "accumulation": 1}
-            if resolved:
-                logged |= {"simple": noise_scale, "simple_high": high}
-                row |= {"noise_scale": noise_scale, "high": high}
-            recorder.add(history, row, behind=1.0)
-            history.append(**row)
-            for tag, value in logged.items():
-                writer.add_scalar(before + prefix + tag, value, step - 1)
-            writer.add_scalar("loss", 1 / step, step - 1)
+    low, high = 0.8 * noise_scale, 1.3 * noise_scale
+    logged = {"batch_size": 64.0, "lower_bound": low, "seconds_per_step": 0.1}
+    same = {"batch_size": 64, "low": low, "seconds_per_step": 0.1, "devices": 2, "accumulation": 1}
+    if resolved:
+        logged |= {"simple": noise_scale, "simple_high": high}
+        same |= {"noise_scale": noise_scale, "high": high}
+    steps = range(10, 10 * rows + 1, 10)
+    for step in steps:
+        row = {"step": step, "examples": 64 * step, **same}
+        recorder.add(history, row, behind=1.0)
+        history.append(**row)
     recorder.end()
+    named = {before + prefix + tag: value for tag, value in logged.items()}
+    write_events(folder, ((step - 1, named | {"loss": 1 / step}) for step in steps))

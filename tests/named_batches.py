@@ -3,11 +3,14 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import lightning.pytorch as L
 import torch
 from fits import trainer
+from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -31,9 +34,7 @@ class Recording(torch.optim.SGD):
 class Names(L.LightningModule):
     """One weight an example: the gradient of a mean over a batch is 1/n at those in it.
 
-    Args:
-        examples: In the data.
-        schedule: From the optimizer and the Trainer to what Lightning takes as `lr_scheduler`.
+    `schedule` leads from the optimizer and the Trainer to what Lightning takes as `lr_scheduler`.
     """
 
     def __init__(self, examples: int, schedule: Callable[[Any, Any], Any] | None = None) -> None:
@@ -116,6 +117,46 @@ class Asks:
         return self.of_one * self.lengths[progress.steps % len(self.lengths)]
 
 
+def rates_in_a_plain_loop(schedule: Callable[[Any, Any], Any], steps: int) -> list[float]:
+    """What torch alone makes of a schedule: before each of the steps, and after the last one."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    made = schedule(optimizer, steps)
+    rates = [optimizer.param_groups[0]["lr"]]
+    for _ in range(steps):
+        optimizer.step()
+        made.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    return rates
+
+
+def events(folder: Path) -> Any:
+    """What TensorBoard reads there."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    return EventAccumulator(str(next(folder.rglob("events.*")))).Reload()
+
+
+class InMemory(Logger):
+    """What is logged, by step; files go to a folder of its own."""
+
+    name, version = "memory", 0  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged: dict[int, dict[str, float]] = {}
+        self._folder = mkdtemp()
+
+    @property
+    def save_dir(self) -> str:
+        return self._folder
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.logged.setdefault(step or 0, {}).update(metrics)
+
+
 def stays(noise_scale: Any, plan: Any, progress: Any) -> float:
     """A policy that leaves the batch as it is."""
     return float(plan.batch_size)
@@ -143,6 +184,6 @@ def fitted(
     **options: Any,
 ) -> Any:
     """The Trainer after a fit in this process."""
-    fitting = trainer(1, strategy="auto", callbacks=list(callbacks), **options)
+    fitting = trainer(1, callbacks=list(callbacks), **options)
     fitting.fit(module, data, validation, ckpt_path=ckpt_path)
     return fitting

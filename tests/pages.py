@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Frame, Page
 
 
 class Outline(HTMLParser):
@@ -48,14 +48,17 @@ def background_of(page: "Page", element: str) -> str:
     return str(page.locator(element).first.evaluate("e => getComputedStyle(e).backgroundColor"))
 
 
-def check_fit(page: "Page", width: int, legends: int) -> None:
-    """Nothing leaves the page, no text is cut, and each of the legends is inside its figure."""
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    cut = page.locator("figure svg text").evaluate_all(
+def texts_cut(page: "Page | Frame", width: int) -> list[str]:
+    return page.locator("figure svg text").evaluate_all(  # type: ignore[no-any-return]
         "all => all.map(e => [e.textContent, e.getBoundingClientRect()])"
         f".filter(([text, {{left, right}}]) => text && (left < 0 || right > {width}))"
     )
-    assert cut == []
+
+
+def check_fit(page: "Page", width: int, legends: int) -> None:
+    """Nothing leaves the page, no text is cut, and each of the legends is inside its figure."""
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert texts_cut(page, width) == []
     bottom = "e => e.getBoundingClientRect().bottom"
     found = 0
     for figure in page.locator("figure [role=img]").all():

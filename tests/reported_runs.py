@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Histories of runs as columns, for tests of what is made of them."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,12 +15,17 @@ def history(
     unresolved: int = 0,
     seconds: float = 0.5,
     devices: int = 2,
+    every: int = 50,
+    **changed: Any,
 ) -> dict[str, NDArray[np.float64]]:
-    """A run of constant noise scale, 50 steps a row; the first rows may be unresolved."""
-    step = 50.0 * np.arange(1, rows + 1)
+    """A run of constant noise scale, with a row every so many steps.
+
+    The first rows may be unresolved, and columns may be changed to arrays or numbers.
+    """
+    step = 1.0 * every * np.arange(1, rows + 1)
     high = np.full(rows, 1.25 * noise_scale)
     high[:unresolved] = np.inf
-    return {
+    columns = {
         "step": step,
         "examples": batch_size * step,
         "batch_size": np.full(rows, batch_size),
@@ -27,6 +34,7 @@ def history(
         "high": high,
         "seconds_per_step": np.full(rows, seconds),
         "window": np.full(rows, 50.0),
-        "devices": np.full(rows, float(devices)),
+        "devices": devices * np.ones(rows),
         "accumulation": np.ones(rows),
     }
+    return columns | {name: values * np.ones(rows) for name, values in changed.items()}

@@ -2,7 +2,6 @@
 """Steps of a model that is sharded, in rounds, and what their norms should be."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,8 +14,8 @@ from forked_once import Ranks
 from tiers import slow
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
+from ways_of_capture import reducing
 
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.sharded.rounds import RoundsCollector
@@ -66,11 +65,10 @@ class Net(nn.Module):
     def forward(self, x: Tensor, branch: bool = True) -> Tensor:
         h = self.first(x)
         for block in self.blocks:
-            h = (
-                checkpoint(block, h, branch, use_reentrant=True)
-                if self.reentrant
-                else block(h, branch)
-            )
+            if self.reentrant:
+                h = checkpoint(block, h, branch, use_reentrant=True)
+            else:
+                h = block(h, branch)
         return self.last(h)
 
 
@@ -128,14 +126,6 @@ def brute_force(
         [of_rounds[:, some].square().sum().item() for some in columns],
         [mean[some].square().sum().item() for some in columns],
     )
-
-
-def reducing(model: Any, on: bool) -> AbstractContextManager[None]:
-    """For a pass that reduces gradients, or only adds to the unsharded ones."""
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(on)
-        return nullcontext()
-    return nullcontext() if on else model.no_sync()
 
 
 def steps_of(

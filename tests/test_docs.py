@@ -19,17 +19,6 @@ NOT_PROSE = (
     r"(?<=\])\([^)]*\)",  # where links lead
 )
 
-ANSWERS = {
-    "Which batch size?": "`noisescale predict` says which batch size to use",
-    "8 GPUs instead of 2?": "below the critical batch size",
-    "Not resolved?": "Measure every step, or train at a larger batch",
-    "Warm up the batch for pretraining": "`BatchSizeScheduler` under Lightning",
-    "FSDP, DeepSpeed, tensor parallelism?": "Context parallelism is not yet",
-    "Hugging Face, token losses": "weighted by its own labels",
-    "AdamW with a cosine schedule": "One run gives a wide range",
-}
-"""Pages of the guide, and words that their first paragraphs have."""
-
 
 def navigation() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
@@ -61,18 +50,19 @@ def numbers_in(text: str) -> list[str]:
 
 def test_numbers_are_counted_outside_of_code() -> None:
     text = (
-        "Of 1,234 runs 5 % by FSDP2 [took](a-2.md) `lr=3`:\n```\nstep 7\n```\n4 to 0.5 x <!-- 6 -->"
+        "Of 1,234 runs 5 % by FSDP2 [took](a-2.md) `lr=3`:\n```\nstep 7\n```\n4 to 0.5 <!-- 6 -->"
     )
 
     assert numbers_in(text) == ["1,234", "5", "4", "0.5"]
 
 
 @pytest.mark.parametrize("file", WRITTEN)
-def test_a_page_of_the_guide_has_few_numbers(file: str) -> None:
+def test_a_page_of_the_guide_begins_with_a_sentence_and_has_few_numbers(file: str) -> None:
     """Tables of benchmarks belong to the research pages."""
-    found = numbers_in((DOCS / file).read_text())
+    text = (DOCS / file).read_text()
 
-    assert len(found) <= MOST_NUMBERS, found
+    assert re.match(r"# .+\n\n(?!```|- )[^|#!>]", text)
+    assert len(numbers_in(text)) <= MOST_NUMBERS, numbers_in(text)
 
 
 def test_every_page_is_in_the_navigation() -> None:
@@ -83,11 +73,3 @@ def test_every_page_is_in_the_navigation() -> None:
     ]
 
     assert sorted(shown) == sorted(written)
-
-
-@pytest.mark.parametrize("title", ANSWERS)
-def test_the_first_paragraph_of_a_page_answers_its_question(title: str) -> None:
-    heading, paragraph, *_ = (DOCS / GUIDE[title]).read_text().split("\n\n")
-
-    assert re.fullmatch(r"# .+", heading)
-    assert ANSWERS[title] in " ".join(paragraph.split())

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
-
 import noisescale
 
 PACKAGE = Path(noisescale.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
 def words(text: str) -> frozenset[str]:
@@ -125,65 +124,53 @@ def is_bare(function: Function) -> bool:
     return not stays and not (states_a_fact and any(participles))
 
 
-def places(found: Iterator[tuple[Path, int, str]]) -> list[str]:
-    return [f"{path.relative_to(PACKAGE)}:{line}: {text}" for path, line, text in found]
+def sources() -> Iterator[tuple[Path, ast.Module]]:
+    return ((path.relative_to(PACKAGE), ast.parse(path.read_text())) for path in MODULES)
 
 
 def test_docstrings_are_sentences() -> None:
-    fragments = (
-        (path, line, text.strip().splitlines()[0])
-        for path in sorted(PACKAGE.rglob("*.py"))
-        for line, text, acts in docstrings(ast.parse(path.read_text()))
+    fragments = [
+        f"{path}:{line}: {text}"
+        for path, tree in sources()
+        for line, text, acts in docstrings(tree)
         if is_fragment(text, needs_verb=acts)
-    )
+    ]
 
-    assert not places(fragments)
+    assert not fragments
+
+
+def test_examples_have_the_heading_that_the_site_shows_as_code() -> None:
+    """Under "Example:" a line of code would be a quotation of a quotation."""
+    assert not [m for m in MODULES if re.search(r"^ *Example:$", m.read_text(), re.MULTILINE)]
 
 
 def test_functions_are_named_by_nouns_and_verbs() -> None:
-    bare = (
-        (path, node.lineno, node.name)
-        for path in sorted(PACKAGE.rglob("*.py"))
-        for node in functions_in(ast.parse(path.read_text()))
+    bare = [
+        f"{path}:{node.lineno}: {node.name}"
+        for path, tree in sources()
+        for node in functions_in(tree)
         if is_bare(node)
-    )
+    ]
 
-    assert not places(bare)
-
-
-@pytest.mark.parametrize(
-    ("docstring", "needs_verb", "fragment"),
-    [
-        ("Of the best point; NaN before it is known.", False, True),
-        ("Those of its edges whose tensors come from the cut.", False, True),
-        ("The seconds of a step.", False, False),
-        ("The seconds of a step.", True, True),
-        ("Whether a step is due.", True, True),
-        ("Mean of 1/n; infinite if a part is empty.", True, True),
-        ("|g|² of the step.", True, True),
-        ("Return the seconds of a step.", True, False),
-        ("Every rank is a part, as heavy as its micro-batches together.", True, False),
-        ("g_i = Σ_t d_t.", True, False),
-    ],
-)
-def test_fragments_are_known(docstring: str, needs_verb: bool, fragment: bool) -> None:
-    assert is_fragment(docstring, needs_verb=needs_verb) is fragment
+    assert not bare
 
 
-@pytest.mark.parametrize(
-    ("source", "bare"),
-    [
-        ("def informed(state): ...", True),
-        ("def whose(run): ...", True),
-        ("def of(self, rows): ...", True),
-        ("@classmethod\ndef of(cls, rows): ...", False),
-        ("def reached(self) -> bool: ...", False),
-        ("def _merged_into(layout) -> Layout: ...", True),
-        ("def averaged_gradient(rows): ...", False),
-        ("def seed(run): ...", False),
-    ],
-)
-def test_bare_names_are_known(source: str, bare: bool) -> None:
-    (function,) = functions_in(ast.parse(source))
+def test_fragments_and_bare_names_are_known() -> None:
+    fragments = ["The seconds of a step.", "Whether a step is due.", "|g|² of the step."]
+    fragments += ["Mean of 1/n; infinite if a part is empty.", "Those of its edges that are cut."]
+    sentences = [
+        "Return the seconds of a step.",
+        "g_i = Σ_t d_t.",
+        "Every rank is a part, as it is.",
+    ]
+    bare = ["def informed(run): ...", "def whose(run): ...", "def of(self, rows): ..."]
+    bare += ["def _merged_into(layout) -> Layout: ..."]
+    named = ["def reached(self) -> bool: ...", "def averaged_gradient(rows): ..."]
+    named += ["@classmethod\ndef of(cls, rows): ...", "def seed(run): ..."]
 
-    assert is_bare(function) is bare
+    assert [is_fragment(text, needs_verb=True) for text in fragments] == [True] * 5
+    assert [is_fragment(text, needs_verb=True) for text in sentences] == [False] * 3
+    assert is_fragment("Of the best point; NaN before it is known.", needs_verb=False)
+    assert not is_fragment("The seconds of a step.", needs_verb=False)
+    for sources_of, expected in ((bare, True), (named, False)):
+        assert [is_bare(next(functions_in(ast.parse(s)))) for s in sources_of] == [expected] * 4

@@ -4,11 +4,13 @@
 import ast
 import inspect
 import re
+import shlex
 import textwrap
 import tomllib
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import torch
 from fits import needs_measurable_shards
 from ranks import in_a_fork
 from scripts import ROOT, helps, printed, run
+from tiers import slow
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -26,26 +29,36 @@ pytestmark = pytest.mark.timeout(300)
 
 PLACES = "*.md", "docs/**/*.md", "benchmarks/*.md", "tests/*/*.md"
 PAGES = sorted(page for place in PLACES for page in ROOT.glob(place))
-README = (ROOT / "README.md").read_text()
-LOGGERS = (ROOT / "docs/loggers.md").read_text()
-MEASURING = (ROOT / "docs/measuring.md").read_text()
-TROUBLESHOOTING = (ROOT / "docs/troubleshooting.md").read_text()
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def code_of(text: str) -> list[str]:
+    """The blocks of Python of a page; they run on a CPU."""
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return [block.replace('accelerator="auto"', 'accelerator="cpu"') for block in blocks]
+
+
+README = page("README.md")
+TROUBLESHOOTING = page("docs/troubleshooting.md")
+PROJECT = tomllib.loads(page("pyproject.toml"))
 
 
 def test_relative_links_lead_somewhere() -> None:
-    links = [(page, to) for page in PAGES for to in re.findall(r"\]\(([^)#]+)\)", page.read_text())]
+    links = [(file, to) for file in PAGES for to in re.findall(r"\]\(([^)#]+)\)", file.read_text())]
 
     assert len(links) > 100
-    for page, target in links:
-        assert target.startswith("http") or (page.parent / target).exists(), (page, target)
+    for file, target in links:
+        assert target.startswith("http") or (file.parent / target).exists(), (file, target)
 
 
 def test_on_pypi_the_readmes_links_lead_to_the_files_of_the_version() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     shown = README
-    for rule in project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+    for rule in PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
         shown = re.sub(rule["pattern"], rule["replacement"], shown)
-    repository = re.escape(project["project"]["urls"]["Source"])
+    repository = re.escape(PROJECT["project"]["urls"]["Source"])
     raw = repository.replace("github", "raw\\.githubusercontent", 1)
 
     links = re.findall(r"(!?)\[[^]]*\]\(([^)]+)\)", shown)
@@ -61,7 +74,7 @@ def test_on_pypi_the_readmes_links_lead_to_the_files_of_the_version() -> None:
 
 
 def test_the_readmes_commands_exist() -> None:
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = re.findall(r"^([a-z-]+):", page("Makefile"), re.MULTILINE)
 
     commands = re.findall(r"^make ([a-z-]+)", README, re.MULTILINE)
 
@@ -69,16 +82,12 @@ def test_the_readmes_commands_exist() -> None:
 
 
 def test_the_oldest_constraints_are_the_bounds_of_the_package() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = PROJECT["project"]
     extras = {**project["optional-dependencies"], "dev": []}  # no user is promised old tools
     needed = sum(extras.values(), project["dependencies"])
     bounds = dict(re.findall(r"^([\w-]+)>=([\d.]+)$", "\n".join(needed), re.MULTILINE))
 
-    pinned = dict(
-        line.split("==")
-        for line in (ROOT / "constraints-oldest.txt").read_text().splitlines()
-        if not line.startswith("#")
-    )
+    pinned = dict(re.findall(r"^([^#=\n]+)==(.+)$", page("constraints-oldest.txt"), re.MULTILINE))
 
     assert {"torch", "pytorch-lightning", "lightning", "transformers", "numpy"} <= set(bounds)
     for name, bound in bounds.items():
@@ -93,48 +102,30 @@ def training(folder: Path) -> dict[str, Any]:
     return {"model": nn.Linear(2, 1), "args": args, "data": [{"input": [1.0, 2.0]}]}
 
 
-def test_the_readmes_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 3
-
-    for block in blocks:
-        exec(block.replace('"auto"', '"cpu"'), training(tmp_path))
+ON_PAGES = "hugging-face measuring own-loop predicting pretraining sweeps time-to-result"
+ON_PAGES += " ways-of-training weights"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "page",
-    [
-        *("hugging-face", "measuring", "own-loop", "predicting", "pretraining", "sweeps"),
-        *("time-to-result", "ways-of-training", "weights"),
-    ],
-)
+@pytest.mark.parametrize("name", ["README", *(slow(f"docs/{name}") for name in ON_PAGES.split())])
 def test_the_code_on_the_pages_runs(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / f"docs/{page}.md").read_text(), re.DOTALL)
-    assert blocks
+    blocks = code_of(page(f"{name}.md"))
+    assert len(blocks) >= 1 + 2 * (name == "README")
     history = noisescale.History()
     noise_scale = {"noise_scale": 118.0, "low": 90.0, "high": 150.0}
     history.append(
         step=100, examples=3200, batch_size=32, seconds_per_step=0.1, devices=2, **noise_scale
     )
 
-    class Monitor:
-        noise_scale = "as measured"
-
-    Monitor.history = history
+    monitor = SimpleNamespace(noise_scale="as measured", history=history)
     for name in ("sgd", "adam"):
         log = tmp_path / "runs" / name / "metrics.csv"
         log.parent.mkdir(parents=True)
         log.write_text("epoch,step,val_loss\n1,100,0.2\n2,200,0.1\n")
     for block in blocks:
-        exec(
-            block.replace('accelerator="auto"', 'accelerator="cpu"'),
-            training(tmp_path) | {"monitor": Monitor},
-        )
+        exec(block, training(tmp_path) | {"monitor": monitor})
 
 
 def text_of(node: ast.expr) -> str:
@@ -187,15 +178,11 @@ def run_the_code_on_troubleshooting() -> None:
     from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import EarlyStopping
 
-    names: dict[str, Any] = {
-        "EarlyStopping": EarlyStopping,
-        "Trainer": Trainer,
-        **{name: getattr(noisescale, name) for name in noisescale.__all__},
-    }
-    blocks = re.findall(r"```python\n(.*?)```", TROUBLESHOOTING, re.DOTALL)
-    assert len(blocks) > 5
+    names: dict[str, Any] = {name: getattr(noisescale, name) for name in noisescale.__all__}
+    names |= {"EarlyStopping": EarlyStopping, "Trainer": Trainer}
+    assert len(code_of(TROUBLESHOOTING)) > 5
 
-    for block in blocks:
+    for block in code_of(TROUBLESHOOTING):
         exec(block, names)
 
     assert names["monitor"].examples_in({"input_ids": torch.zeros(4, 7)}) == 4
@@ -210,15 +197,12 @@ def run_the_code_on_troubleshooting() -> None:
 
 
 def test_every_measured_truth_is_a_whole_row() -> None:
-    page = (ROOT / "docs/measured-truths.md").read_text()
+    heading, *rows = re.findall(r"^\| .*", page("docs/measured-truths.md"), re.MULTILINE)
 
-    heading, *rows = [line for line in page.splitlines() if line.startswith("| ")]
-
-    columns = heading.count("|")
     assert len(rows) >= 9
     for row in rows:
         *_, truth, noise_scale, second, branches, source = (x.strip() for x in row.split("|")[:-1])
-        assert row.count("|") == columns, row
+        assert row.count("|") == heading.count("|"), row
         value, low, high = map(float, re.findall(r"[\d.]+", truth))
         assert low < value < high, row
         assert float(noise_scale) > 0, row
@@ -226,34 +210,27 @@ def test_every_measured_truth_is_a_whole_row() -> None:
         assert re.fullmatch(r"\[.+\]\(.+\)", source), row
 
 
-def test_the_documented_keys_are_those_that_are_logged() -> None:
+def test_the_documented_keys_and_arguments_are_those_that_there_are() -> None:
     def keys(of: str, text: str | None) -> set[str]:
         return set(re.findall(rf"`({of}/\w+)`", text or ""))
 
+    loggers = page("docs/loggers.md")
     logged = keys("noise_scale", noisescale.NoiseScaleMonitor.__doc__)
     scheduled = keys("batch_size", noisescale.BatchSizeScheduler.__doc__)
+    table = page("docs/measuring.md").split("## All arguments")[1]
+    arguments = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
 
-    assert keys("noise_scale", LOGGERS) == logged == {f"noise_scale/{name}" for name in LOGGED}
-    assert keys("batch_size", LOGGERS) == scheduled - {"batch_size/moves"}
+    assert keys("noise_scale", loggers) == logged == {f"noise_scale/{name}" for name in LOGGED}
+    assert keys("batch_size", loggers) == scheduled - {"batch_size/moves"}
     assert len(scheduled) == 6
-
-
-def test_the_documented_arguments_are_those_of_the_monitor() -> None:
-    table = MEASURING.split("## All arguments")[1]
-
-    documented = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
-
-    assert set(documented) == set(inspect.signature(noisescale.NoiseScaleMonitor).parameters)
+    assert set(arguments) == set(inspect.signature(noisescale.NoiseScaleMonitor).parameters)
 
 
 @pytest.mark.slow
-def test_the_code_on_scheduling_runs() -> None:
-    page = (ROOT / "docs/scheduling.md").read_text()
-    first, loop = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+def test_the_loops_on_scheduling_and_copies_of_examples_train() -> None:
     names: dict[str, Any] = {}
-
-    exec(first.replace('"auto"', '"cpu"'), names)
-    exec(loop, names)
+    for block in code_of(page("docs/scheduling.md")):
+        exec(block, names)
 
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
@@ -264,16 +241,8 @@ def test_the_code_on_scheduling_runs() -> None:
     assert not torch.equal(model.weight, before)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0, abs=1e-12)  # the cosine's end
 
-
-@pytest.mark.slow
-def test_the_code_on_copies_of_examples_runs() -> None:
-    page = (ROOT / "docs/copies-of-examples.md").read_text()
-    _, loop = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    names: dict[str, Any] = {}
-
-    exec(loop, names)
-
-    torch.manual_seed(0)
+    names = {}
+    exec(code_of(page("docs/copies-of-examples.md"))[1], names)
     model = nn.Linear(4, 3)
     before = model.weight.clone()
     data = TensorDataset(torch.rand(64, 4), torch.randint(3, (64,)))
@@ -282,8 +251,8 @@ def test_the_code_on_copies_of_examples_runs() -> None:
 
 
 def test_the_version_to_cite_is_that_of_the_package() -> None:
-    (cited,) = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
-    sections = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    (cited,) = re.findall(r"^version: (.+)$", page("CITATION.cff"), re.MULTILINE)
+    sections = re.findall(r"^## \[(.+?)\]", page("CHANGELOG.md"), re.MULTILINE)
 
     assert cited == noisescale.__version__
     assert sections[0] == "Unreleased"
@@ -291,22 +260,9 @@ def test_the_version_to_cite_is_that_of_the_package() -> None:
 
 
 def test_every_exported_name_works_and_the_rest_is_not_there() -> None:
-    assert {name for name in noisescale.__all__ if getattr(noisescale, name).__doc__} == set(
-        noisescale.__all__
-    )
+    assert all(getattr(noisescale, name).__doc__ for name in noisescale.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'NoiseScaleMotor'"):
         noisescale.NoiseScaleMotor  # noqa: B018
-
-
-def test_docstrings_have_their_examples_under_the_heading_that_the_site_shows_as_code() -> None:
-    """It is "Examples:". Under "Example:" a line of code would be a quotation of a quotation."""
-    wrong = [
-        source.name
-        for source in Path(noisescale.__file__).parent.rglob("*.py")
-        if re.search(r"^ *Example:$", source.read_text(), re.MULTILINE)
-    ]
-
-    assert wrong == []
 
 
 def test_importing_the_package_is_light_and_the_arithmetic_needs_no_torch() -> None:
@@ -363,37 +319,30 @@ def test_benchmarks_run(script: str) -> None:
     assert printed(f"benchmarks/{script}.py", "--smoke")
 
 
-HALVES = ("--models", "VAE", "two towers", "--seeds", "1", "--batches", "60", "--rounds", "8")
+SMOKE = ["cost/endurance", "cost/scheduler", "cost/whole_runs", "scheduling/adaptive"]
+SMOKE += [f"methods/{name}" for name in ("adasum", "carbs", "decentlam", "tune_prior")]
+SMOKE += ["scheduling/fixed_budget", "suite/run"]
 
 
 @pytest.mark.weekly
 @pytest.mark.parametrize(
-    ("script", "options"),
+    "words",
     [
-        ("accuracy/coverage", ("--runs", "1000", "--only", "8 steps", "--processes", "1")),
-        ("accuracy/groups", ("--steps", "20", "--seeds", "2", "--truth", "100")),
-        ("accuracy/halves", HALVES),
-        pytest.param(
-            "accuracy/real_model", ("--seeds", "1", "--steps", "100"), marks=needs_measurable_shards
-        ),
-        ("cost/endurance", ("--smoke",)),
-        pytest.param("cost/engines", ("--smoke",), marks=needs_measurable_shards),
-        ("cost/scheduler", ("--smoke",)),
-        ("cost/whole_runs", ("--smoke",)),
-        ("methods/adasum", ("--smoke",)),
-        ("methods/carbs", ("--smoke",)),
-        ("methods/decentlam", ("--smoke",)),
-        ("methods/tune_prior", ("--smoke",)),
-        ("prediction/coverage", ("--runs", "200", "--only", "b = 2 B, 200", "--processes", "1")),
-        ("prediction/regimes", ("--runs", "10", "--only", "perfect, α 1, 7", "--processes", "1")),
-        ("prediction/step_times", ("--fits", "6", "--only", "six", "--processes", "1")),
-        ("prediction/unsearched_rates", ("--trials", "6")),
-        ("scheduling/adaptive", ("--smoke",)),
-        ("scheduling/fixed_budget", ("--smoke",)),
-        ("suite/run", ("--smoke",)),
+        *(f"{script} --smoke" for script in SMOKE),
+        pytest.param("cost/engines --smoke", marks=needs_measurable_shards),
+        pytest.param("accuracy/real_model --seeds 1 --steps 100", marks=needs_measurable_shards),
+        "accuracy/coverage --runs 1000 --only '8 steps' --processes 1",
+        "accuracy/groups --steps 20 --seeds 2 --truth 100",
+        "accuracy/halves --models VAE 'two towers' --seeds 1 --batches 60 --rounds 8",
+        "prediction/coverage --runs 200 --only 'b = 2 B, 200' --processes 1",
+        "prediction/regimes --runs 10 --only 'perfect, α 1, 7' --processes 1",
+        "prediction/step_times --fits 6 --only six --processes 1",
+        "prediction/unsearched_rates --trials 6",
     ],
 )
-def test_benchmarks_that_repeat_tests_run(script: str, options: tuple[str, ...]) -> None:
+def test_benchmarks_that_repeat_tests_run(words: str) -> None:
+    script, *options = shlex.split(words)
+
     assert printed(f"benchmarks/{script}.py", *options)
 
 

@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ ONE_BY_ONE: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
 
 
 def stacked(optimizer: str) -> Stack:
-    trainings = [Training(lr, seed) for lr in RATES for seed in SEEDS]
+    trainings = [Training(lr, seed) for lr, seed in product(RATES, SEEDS)]
     return Stack(PROBLEM, optimizer, 16, trainings, smallest=8)
 
 
@@ -87,27 +88,23 @@ def test_each_training_of_a_stack_is_that_of_the_optimizer_alone(name: str) -> N
     for _ in range(12):
         stack.step()
 
-    place = 0
-    for lr in RATES:
-        for seed in SEEDS:
-            torch.manual_seed(seed)
-            alone = model()
-            optimizer = ONE_BY_ONE[name](alone.parameters(), lr)
-            draw = torch.Generator().manual_seed(1000 + seed)
-            (x, y), (test_x, test_y) = data()
-            for _ in range(12):
-                chosen = torch.randint(200, (16,), generator=draw)
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(alone(x[chosen]), y[chosen]).backward()
-                optimizer.step()
-            for key, p in alone.named_parameters():
-                # Where a gradient is nearly zero, Adam makes its rounding as large as a step.
-                torch.testing.assert_close(
-                    stack.stepper.parameters[key][place], p.detach(), atol=1e-6, rtol=1e-6
-                )
-            loss = nn.functional.cross_entropy(alone(test_x), test_y)
-            assert stack.losses()[place] == pytest.approx(float(loss.detach()))
-            place += 1
+    (x, y), (test_x, test_y) = data()
+    for place, (lr, seed) in enumerate(product(RATES, SEEDS)):
+        torch.manual_seed(seed)
+        alone = model()
+        optimizer = ONE_BY_ONE[name](alone.parameters(), lr)
+        draw = torch.Generator().manual_seed(1000 + seed)
+        for _ in range(12):
+            chosen = torch.randint(200, (16,), generator=draw)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(alone(x[chosen]), y[chosen]).backward()
+            optimizer.step()
+        # Where a gradient is nearly zero, Adam makes its rounding as large as a step.
+        expected = {key: p.detach() for key, p in alone.named_parameters()}
+        found = {key: p[place] for key, p in stack.stepper.parameters.items()}
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+        loss = nn.functional.cross_entropy(alone(test_x), test_y)
+        assert stack.losses()[place] == pytest.approx(float(loss.detach()))
 
 
 def test_muon_steps_the_inner_matrix_orthogonally_and_others_as_adamw() -> None:

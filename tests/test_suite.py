@@ -37,35 +37,34 @@ from benchmarks.suite._workloads import PROBLEMS, VARIANTS
 
 pytestmark = pytest.mark.slow
 
-SMALL = Size(
-    externals=("sgd", "sgd, CARBS"),
-    selves=("sgd, untuned",),
-    studies=2,
-    trials=2,
-    long=6,
-    target_trials=2,
-    reruns=3,
-)
+UNTUNED = ("sgd, untuned",)
+SMALL = Size(("sgd", CARBS), UNTUNED, studies=2, trials=2, long=6, target_trials=2, reruns=3)
+TINY = Size(("sgd", "momentum, large"), UNTUNED, 1, 2, 2, target_trials=1, reruns=1, budget=0.05)
 
 
-def ended(task: Task) -> dict[str, Any]:
+def ended(task: Task) -> Row:
     """A row of a training that nobody did: its loss follows from its settings."""
     rate = task.settings["learning_rate"]
     loss = abs(math.log(rate / 0.2)) + task.seed / 1e6
     seconds = {"1": 2 * loss, "8": loss, "64": loss / 2}
     last = {"step": 10, "examples": 80, "seconds": seconds, "measured": 0.0, "loss": loss}
-    return {
-        **task.about,
-        "settings": dict(task.settings),
-        "seed": task.seed,
-        "ended": "goal",
-        "evaluations": 3,
-        "best": loss,
-        "last": [last],
-    }
+    found = {"ended": "goal", "evaluations": 3, "best": loss, "last": [last]}
+    return {**task.about, "settings": dict(task.settings), "seed": task.seed, **found}
 
 
-def worked_off(rows: list[dict[str, Any]]) -> Iterator[Task]:
+def target(workload: str) -> Row:
+    about = {"kind": "target", "submission": "", "study": 0, "trial": 0}
+    return {**about, "workload": workload, "goal": 1.0, "of_each": {}}
+
+
+def trained(
+    method: Method, budget: float, *, workload: str = "regression", seed: int = 0, **settings: float
+) -> Row:
+    settings = {"learning_rate": 0.01, "batch_size": 128} | settings
+    return train(Task(workload, method, settings, seed, 0.0, budget))
+
+
+def worked_off(rows: list[Row]) -> Iterator[Task]:
     """Do what is missing, a training at a time, and yield each."""
     while True:
         known = any(row["kind"] == "target" for row in rows)
@@ -79,8 +78,8 @@ def worked_off(rows: list[dict[str, Any]]) -> Iterator[Task]:
 
 
 def test_an_interrupted_suite_goes_on_as_if_it_had_not_been() -> None:
-    whole: list[dict[str, Any]] = []
-    parts: list[dict[str, Any]] = []
+    whole: list[Row] = []
+    parts: list[Row] = []
 
     expected = list(worked_off(whole))
     for _ in range(200):  # each call does one training, and loses the next one
@@ -93,18 +92,6 @@ def test_an_interrupted_suite_goes_on_as_if_it_had_not_been() -> None:
     assert parts == whole
 
 
-TINY = Size(
-    externals=("sgd", "momentum, large"),
-    selves=("sgd, untuned",),
-    studies=1,
-    trials=2,
-    long=2,
-    target_trials=1,
-    reruns=1,
-    budget=0.05,
-)
-
-
 def test_an_interrupted_suite_saves_what_is_under_way_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +100,7 @@ def test_an_interrupted_suite_saves_what_is_under_way_and_goes_on(
     assert whole.run(["regression"], math.inf)
     added = suite.Suite._add
 
-    def interrupted(self: suite.Suite, row: dict[str, Any]) -> None:
+    def interrupted(self: suite.Suite, row: Row) -> None:
         added(self, row)
         if len(self.rows) == 3:
             raise KeyboardInterrupt
@@ -128,12 +115,12 @@ def test_an_interrupted_suite_saves_what_is_under_way_and_goes_on(
     later = suite.Suite(results.saved_rows(suite.NAME), TINY, saved=True, processes=2)
     assert later.run(["regression"], math.inf)
 
-    assert {key_of(row) for row in kept} == set(begun)  # none of them is lost
-    assert len(kept) == len(begun) < len(whole.rows)
-    found = {key_of(row): row["best"] if "best" in row else row["goal"] for row in later.rows}
-    assert len(found) == len(later.rows) == len(whole.rows) == 3 * 2 + 1 + 1 + 2 * 2
-    assert found == {key_of(r): r["best"] if "best" in r else r["goal"] for r in whole.rows}
-    assert len(results.saved_rows(suite.NAME)) == len(later.rows)
+    def found(rows: list[Row]) -> list[tuple[Key, float]]:
+        return sorted((key_of(row), row.get("best", row.get("goal"))) for row in rows)
+
+    assert sorted(map(key_of, kept)) == sorted(begun)  # none of them is lost
+    assert len(begun) < len(whole.rows) == 3 * 2 + 1 + 1 + 2 * 2
+    assert found(results.saved_rows(suite.NAME)) == found(later.rows) == found(whole.rows)
 
 
 def test_results_of_another_protocol_are_refused(
@@ -141,11 +128,7 @@ def test_results_of_another_protocol_are_refused(
 ) -> None:
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     suite.check_saved()  # nothing is saved
-    suite.Suite([], TINY, saved=True, processes=1)._add(
-        {"kind": "target", "workload": "digits", "submission": "", "goal": 0.1, "of_each": {}}
-        | {"study": 0, "trial": 0}
-    )
-    suite.check_saved()
+    suite.Suite([], TINY, saved=True, processes=1)._add(target("digits"))
 
     now = suite.protocol()
     sgd = {**now["spaces"]["sgd"], "momentum": [0.1, 0.9]}
@@ -170,12 +153,8 @@ def test_results_of_another_protocol_are_refused(
 
 def test_no_two_workloads_share_points_or_seeds() -> None:
     size = Size(externals=("sgd",), selves=(), studies=3, trials=5, long=5)
-    rows = [
-        {"kind": "target", "workload": w, "submission": "", "study": 0, "trial": 0, "goal": 1.0}
-        for w in PROBLEMS
-    ]
 
-    tasks = list(missing(rows, list(PROBLEMS), size, set()))
+    tasks = list(missing([target(w) for w in PROBLEMS], list(PROBLEMS), size, set()))
 
     assert len(tasks) == 16 * 15
     assert len({task.seed for task in tasks}) == len(tasks)
@@ -184,32 +163,23 @@ def test_no_two_workloads_share_points_or_seeds() -> None:
 
 def test_carbs_is_tried_on_workloads_that_are_no_variants() -> None:
     size = Size(externals=("sgd", CARBS), selves=(), studies=1, trials=2, long=3)
-    target = {"kind": "target", "submission": "", "study": 0, "trial": 0, "goal": 1.0}
-    rows = [target | {"workload": w} for w in ("mnist", "mnist_width")]
+    workloads = ["mnist", "mnist_width"]
 
-    tasks = missing(rows, ["mnist", "mnist_width"], size, set())
+    tasks = missing([target(w) for w in workloads], workloads, size, set())
 
     found = [(task.workload, task.about["submission"]) for task in tasks]
     # Three trials of SGD, and the first of CARBS, which waits for it.
     assert found == [("mnist", "sgd")] * 3 + [("mnist", CARBS)] + [("mnist_width", "sgd")] * 2
 
 
-def test_submissions_are_compared_with_one_that_exists() -> None:
-    assert all(each.control in {"", *EXTERNALS} for each in EXTERNALS.values())
-
-
 def test_trainings_under_way_are_not_begun_again() -> None:
-    first, second = (
-        t for _, t in zip(range(2), missing([], ["digits"], SMALL, set()), strict=False)
-    )
+    first, second, *_ = missing([], ["digits"], SMALL, set())
 
-    left = missing([], ["digits"], SMALL, {key_of(first.about)})
-
-    assert next(left) == second
+    assert next(missing([], ["digits"], SMALL, {key_of(first.about)})) == second
 
 
 def test_the_target_is_the_middle_algorithms_median_of_reruns_of_its_best_trial() -> None:
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     losses = {"sgd": (0.5, 0.1, 0.3), "momentum": (0.2, 0.2, 0.9), "adamw": (0.4, None, 0.6)}
     while len(rows) < 3 * (2 + 3):
         assert target_of("regression", SMALL, rows) is None
@@ -220,11 +190,11 @@ def test_the_target_is_the_middle_algorithms_median_of_reruns_of_its_best_trial(
             assert row["settings"] == min(trials, key=lambda each: each["best"])["settings"]
             row |= {"best": losses[name][row["trial"]]}
         rows.append(row)
-    target = target_of("regression", SMALL, rows)
+    found = target_of("regression", SMALL, rows)
 
-    assert target is not None
-    assert target["of_each"] == {"sgd": 0.3, "momentum": 0.2, "adamw": 0.6}
-    assert target["goal"] == 0.3
+    assert found is not None
+    assert found["of_each"] == {"sgd": 0.3, "momentum": 0.2, "adamw": 0.6}
+    assert found["goal"] == 0.3
 
 
 def test_the_clock_is_the_law_of_step_times_with_what_it_assumes() -> None:
@@ -238,23 +208,17 @@ def test_the_clock_is_the_law_of_step_times_with_what_it_assumes() -> None:
 
 def test_measuring_is_charged_as_the_meter_counts_it() -> None:
     """Each of the first steps is measured, for 1/8 of its computing: 16 ms, 1 ms an example."""
-    settings = {"learning_rate": 0.01, "batch_size": 128}
-    plain = step_seconds(128, 8)
-    charged = 0.125 * 0.016 * (1 + 16 / 32 * 1)
-    budget = 4.5 * (plain + charged)
+    step = step_seconds(128, 8) + 0.125 * 0.016 * (1 + 16 / 32 * 1)
 
-    row = train(Task("regression", Method("sgd", "tradeoff"), settings, 0, 0.0, budget))
+    last = trained(Method("sgd", "tradeoff"), 4.5 * step)["last"][-1]
 
-    last = row["last"][-1]
     assert (last["step"], last["examples"]) == (4, 4 * 128)
-    assert last["seconds"]["8"] == pytest.approx(4 * (plain + charged), rel=1e-3)
+    assert last["seconds"]["8"] == pytest.approx(4 * step, rel=1e-3)
 
 
 def test_evaluations_come_after_five_percent_more_time() -> None:
     """At a fixed batch size that is 5 % more steps, from 20 steps on; before, every step."""
-    settings = {"learning_rate": 0.01, "batch_size": 128}
-
-    row = train(Task("regression", Method("sgd"), settings, 0, 0.0, 140.5 * step_seconds(128, 8)))
+    row = trained(Method("sgd"), 140.5 * step_seconds(128, 8))
 
     due, evaluated = 0.0, 0
     for step in range(1, 141):
@@ -269,7 +233,6 @@ def test_a_training_that_measures_is_evaluated_at_the_steps_of_one_that_does_not
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """2,048 is the least and the largest batch size here, so the policy cannot move it."""
-    settings = {"learning_rate": 0.01, "batch_size": 2048}
     steps: list[int] = []
     add = Course.add
 
@@ -277,14 +240,14 @@ def test_a_training_that_measures_is_evaluated_at_the_steps_of_one_that_does_not
         steps.append(evaluation["step"])
         add(self, evaluation, spent)
 
-    def evaluated(method: Method, budget: float) -> list[int]:
+    def evaluated(method: Method) -> list[int]:
         steps.clear()
-        train(Task("regression", method, settings, 0, 0.0, budget))
+        trained(method, 30.0, batch_size=2048)
         return [*steps]
 
     monkeypatch.setattr(Course, "add", noted)
-    measured = evaluated(Method("sgd", "tradeoff", least=2048), 30.0)
-    plain = evaluated(Method("sgd"), 30.0)
+    measured = evaluated(Method("sgd", "tradeoff", least=2048))
+    plain = evaluated(Method("sgd"))
 
     assert measured[-1] < plain[-1]  # as measuring is charged
     assert measured[:-1] == plain[: len(measured) - 1]
@@ -292,25 +255,17 @@ def test_a_training_that_measures_is_evaluated_at_the_steps_of_one_that_does_not
 
 def test_a_least_batch_size_is_never_left() -> None:
     """In its first steps this training shrinks from 128 to 8, unless it must not."""
-    settings = {"learning_rate": 0.01, "batch_size": 128}
+    free, kept = (trained(Method("sgd", "tradeoff", least), 0.5)["last"][-1] for least in (0, 128))
 
-    free, kept = (
-        train(Task("regression", Method("sgd", "tradeoff", least), settings, 0, 0.0, 0.5))
-        for least in (0, 128)
-    )
-
-    sizes = [row["last"][-1]["examples"] / row["last"][-1]["step"] for row in (free, kept)]
-    assert sizes[0] < 100
-    assert sizes[1] >= 128
+    assert free["examples"] / free["step"] < 100
+    assert kept["examples"] / kept["step"] >= 128
 
 
 def test_a_constant_learning_rate_gets_on_where_adascale_shrinks_it() -> None:
     """The batch size shrinks from 128 alike in both, far from the regression's answer."""
     constant = EXTERNALS["sgd, tradeoff, constant lr"].method
-    settings = {"learning_rate": 0.03, "batch_size": 128}
-
     ours, theirs = (
-        train(Task("regression", method, settings, 0, 0.0, 1.0))["last"][-1]
+        trained(method, 1.0, learning_rate=0.03)["last"][-1]
         for method in (constant, Method("sgd", "tradeoff"))
     )
 
@@ -320,20 +275,16 @@ def test_a_constant_learning_rate_gets_on_where_adascale_shrinks_it() -> None:
 
 def test_a_schedule_that_never_moves_trains_as_a_fixed_batch_size() -> None:
     """Until the first decision it does not move; 8 micro-batches have the gradient of the batch."""
-    settings = {"learning_rate": 0.3, "batch_size": 64}
+    settings: Any = {"workload": "digits", "seed": 3, "learning_rate": 0.3, "batch_size": 64}
 
-    fixed, scheduled = (
-        train(Task("digits", Method("sgd", policy), settings, 3, 0.0, 0.35))
-        for policy in ("", "ratio")
-    )
+    def last(policy: str, budget: float) -> Row:
+        return trained(Method("sgd", policy), budget, **settings)["last"][-1]
 
-    steps = [row["last"][-1]["step"] for row in (fixed, scheduled)]
-    assert steps[0] > steps[1]
-    again = train(
-        Task("digits", Method("sgd"), settings, 3, 0.0, 1.0001 * steps[1] * step_seconds(64, 8))
-    )
-    assert again["last"][-1]["step"] == steps[1]
-    assert scheduled["last"][-1]["loss"] == pytest.approx(again["last"][-1]["loss"], rel=1e-4)
+    fixed, scheduled = last("", 0.35), last("ratio", 0.35)
+    again = last("", 1.0001 * scheduled["step"] * step_seconds(64, 8))
+
+    assert fixed["step"] > scheduled["step"] == again["step"]
+    assert scheduled["loss"] == pytest.approx(again["loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["regression", "regression_init", "regression_labels"])
@@ -363,9 +314,10 @@ def test_noisy_labels_are_a_fifth_and_stay() -> None:
     assert np.mean([*changed.values()]) == pytest.approx(0.2 * 0.9, abs=0.04)
 
 
-def test_all_workloads_have_the_three_variants() -> None:
+def test_all_workloads_have_the_three_variants_and_submissions_a_control() -> None:
     bases = {name for name, problem in PROBLEMS.items() if not problem.variant_of}
 
+    assert all(each.control in {"", *EXTERNALS} for each in EXTERNALS.values())
     assert {f"{b}_{what}": b for b in bases for what in ("width", "init", "labels")} == VARIANTS
 
 
@@ -374,7 +326,7 @@ def test_two_ranks_of_decentlam_are_momentum_sgd_and_those_of_adasum_are_not() -
     settings = {"learning_rate": 0.1, "batch_size": 64, "momentum": 0.9}
 
     plain, mixed, combined = (
-        train(Task("regression", Method("momentum", combine=c, ranks=r), settings, 0, 0.0, 1.0))
+        trained(Method("momentum", combine=c, ranks=r), 1.0, **settings)
         for c, r in (("", 1), ("decentlam", 2), ("adasum", 2))
     )
 
@@ -383,34 +335,30 @@ def test_two_ranks_of_decentlam_are_momentum_sgd_and_those_of_adasum_are_not() -
     assert combined["best"] != pytest.approx(plain["best"], rel=1e-2)
 
 
-def rows_of(submission: str, workload: str, seconds: list[list[float]]) -> list[dict[str, Any]]:
+def rows_of(submission: str, workload: str, seconds: list[list[float]]) -> list[Row]:
     """Trials by study; infinite ones missed the goal, though they were short."""
 
-    def last_of(time: float) -> float:
-        return time if math.isfinite(time) else 1.0
-
-    return [
-        {
-            "kind": "trial",
-            "workload": workload,
-            "submission": submission,
+    def row(study: int, trial: int, time: float) -> Row:
+        missed = math.isinf(time)
+        end = 1.0 if missed else time
+        evaluations = (9, 0.95 * end, 2.0), (10, end, 2.0 if missed else 0.5)
+        last = [
+            {"step": n, "examples": n, "seconds": {"8": at}, "loss": loss}
+            for n, at, loss in evaluations
+        ]
+        about = {"kind": "trial", "workload": workload, "submission": submission}
+        settings = {"batch_size": 8, "learning_rate": 0.1 * (trial + 1)}
+        ended = "budget" if missed else "goal"
+        return about | {
             "study": study,
             "trial": trial,
-            "settings": {"batch_size": 8, "learning_rate": 0.1 * (trial + 1)},
-            "ended": "budget" if math.isinf(time) else "goal",
-            "last": [
-                {"step": 9, "examples": 9, "seconds": {"8": 0.95 * last_of(time)}, "loss": 2.0},
-                {
-                    "step": 10,
-                    "examples": 10,
-                    "seconds": {"8": last_of(time)},
-                    "loss": 2.0 if math.isinf(time) else 0.5,
-                },
-            ],
+            "settings": settings,
+            "ended": ended,
+            "last": last,
         }
-        for study, times in enumerate(seconds)
-        for trial, time in enumerate(times)
-    ]
+
+    every = [(s, t, time) for s, times in enumerate(seconds) for t, time in enumerate(times)]
+    return [row(*one) for one in every]
 
 
 def test_a_time_is_the_median_over_studies_of_the_fastest_trial() -> None:
@@ -423,19 +371,14 @@ def test_a_time_is_the_median_over_studies_of_the_fastest_trial() -> None:
     assert scored(times) == pytest.approx({"a": 1.0, "b": 2 / 3})
 
 
-def test_a_speed_up_that_all_workloads_have_is_certain() -> None:
-    found = mean_speed_up([("digits", 2.0, 4.0), ("mnist", 3.0, 6.0)])
-
-    assert found == pytest.approx((2.0, 2.0, 2.0, 2))
-    assert found.verdict == "helped"
-
-
-def test_variants_of_a_workload_have_one_share_in_the_mean() -> None:
-    """Speed-ups of 2 and 8 on one workload, of 4 on the other: 4 on both."""
+def test_workloads_have_equal_shares_in_a_speed_up_with_their_variants() -> None:
+    """Where all have it, it is certain. Speed-ups of 2 and 8 on one, of 4 on the other: 4."""
+    sure = mean_speed_up([("digits", 2.0, 4.0), ("mnist", 3.0, 6.0)])
     found = mean_speed_up([("digits", 2.0, 4.0), ("digits_width", 2.0, 16.0), ("mnist", 1.0, 4.0)])
 
-    assert found.mean == pytest.approx(4.0)
-    assert found.workloads == 3
+    assert sure == pytest.approx((2.0, 2.0, 2.0, 2))
+    assert sure.verdict == "helped"
+    assert (found.mean, found.workloads) == (pytest.approx(4.0), 3)
 
 
 def test_a_workload_that_both_missed_tells_nothing() -> None:
@@ -514,18 +457,16 @@ def test_the_interval_of_a_speed_up_is_the_wider_of_groups_and_of_factors(
     assert np.log(mean) == pytest.approx(np.mean([each.mean() for each in logs]))
     half = (by_scipy.high - by_scipy.low) / 2
     assert np.log(bounds) == pytest.approx([np.log(mean) - half, np.log(mean) + half])
-
-
-def test_one_workload_has_no_interval() -> None:
-    assert mean_factor({"digits": [2.0, 2.1]})[1] == 0.0
+    assert mean_factor({"digits": [2.0, 2.1]})[1] == 0.0  # one workload has none
 
 
 def test_a_workload_counts_as_faster_only_beyond_the_scatter_of_the_studies() -> None:
     control = rows_of("sgd", "digits", [[8.0], [8.1], [7.9]])
-    fast, near = rows_of("x", "digits", [[2.0], [2.1], [1.9]]), rows_of("x", "digits", [[7.8]] * 3)
+    fast, near, mixed = [[2.0], [2.1], [1.9]], [[7.8]] * 3, [[2.0], [2.1], [math.inf]]
 
-    mixed = rows_of("x", "digits", [[2.0], [2.1], [math.inf]])
-
-    found = [verdicts(control + each, {"digits": 1.0}, "sgd") for each in (fast, near, mixed)]
+    found = [
+        verdicts(control + rows_of("x", "digits", each), {"digits": 1.0}, "sgd")
+        for each in (fast, near, mixed)
+    ]
 
     assert found == [["1 / 0 / 0"], ["0 / 0 / 1"], ["0 / 0 / 1"]]

@@ -16,24 +16,15 @@ NOTEBOOKS = sorted((ROOT / "docs/tutorials").glob("*.ipynb"))
 
 SMALLER: dict[str, dict[str, float]] = {
     "convnet": {"EPOCHS": 1, "SEEDS": 1, "GOAL": 2.2},
-    "hugging_face_gpt2": {
-        "WIDTH": 16,
-        "LAYERS": 1,
-        "STEPS": 40,
-        "SECOND_STEPS": 20,
-        "GOAL": 5.0,
-        "MODULES": 10,
-    },
+    "hugging_face_gpt2": {"WIDTH": 16, "LAYERS": 1, "STEPS": 40, "SECOND_STEPS": 20}
+    | {"GOAL": 5.0, "MODULES": 10},
     "lightning_transformer": {"BATCH_SIZE": 16, "STEPS": 20, "WIDTH": 16, "MODULES": 20},
 }
 
 
-def cells(notebook: Path) -> list[dict[str, Any]]:
-    return json.loads(notebook.read_text())["cells"]
-
-
 def code(notebook: Path) -> list[dict[str, Any]]:
-    return [cell for cell in cells(notebook) if cell["cell_type"] == "code"]
+    cells = json.loads(notebook.read_text())["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
 def source(cell: dict[str, Any]) -> str:
@@ -56,11 +47,10 @@ def as_python(text: str) -> str:
     return re.sub(r"^!noisescale (.*)$", called, text, flags=re.M)
 
 
-def test_every_tutorial_is_tested() -> None:
-    assert [notebook.stem for notebook in NOTEBOOKS] == sorted(SMALLER)
+every_notebook = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+@every_notebook
 def test_a_tutorials_code_runs(notebook: Path, tmp_path: Path) -> None:
     texts = {cell["id"]: source(cell) for cell in code(notebook)}
     texts["constants"] = with_values(texts["constants"], SMALLER[notebook.stem])
@@ -72,32 +62,23 @@ def test_a_tutorials_code_runs(notebook: Path, tmp_path: Path) -> None:
     assert "Critical batch size" in said
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_tutorial_is_saved_as_it_ran(notebook: Path) -> None:
-    found = code(notebook)
+@every_notebook
+def test_a_tutorial_is_saved_as_it_ran_with_stable_ids_and_no_metadata(notebook: Path) -> None:
+    saved = json.loads(notebook.read_text())
+    every, found = saved["cells"], code(notebook)
 
     outputs = [output for cell in found for output in cell["outputs"]]
 
+    assert (saved["nbformat"], saved["nbformat_minor"]) == (4, 5)
+    assert saved["metadata"].keys() == {"kernelspec", "language_info"}
+    assert all(re.fullmatch(r"[a-z-]+", cell["id"]) and cell["metadata"] == {} for cell in every)
+    assert 10 <= len(every) <= 24
+    assert len(notebook.read_text()) < 200_000
     assert [cell["execution_count"] for cell in found] == list(range(1, len(found) + 1))
-    assert {output["output_type"] for output in outputs} <= {
-        "display_data",
-        "execute_result",
-        "stream",
-    }
+    kinds = {output["output_type"] for output in outputs}
+    assert kinds <= {"display_data", "execute_result", "stream"}
     assert "stderr" not in {output.get("name") for output in outputs}
     for cell in found:
         last = source(cell).splitlines()[-1]
         if re.match(r"print\(|!|figure$|\w+\.figure\(\)$", last):
             assert cell["outputs"], cell["id"]
-
-
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_tutorial_has_stable_ids_and_no_metadata_of_a_run(notebook: Path) -> None:
-    saved = json.loads(notebook.read_text())
-
-    assert (saved["nbformat"], saved["nbformat_minor"]) == (4, 5)
-    assert saved["metadata"].keys() == {"kernelspec", "language_info"}
-    assert all(re.fullmatch(r"[a-z-]+", cell["id"]) for cell in cells(notebook))
-    assert all(cell["metadata"] == {} for cell in cells(notebook))
-    assert 10 <= len(cells(notebook)) <= 24
-    assert len(notebook.read_text()) < 200_000

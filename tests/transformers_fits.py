@@ -199,7 +199,9 @@ class Spy(TrainerCallback):
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
-        self.trainer: Any = None
+
+    def watch(self, trainer: Any) -> None:
+        self.trainer = trainer
 
     def on_train_begin(self, *_: Any, optimizer: Any, **__: Any) -> None:
         optimizer.optimizer.register_step_pre_hook(self._keep)
@@ -244,10 +246,7 @@ class Recorder(TrainerCallback):
 
 
 class CountsHooks(TrainerCallback):
-    """Counts the hooks there are between steps and in evaluation, less those at the beginning.
-
-    There the model can be copied and pickled.
-    """
+    """Counts the hooks between steps and in evaluation, where the model can be pickled, too."""
 
     def __init__(self) -> None:
         gc.collect()
@@ -349,14 +348,9 @@ def fits_by(
     small_batch: Any = "auto",
     **options: Any,
 ) -> list[tuple[Fit, list[str]]]:
-    """Fits on ranks, and what they warn of.
+    """Fits on ranks, and what they warn of; a class with the name `wrapper` has to wrap the model.
 
-    Args:
-        wrapper: The name of the class that has to wrap the model.
-        engine: Returns the options of TrainingArguments that make accelerate use it, on a rank.
-        ranks: How many.
-        small_batch: Of the callback.
-        **options: Of `fit`.
+    `engine` returns the options of TrainingArguments that make accelerate use it, on a rank.
     """
 
     def one() -> tuple[Fit, list[str]]:
@@ -377,6 +371,14 @@ def fits_by(
         return run._replace(parameters=[]), told
 
     return each(ranks, one)
+
+
+def check_growing_batch(engine: Callable[[], dict[str, Any]], **options: Any) -> None:
+    """It trains under an engine as under DDP."""
+    ddp = {name: value for name, value in options.items() if name != "parallelism_config"}
+    plain, found = losses_of_a_growing_batch(**ddp), losses_of_a_growing_batch(engine, **options)
+    assert len(plain[0]) < 12
+    np.testing.assert_allclose(found[0], plain[0], rtol=1e-4)
 
 
 def losses_of_a_growing_batch(

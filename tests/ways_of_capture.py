@@ -114,9 +114,11 @@ WAYS: Mapping[str, Way] = {
 
 def not_averaging(model: nn.Module, way: Way, *, last: bool) -> AbstractContextManager[None]:
     """For a pass that is not the last of its step: where gradients are only added up."""
-    averages = last or way.every_pass_reduces
+    return reducing(model, last or way.every_pass_reduces)
+
+
+def reducing(model: Any, on: bool) -> AbstractContextManager[None]:
+    """For a pass that reduces gradients, or only adds to them."""
     if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(averages)
-    elif isinstance(model, (DistributedDataParallel, FullyShardedDataParallel)) and not averages:
-        return model.no_sync()
-    return nullcontext()
+        model.set_requires_gradient_sync(on)
+    return model.no_sync() if not on and hasattr(model, "no_sync") else nullcontext()

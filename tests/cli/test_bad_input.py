@@ -93,26 +93,34 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refuse:
-    """The one line that a refusal ends with, in a folder where nothing changes."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    Path("files").mkdir()
-    for name, content in FILES.items():
-        Path("files", name).write_text(content, encoding="utf-8")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files to be refused, which every test finds as they were."""
+    folder = tmp_path_factory.mktemp("bad")
     for name, content in RUNS.items():
-        folder = Path("runs", *name.split("/"))
-        folder.mkdir(parents=True)
-        (folder / "metrics.csv").write_text(content, encoding="utf-8")
-    Path("own_model.py").write_text(MODEL)
+        (folder / "runs" / name).mkdir(parents=True)
+        (folder / "runs" / name / "metrics.csv").write_text(content, encoding="utf-8")
+    (folder / "files").mkdir()
+    for name, content in FILES.items():
+        (folder / "files" / name).write_text(content, encoding="utf-8")
+    (folder / "own_model.py").write_text(MODEL)
+    return folder
+
+
+@pytest.fixture
+def refused(run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Refuse:
+    """The one line that a refusal ends with, in a folder where nothing changes."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+
+    def times() -> dict[Path, int]:
+        files = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+        return {path: path.stat().st_mtime_ns for path in files if path.is_file()}
 
     def refuse(*arguments: str) -> str:
-        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+        before = times()
         said = program.refused(*(run if word == "RUN" else word for word in arguments))
-        after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-        changed = {path for path, _ in before.items() ^ after.items()}
-        assert {path for path in changed if "__pycache__" not in path.parts} == set()
+        assert times() == before
         return said
 
     return refuse
@@ -133,18 +141,13 @@ predict RUN --no-such-option 1                       => No such option: --no-suc
 predict RUN --price-per-device-hour two              => Invalid value for '--price-per-device-hour'
 predict RUN --batch-sizes ''                         => `--batch-sizes` must be numbers, got ''
 predict RUN --batch-sizes ²                          => `--batch-sizes` must be numbers
-~ predict RUN --batch-sizes RED                      => `--batch-sizes` must be numbers, got '\x1b
 predict RUN --batch-sizes 0                          => `--batch-sizes` must be positive
-~ predict RUN --batch-sizes nan                      => `--batch-sizes` must be positive
 predict RUN --batch-sizes 1e300                      => `--batch-sizes` must be from 1e-12 to 1e+12
 predict RUN --batch-sizes HUNDREDS                   => `--batch-sizes` must be at most 256 values
 predict RUN --batch-sizes 0.5                        => `--batch-sizes` must reach the number
 predict RUN --devices two                            => `--devices` must be numbers
-predict RUN --devices 0                              => `--devices` must be whole numbers from 1
-predict RUN --devices 1.5                            => `--devices` must be whole numbers from 1
-~ predict RUN --devices 1e18                         => `--devices` must be whole numbers from 1
+predict RUN --devices 1e18                         => `--devices` must be whole numbers from 1
 predict RUN --devices HUNDREDS                       => `--devices` must be at most 64 values
-predict RUN --price-per-device-hour -1               => `--price-per-device-hour` must be positive
 predict RUN --price-per-device-hour 1e300            => `--price-per-device-hour` must be from
 predict RUN --hour-worth 30                          => `--hour-worth` must come with `--price
 predict RUN --price-per-device-hour 1 --hour-worth 0 => `--hour-worth` must be positive
@@ -222,7 +225,7 @@ profile own_model:both --device-batch-sizes 1.5      => `--device-batch-sizes` m
 profile own_model:both --accumulation 0              => `--accumulation` must be whole
 profile own_model:both --steps 4                     => `--steps` must be whole and at least 5
 profile own_model:both --output gone/x.csv           => `--output` must be in a folder
-profile own_model:both --output files/one.csv        => `files/one.csv` must have the columns
+profile own_model:Large --output files/one.csv       => `files/one.csv` must have the columns
 ~ profile own_model:both --output files/times_twice.csv => `files/times_twice.csv` must name each
 ~ profile own_model:both --output files              => `files` must be a CSV file, got a folder
 ~ profile own_model:both --accelerator RED           =>
@@ -265,10 +268,10 @@ def test_names_that_are_no_plain_text_are_shown_escaped(
     curves = tmp_path / "curves.csv"
     rows = "".join(f'"{HOSTILE}",{row}\n' for row in SWEEP.splitlines()[1:])
     curves.write_text(f"model,batch_size,steps\n{rows}", encoding="utf-8")
-    page = tmp_path / f"{HOSTILE.replace('/', '')}.html"
+    page, unit = tmp_path / f"{HOSTILE_FILE}.html", f"{HOSTILE}<script>alert(1)"
 
-    fitted = program.run("fit", curves, "--by", "model", "--unit", HOSTILE, *as_json)
-    predicted = program.run("predict", run, "--unit", HOSTILE, "--html", page, *as_json)
+    fitted = program.run("fit", curves, "--by", "model", "--unit", unit, *as_json)
+    predicted = program.run("predict", run, "--unit", unit, "--html", page, *as_json)
 
     for said in (fitted, predicted):
         assert all(line.isprintable() for line in said.splitlines())
@@ -276,17 +279,8 @@ def test_names_that_are_no_plain_text_are_shown_escaped(
         assert "[red][/]" in said
     if as_json:
         assert HOSTILE in json.loads(fitted)["curves"]
-    assert page.exists()
-
-
-def test_a_unit_is_text_on_the_page(run: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-
-    program.run("predict", run, "--unit", "<script>alert(1)", "--html", page)
-
-    text = page.read_text()
-    assert "<script>alert(1)" not in text
-    assert "&lt;script&gt;alert(1)" in text
+    assert "<script>alert(1)" not in page.read_text()
+    assert "&lt;script&gt;alert(1)" in page.read_text()
 
 
 @pytest.mark.parametrize(

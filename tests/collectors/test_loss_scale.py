@@ -1,42 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 import torch
+from brute_force import expected, gradient_of, in_float64, micro_batch
 from torch import nn
 
 from noisescale import NoiseScaleMeter
 from noisescale.collectors.loss_scale import LossScale
 
 
-def one_step(unscales: bool, fused: bool) -> tuple[NoiseScaleMeter, list[float]]:
+def one_step(unscales: bool, fused: bool) -> tuple[NoiseScaleMeter, tuple[float, float]]:
     """Two micro-batches of one step in a torch loop with a GradScaler, and their moments."""
     torch.manual_seed(0)
     model = nn.Linear(5, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**15)
     meter = NoiseScaleMeter(model, grad_scaler=scaler)
-    gradients = []
+    parts = []
     for _ in range(2):
         x = torch.randn(4, 5)
-        loss = model(x).square().mean() / 2
-        gradients.append(
-            torch.cat([g.flatten() for g in torch.autograd.grad(loss, model.parameters())]) * 2
-        )
+        gradient = gradient_of(in_float64(model), lambda net, x=x: net(x.double()).square().mean())
+        parts.append(micro_batch(gradient, 4))
         meter.backward(scaler.scale(model(x).square().mean() / 2), local_batch_size=4)
     if unscales:
         scaler.unscale_(optimizer)
     meter.step()
     scaler.step(optimizer)
     scaler.update()
-    parts = torch.stack(gradients).double()
-    small, big = parts.square().sum().item() / 2, parts.mean(0).square().sum().item()
-    return meter, [(8 * big - 4 * small) / 4, (small - big) / (1 / 4 - 1 / 8)]
+    return meter, expected(parts).moments
 
 
 @pytest.mark.parametrize(("unscales", "fused"), [(True, False), (False, False), (False, True)])
 def test_the_loss_scale_is_taken_out_whoever_unscales(unscales: bool, fused: bool) -> None:
-    meter, expected = one_step(unscales, fused)
+    meter, moments = one_step(unscales, fused)
 
-    assert meter.sums.mean == pytest.approx(expected, rel=1e-5)
+    assert meter.sums.mean == pytest.approx(moments, rel=1e-5)
 
 
 def test_a_disabled_scaler_changes_nothing() -> None:

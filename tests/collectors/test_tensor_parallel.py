@@ -38,6 +38,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 from torch.nn.parallel import DistributedDataParallel
+from ways_of_capture import reducing
 
 from noisescale import NoiseScaleMeter
 from noisescale.collectors.rows.step_rows import MeasuredStep, StepRows
@@ -48,7 +49,7 @@ from noisescale.meter.options import MeterOptions
 DDP = DistributedDataParallel
 
 WORDS, WIDTH, LENGTH = 13, 8, 6  # an odd vocabulary: shards of 7 and 6
-STEPS, EXACT = 2, 1e-5
+STEPS, MICROS, EXACT = 2, 2, 1e-5
 
 
 class Block(nn.Module):
@@ -165,14 +166,14 @@ class Trained(NamedTuple):
     """Whether the gradients are bitwise those without a collector."""
 
 
-def trained(case: Case, micros: int = 2) -> Trained:
+def trained(case: Case) -> Trained:
     torch.set_num_threads(1)
-    runs = [_run(case, micros, measured=measured) for measured in (True, False)]
-    same = all(torch.equal(a, b) for a, b in zip(runs[0][1], runs[1][1], strict=True))
-    return Trained(runs[0][0], runs[0][2], same)
+    (steps, ours, groups), (_, theirs, _) = (_run(case, measured=it) for it in (True, False))
+    same = all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    return Trained(steps, groups, same)
 
 
-def _run(case: Case, micros: int, *, measured: bool) -> tuple[Any, list[Tensor], Any]:
+def _run(case: Case, *, measured: bool) -> tuple[Any, list[Tensor], Any]:
     tensor = dist.get_world_size() // case.data
     mesh = init_device_mesh("cpu", (case.data, tensor), mesh_dim_names=("data", "tensor"))
     model: Any = case.model()
@@ -185,9 +186,7 @@ def _run(case: Case, micros: int, *, measured: bool) -> tuple[Any, list[Tensor],
             case.by(block, mesh=mesh["data"])
         model = case.by(model, mesh=mesh["data"])
     parameters = list(model.parameters())  # DDP's are not in the model later
-    collector = None
-    if measured:
-        collector = choose_collector(model, MeterOptions(groups=case.groups))
+    collector = choose_collector(model, MeterOptions(groups=case.groups)) if measured else None
     rank = mesh.get_local_rank("data")
     found: list[MeasuredStep] = []
     gradients: list[Tensor] = []
@@ -195,13 +194,12 @@ def _run(case: Case, micros: int, *, measured: bool) -> tuple[Any, list[Tensor],
         for p in parameters:
             p.grad = None
         sizes = []
-        for micro in range(micros):
-            last = micro == micros - 1
-            if case.by is not None and case.reduced_once:
-                only_last_reduces(model, last)
+        for micro in range(MICROS):
+            last = micro == MICROS - 1
             rows = batch(step, rank, micro)
-            with loss_parallel() if case.by_loss else torch.enable_grad():
-                loss = loss_of(model, rows) / micros
+            once = reducing(model, last or not case.reduced_once)
+            with once, loss_parallel() if case.by_loss else torch.enable_grad():
+                loss = loss_of(model, rows) / MICROS
                 if collector is not None:
                     collector.before_backward(loss, len(rows), capture_average=last)
                     sizes.append(float(len(rows)))
@@ -211,7 +209,7 @@ def _run(case: Case, micros: int, *, measured: bool) -> tuple[Any, list[Tensor],
             queue.add(
                 collector.small_sq_norms(),
                 collector.big_sq_norms(),
-                collector.layout(sizes, micros),
+                collector.layout(sizes, MICROS),
                 examples=sum(sizes),
                 unmeasured_examples=0,
                 unmeasured_steps=0,
@@ -229,37 +227,25 @@ def _run(case: Case, micros: int, *, measured: bool) -> tuple[Any, list[Tensor],
     return found, gradients, names
 
 
-def only_last_reduces(model: Any, last: bool) -> None:
-    if isinstance(model, DDP):
-        model.require_backward_grad_sync = last
-    else:
-        model.set_requires_gradient_sync(last)
-
-
-def expectation(case: Case, step: int, micros: int, columns: Any) -> Any:
+def expectation(case: Case, step: int, pattern: str = "") -> Any:
+    """Of the parameters whose names match."""
     plain = in_float64(case.model())
     parts = []
     for rank in range(case.data):
         mine = []
-        for micro in range(micros):
+        for micro in range(MICROS):
             rows = batch(step, rank, micro)
             gradient = gradient_of(plain, lambda net, rows=rows: loss_of(net, rows))
             mine.append(micro_batch(gradient, len(rows)))
         parts += [whole(mine)] if case.reduced_once else mine
-    return expected(parts, columns)
+    return expected(parts, columns_of(plain, lambda name: bool(re.search(pattern, name))))
 
 
 QUICK = ("alone, no sequence", "alone, tied, by loss", "FSDP2", "DDP")
-two, four, two_slow, four_slow = Ranks(2), Ranks(4), Ranks(2), Ranks(4)
-
-
-FOUND: dict[str, Callable[[], list[Trained]]] = {
-    name: (
-        (two if case.data == 1 else four)
-        if name in QUICK
-        else (two_slow if case.data == 1 else four_slow)
-    )(partial(trained, case))
-    for name, case in CASES.items()
+RANKS = {(data, quick): Ranks(2 * data) for data in (1, 2) for quick in (True, False)}
+two, four, four_slow = RANKS[1, True], RANKS[2, True], RANKS[2, False]
+FOUND = {
+    name: RANKS[case.data, name in QUICK](partial(trained, case)) for name, case in CASES.items()
 }
 
 
@@ -270,17 +256,14 @@ def test_norms_are_those_of_the_model_on_one_process(name: str) -> None:
 
     assert all(repr(other.steps) == repr(first.steps) for other in others)
     assert first.same
-    plain = case.model()
     for step, got in enumerate(first.steps):
-        wanted = expectation(case, step, 2, columns_of(plain, lambda name: True))
+        wanted = expectation(case, step)
         assert got.norms[:4] == pytest.approx(tuple(wanted), rel=EXACT)
         assert got.norms.examples == sum(
-            len(batch(step, rank, micro)) for rank in range(case.data) for micro in range(2)
+            len(batch(step, rank, micro)) for rank in range(case.data) for micro in range(MICROS)
         )
         for entry, group in enumerate(first.groups):
-            pattern = re.compile(case.groups[group])
-            columns = columns_of(plain, lambda name, of=pattern: bool(of.search(name)))
-            of_group = expectation(case, step, 2, columns)
+            of_group = expectation(case, step, case.groups[group])
             assert got.entries[entry][:4] == pytest.approx(tuple(of_group), rel=EXACT)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from brute_force import expected, micro_batch
 from forked_once import Ranks
 from refused import refused
 from torch import Tensor, nn
@@ -66,24 +67,20 @@ of_groups = three(partial(measured, groups={"last": r"^2\."}))
 def test_norms_are_those_of_this_rank_and_of_the_mean(bucket: int, micro_batches: int) -> None:
     found = NORMS[bucket, micro_batches]()
 
-    each = torch.stack([gradients(rank, micro_batches) for rank in range(3)])
-    for rank, (small, big, _) in enumerate(found):
-        assert small == pytest.approx(float(each[rank].square().sum()), rel=1e-5)
-        assert big == pytest.approx(float(each.mean(0).square().sum()), rel=1e-5)
-    # E|g|² = |G|² + tr(Σ)/n with n of the ranks and of all: two equations.
-    inverse_part = sum(1 / (micro_batches * (5 + rank)) for rank in range(3)) / 3
-    small, big = float(each.square().sum(1).mean()), float(each.mean(0).square().sum())
-    trace = (small - big) / (inverse_part - inverse_part / 3)
-    assert found[0][2] == pytest.approx(big - trace * inverse_part / 3, rel=1e-4)
+    each = [gradients(rank, micro_batches) for rank in range(3)]
+    sizes = [micro_batches * (5 + rank) for rank in range(3)]
+    step = expected([micro_batch(g, n) for g, n in zip(each, sizes, strict=True)])
+    for gradient, (small, big, signal) in zip(each, found, strict=True):
+        assert small == pytest.approx(float(gradient.square().sum()), rel=1e-5)
+        assert big == pytest.approx(step.big_sq_norm, rel=1e-5)
+        assert signal == pytest.approx(step.moments[0], rel=1e-4)
 
 
 def test_groups_have_their_own_norms() -> None:
-    found = of_groups()
-
-    each = torch.stack([gradients(rank) for rank in range(3)]).mean(0)
+    mean = torch.stack([gradients(rank) for rank in range(3)]).mean(0)
     last = 3 * 2 + 2
-    assert found[0][2] == pytest.approx(float(each[-last:].square().sum()), rel=1e-5)
-    assert found[0][3] == pytest.approx(float(each[:-last].square().sum()), rel=1e-5)
+    parts = [float(part.square().sum()) for part in (mean[-last:], mean[:-last])]
+    assert of_groups()[0][2:4] == pytest.approx(parts, rel=1e-5)
 
 
 @two
@@ -103,15 +100,15 @@ def test_a_rank_without_a_gradient_counts_as_zero_and_leaves_nobody_waiting() ->
 
 
 @two
-def late_and_early() -> list[Any]:
+def late_and_clipped() -> list[Any]:
     found = []
-    for early in (False, True):
+    for clipped in (False, True):
         net = model()
         meter = NoiseScaleMeter(net, averaged=False)
         loss = loss_of(net, dist.get_rank())
-        meter.before_backward(loss, 5, capture_average=early)
+        meter.before_backward(loss, 5, capture_average=clipped)
         loss.backward()
-        if early:
+        if clipped:
             for p in net.parameters():
                 p.grad.mul_(0.001)
         meter.step()
@@ -120,8 +117,8 @@ def late_and_early() -> list[Any]:
 
 
 def test_norms_of_a_pass_that_is_clipped_before_the_step_are_taken_at_its_end() -> None:
-    plain, early = late_and_early()[0]
-    assert plain == pytest.approx(early)
+    late, clipped = late_and_clipped()[0]
+    assert late == pytest.approx(clipped)
 
 
 class AveragesInItsStep(torch.optim.SGD):
@@ -146,11 +143,8 @@ def averaged_in_the_step(late: bool, micro_batches: int) -> tuple[int, list[str]
             for pass_ in range(micro_batches):
                 loss = loss_of(net, dist.get_rank(), 2 * step + pass_) / micro_batches
                 meter.backward(loss, local_batch_size=5)
-            if late:
-                optimizer.step()
-            meter.step()
-            if not late:
-                optimizer.step()
+            for one in (optimizer, meter) if late else (meter, optimizer):
+                one.step()
         return meter.measured_steps, [str(one.message) for one in caught]
 
 
@@ -199,19 +193,14 @@ def test_the_loss_scale_is_taken_out() -> None:
 
 @two
 def refusals() -> None:
-    for options in ({"small_batch": "micro_batch"}, {"small_batch": "half"}, {"extra": EXTRA}):
+    extra = {"extra": [NoiseAlongGradient]}
+    for options in ({"small_batch": "micro_batch"}, {"small_batch": "half"}, extra):
         with refused("averaged", requirement="be True with"):
-            NoiseScaleMeter(model(), averaged=False, **options)  # type: ignore[arg-type]
-
-
-EXTRA = [NoiseAlongGradient]
+            NoiseScaleMeter(model(), averaged=False, **options)
 
 
 def test_only_ranks_can_be_compared() -> None:
+    """In one process there is nothing to average."""
     assert refusals() == [None, None]
-
-
-def test_in_one_process_there_is_nothing_to_average() -> None:
     meter = NoiseScaleMeter(nn.Linear(2, 1), averaged=False)
-
     assert not isinstance(meter._capture.collector, UnaveragedCollector)

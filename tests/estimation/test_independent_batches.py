@@ -34,34 +34,21 @@ def drawn(rng: Any, batches: int, directions: int, noise: float) -> Gradients:
     return mean / np.linalg.norm(mean) + scatter
 
 
-def test_moments_are_those_of_all_gradients_at_once() -> None:
-    gradients = drawn(np.random.default_rng(0), 30, 7, noise=4.0)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_moments_are_those_of_all_gradients_at_once(weighted: bool) -> None:
+    """τ is the weighted sum of squared deviations over n - 1, |G|² the mean product of pairs."""
+    rng = np.random.default_rng(0)
+    gradients = drawn(rng, 30, 7, noise=4.0)
+    weights = rng.integers(1, 6, 30).astype(float) if weighted else np.ones(30)
 
-    found = products(gradients, examples=np.full(30, 16.0))
+    found = products(gradients, weights, examples=np.full(30, 16.0))
 
-    variance = gradients.var(axis=0, ddof=1).sum()
+    deviations = ((gradients - weights @ gradients / weights.sum()) ** 2).sum(axis=1)
+    pairs = np.triu(np.outer(weights, weights), 1)
     assert found.batches == 30
-    assert found.noise_trace == pytest.approx(16 * variance)
-    mean_sq = (gradients.mean(axis=0) ** 2).sum()
-    assert found.grad_sq_norm == pytest.approx(mean_sq - variance / 30)
-
-
-def test_weights_make_the_moments_of_a_mean_over_tokens() -> None:
-    """Each batch has as many gradients as its weight says; the truth knows all of them."""
-    rng = np.random.default_rng(1)
-    traces, signals = [], []
-    for _ in range(150):
-        tokens = rng.integers(1, 6, size=20)
-        each = [drawn(rng, n, 3, noise=6.0) * [1, 0, 0] + [1, 0, 0] for n in tokens]
-        gradients = np.array([some.mean(axis=0) for some in each]) - [1, 0, 0]
-        found = products(gradients, weights=tokens.astype(float), examples=np.full(20, 2.0))
-        traces.append(found.noise_trace * tokens.mean() / 2.0)
-        signals.append(found.grad_sq_norm)
-
-    # The mean varies from batch to batch as well, as it is drawn with them.
-    spread = 2.0 + 1.0 / 3
-    assert np.mean(traces) == pytest.approx(spread * 1.0, rel=0.6)
-    assert np.mean(signals) == pytest.approx(0.0, abs=0.1)
+    assert found.noise_trace == pytest.approx(weights @ deviations / weights[1:].sum() * 16)
+    signal = (pairs * (gradients @ gradients.T)).sum() / pairs.sum()
+    assert found.grad_sq_norm == pytest.approx(signal)
 
 
 @pytest.mark.parametrize("noise", [0.3, 20.0])
@@ -100,12 +87,14 @@ def test_an_interval_that_hangs_on_one_batch_is_known() -> None:
     gradients = drawn(rng, 40, 100, noise=5.0)
     even = products(gradients)
     gradients[30] += 20 * rng.normal(size=100)
-
     uneven = products(gradients)
+    few = IndependentBatches([BatchProducts(1, 1, 1.0 + k, 1.0, k) for k in range(11)])
 
     assert not even.hangs_on_one
     assert uneven.hangs_on_one
     assert uneven.largest_share > 0.9
+    assert 0.2 < few.largest_share < 6 / few.batches
+    assert not few.hangs_on_one  # a few always have a largest one
 
 
 def test_bounds_are_in_order_whatever_the_batches() -> None:

@@ -21,13 +21,6 @@ def test_fieller_ends_are_where_the_test_of_the_ratio_turns() -> None:
     assert high == pytest.approx(optimize.brentq(excess, s / q, 1e3))
 
 
-def test_fieller_knows_nothing_where_both_may_be_zero_or_signal_is_negative() -> None:
-    assert fieller_interval(1.0, 0.1, np.array([4.0, 0.0, 0.01]), 2.0) == (0.0, math.inf)
-    assert fieller_interval(30.0, -1.0, np.array([4.0, 0.0, 0.01]), 2.0) == (0.0, math.inf)
-    assert fieller_interval(-30.0, 0.1, np.array([4.0, 0.0, 0.01]), 2.0) == (0.0, math.inf)
-    assert fieller_interval(30.0, 0.0, np.zeros(3), 2.0) == (0.0, math.inf)
-
-
 @pytest.mark.parametrize("noise_unit", [1e-150, 1e-20, 1e90, 1e150])
 @pytest.mark.parametrize("signal_unit", [1e-140, 1.0, 1e100])
 def test_the_interval_does_not_depend_on_units(noise_unit: float, signal_unit: float) -> None:
@@ -101,9 +94,7 @@ def test_fieller_is_what_a_scan_over_ratios_accepts() -> None:
 
 
 @pytest.mark.parametrize("beyond", [1e-3, 1e-9, 1e-12, 1e-15, 0.0, -1e-15, -1e-12, -1e-9, -1e-3])
-def test_the_low_end_is_continuous_where_the_signal_comes_to_differ_from_zero(
-    beyond: float,
-) -> None:
+def test_the_low_end_is_continuous_where_the_signal_differs_from_zero(beyond: float) -> None:
     """At A = 0 it is C/2B, here with S = 30, Q = t·√v_QQ = 0.2: B = 6, C = 884."""
     low, _ = fieller_interval(30.0, 0.2 * (1 + beyond), np.array([4.0, 0.0, 0.01]), 2.0)
 

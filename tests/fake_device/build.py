@@ -24,7 +24,7 @@ def library() -> Path:
     Raises:
         CannotBuildError: If there is no C++ compiler, or it fails.
     """
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    compiler = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++")
     if compiler is None:
         raise CannotBuildError("needs a C++ compiler: neither `c++` nor `g++` is on the path")
     command = [compiler, "-std=c++20", "-fPIC", "-shared", str(SOURCE)]
@@ -32,27 +32,17 @@ def library() -> Path:
     command += [f"-Wl,-rpath,{TORCH / 'lib'}", "-lc10", "-ltorch", "-ltorch_cpu"]
     made_from = (SOURCE.read_text(), torch.__version__, str(TORCH), compiler)
     key = hashlib.sha256("\n".join(made_from).encode()).hexdigest()[:16]
-    built = _folder() / f"noisescale_fake_device_{key}.so"
+    folder = os.environ.get("TORCH_EXTENSIONS_DIR", "~/.cache/torch_extensions")
+    built = Path(folder).expanduser() / f"noisescale_fake_device_{key}.so"
     if built.exists():
         return built
     built.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(built.with_suffix(".lock")):  # among the workers of pytest-xdist
         if not built.exists():
             unfinished = built.with_suffix(".unfinished")
-            _compile([*command, "-o", str(unfinished)])
+            command += ["-o", str(unfinished)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise CannotBuildError(f"`{' '.join(command)}` failed:\n{done.stderr[-4000:]}")
             unfinished.rename(built)
     return built
-
-
-def _folder() -> Path:
-    """Where torch keeps compiled extensions."""
-    return Path(os.environ.get("TORCH_EXTENSIONS_DIR", "~/.cache/torch_extensions")).expanduser()
-
-
-def _compile(command: list[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except OSError as error:
-        raise CannotBuildError(f"needs a C++ compiler: {error}") from error
-    if done.returncode:
-        raise CannotBuildError(f"`{' '.join(command)}` failed:\n{done.stderr[-4000:]}")

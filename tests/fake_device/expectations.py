@@ -2,7 +2,9 @@
 """Steps of one process in each way of measuring, and what they may show by the CPU."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import pytest
 import torch
 from brute_force import (
     Expected,
@@ -13,7 +15,10 @@ from brute_force import (
     micro_batch,
 )
 from torch import nn
-from ways_of_capture import batch, half_squares
+from ways_of_capture import Net, batch, half_squares
+
+from noisescale import NoiseScaleMeter
+from noisescale.collectors.rows.step_norms import StepNorms
 
 ROWS = {"half": (6,), "micro_batch": (3, 6, 2), "example": (3, 4)}
 """Of the micro-batches of a step."""
@@ -33,3 +38,36 @@ def expectations(
     if way == "example":
         parts = [part for some in single for part in examples_of(some)]
     return [expected(parts, columns)]
+
+
+def train(
+    model: nn.Module, meter: NoiseScaleMeter, way: str, step: int, scaler: Any = None
+) -> None:
+    """One step of a model, wherever it is."""
+    model.zero_grad()
+    device = next(model.parameters()).device
+    for micro, n in enumerate(ROWS[way]):
+        x, y = (part.to(device) for part in batch(step, 0, micro, n))
+        loss = half_squares(model(x), y) / len(ROWS[way])
+        meter.backward(loss if scaler is None else scaler.scale(loss), n)
+    meter.step()
+
+
+def agreed(got: StepNorms, wanted: Sequence[Expected], rel: float = 1e-5) -> list[Expected]:
+    """What may have been expected of the norms that were found."""
+    return [one for one in wanted if got[:4] == pytest.approx(tuple(one), rel=rel)]
+
+
+def steps_expected(
+    meter: NoiseScaleMeter, way: str, recorded: Sequence[StepNorms], rel: float
+) -> list[tuple[StepNorms, Expected]]:
+    """Each measured step of a `Net` that stands still, with what was expected of it."""
+    probes = way == "example"
+    assert (meter.measured_steps, meter.skipped_steps) == (len(recorded) - probes, probes)
+    found = [
+        (got, *agreed(got, expectations(Net(), way, step), rel)[:1])
+        for step, got in enumerate(recorded)
+        if step >= probes
+    ]
+    assert all(len(pair) == 2 for pair in found)
+    return found  # type: ignore[return-value]

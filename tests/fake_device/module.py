@@ -46,20 +46,7 @@ def without_float64() -> Iterator[None]:
         torch.ops.fake_device.set_float64(True)
 
 
-def is_available() -> bool:
-    return True
-
-
-def is_initialized() -> bool:
-    return True
-
-
-def device_count() -> int:
-    return DEVICES
-
-
-def current_device() -> int:
-    return torch.accelerator.current_device_index()
+current_device = torch.accelerator.current_device_index
 
 
 def set_device(device: Any) -> None:
@@ -103,19 +90,6 @@ def set_rng_state(state: Tensor, device: Any = None) -> None:
     torch.ops.fake_device.set_rng_state(_index(device), state)
 
 
-def memory_allocated() -> int:
-    """Bytes, on both devices."""
-    return torch.ops.fake_device.allocated_bytes()
-
-
-def empty_cache() -> None:
-    """There is none."""
-
-
-def get_amp_supported_dtype() -> list[torch.dtype]:
-    return [torch.float16, torch.bfloat16]
-
-
 class device(torch.accelerator.device_index):  # noqa: N801
     """As `torch.cuda.device`."""
 
@@ -134,9 +108,8 @@ def _index(device: Any) -> int:
 
 
 FUNCTIONS = (
-    is_available, is_initialized, device_count, current_device, set_device, synchronize,
-    current_stream, stream, manual_seed, manual_seed_all, get_rng_state, set_rng_state,
-    memory_allocated, empty_cache, get_amp_supported_dtype, device,
+    set_device, synchronize, current_stream, stream, manual_seed, manual_seed_all,
+    get_rng_state, set_rng_state, device,
 )  # fmt: skip
 
 
@@ -144,7 +117,12 @@ def _module() -> ModuleType:
     module: Any = ModuleType("torch.fake")
     for function in FUNCTIONS:
         setattr(module, function.__name__, function)
+    module.current_device = current_device
     module.Stream, module.Event = new_stream, new_event
+    module.is_available = module.is_initialized = lambda: True
+    module.device_count = lambda: DEVICES
+    module.memory_allocated = torch.ops.fake_device.allocated_bytes  # on both devices
+    module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     module._is_in_bad_fork = lambda: False
-    module._lazy_init = lambda: None
+    module._lazy_init = module.empty_cache = lambda: None
     return module

@@ -185,13 +185,11 @@ class Clocks:
         self.entries = 0
         self.also_used: defaultdict[int, set[Stream]] = defaultdict(set)
         """By address: streams that the allocator knows of by `record_stream`."""
-        done = 0
         for operation in record.operations:
-            for entry in record.entries[done : operation.after]:
+            for entry in record.entries[self.entries : operation.after]:
                 self._enter(*entry)
-            done = operation.after
             self._run(operation)
-        for entry in record.entries[done:]:
+        for entry in record.entries[self.entries :]:
             self._enter(*entry)
 
     def _enter(self, kind: int, what: int, device: int, stream_id: int) -> None:
@@ -200,7 +198,7 @@ class Clocks:
         if kind == RECORD:
             self.events[what] = Counter(self.clocks[stream])
         elif kind == WAIT:
-            self._join(stream, self.events.get(what, Counter()))
+            self.clocks[stream] |= self.events.get(what, Counter())
         elif kind == RECORD_STREAM:
             self.also_used[what].add(stream)
         elif kind == ALLOCATE:
@@ -209,43 +207,43 @@ class Clocks:
         elif kind == FREE:
             self._free(what)
         elif kind == SYNC_STREAM:
-            self._join(HOST, self.clocks[stream])
+            self.clocks[HOST] |= self.clocks[stream]
         elif kind == SYNC_EVENT:
-            self._join(HOST, self.events.get(what, Counter()))
+            self.clocks[HOST] |= self.events.get(what, Counter())
         elif kind == SYNC_DEVICE:
             for other in [s for s in self.clocks if s[0] == device]:
-                self._join(HOST, self.clocks[other])
-
-    def _join(self, stream: Stream, clock: Counter[Stream]) -> None:
-        self.clocks[stream] |= clock
+                self.clocks[HOST] |= self.clocks[other]
 
     def _knows(self, stream: Stream, other: Stream, time: int) -> bool:
         return stream == other or self.clocks[stream][other] >= time
 
+    def _check(
+        self, kind: str, other: Stream, time: int, earlier: Operation, later: Operation
+    ) -> None:
+        if not self._knows(later.stream, other, time):
+            self.found[Hazard(kind, str(earlier), str(later))] += 1
+
     def _run(self, operation: Operation) -> None:
         stream = operation.stream
         if stream != HOST:
-            self._join(stream, self.clocks[HOST])  # it was launched by then
+            self.clocks[stream] |= self.clocks[HOST]  # it was launched by then
         self._reuse(operation)
         self.clocks[stream][stream] += 1
         now = self.clocks[stream][stream]
         for address in operation.reads | operation.writes:
             if address in self.written:
                 writer, time, earlier = self.written[address]
-                if not self._knows(stream, writer, time):
-                    reads = address in operation.reads
-                    kind = "read before written" if reads else "overwritten before written"
-                    self.found[Hazard(kind, str(earlier), str(operation))] += 1
+                reads = address in operation.reads
+                kind = "read before written" if reads else "overwritten before written"
+                self._check(kind, writer, time, earlier, operation)
         for address in operation.writes:
             for reader, (time, earlier) in self.read.pop(address, {}).items():
-                if not self._knows(stream, reader, time):
-                    hazard = Hazard("overwritten before read", str(earlier), str(operation))
-                    self.found[hazard] += 1
+                self._check("overwritten before read", reader, time, earlier, operation)
             self.written[address] = stream, now, operation
         for address in operation.reads:
             self.read[address][stream] = now, operation
         if operation.blocks:
-            self._join(HOST, self.clocks[stream])
+            self.clocks[HOST] |= self.clocks[stream]
 
     def _reuse(self, operation: Operation) -> None:
         """Of memory that it writes its stream may have had some before, and freed."""
@@ -271,7 +269,5 @@ class Clocks:
         self._forget(address)
 
     def _forget(self, address: int) -> None:
-        self.written.pop(address, None)
-        self.read.pop(address, None)
-        self.owners.pop(address, None)
-        self.also_used.pop(address, None)
+        for known in (self.written, self.read, self.owners, self.also_used):
+            known.pop(address, None)  # type: ignore[attr-defined]

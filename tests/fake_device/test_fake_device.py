@@ -2,6 +2,7 @@
 """The fake device itself, and what finds transfers and hazards on it."""
 
 import gc
+from typing import Any
 
 import devices
 import pytest
@@ -95,72 +96,79 @@ def test_a_read_in_a_hook_of_a_backward_pass_is_counted() -> None:
     assert transfers.launched >= 3
 
 
-@pytest.mark.parametrize("waited", [True, False])
-def test_a_read_before_the_stream_that_wrote_was_waited_for_is_a_hazard(waited: bool) -> None:
-    side = torch.Stream("fake:0")
-
-    with Streams() as streams:
-        x = torch.ones(4, device="fake") * 2
-        if waited:
-            side.wait_stream(torch.accelerator.current_stream())
-        with side:
-            y = x + 1
-        torch.accelerator.current_stream().wait_stream(side)
-        y.sum()
-
-    found = [hazard.kind for hazard in streams.hazards()]
-    assert found == ([] if waited else ["read before written"])
+def here() -> torch.Stream:
+    return torch.accelerator.current_stream()
 
 
-@pytest.mark.parametrize("waited", [True, False])
-def test_an_overwrite_of_what_another_stream_reads_is_a_hazard(waited: bool) -> None:
-    side = torch.Stream("fake:0")
-
-    with Streams() as streams:
-        x = torch.ones(4, device="fake")
-        side.wait_stream(torch.accelerator.current_stream())
-        with side:
-            _ = x + 1
-        if waited:
-            torch.accelerator.current_stream().wait_stream(side)
-        x.zero_()
-
-    found = [hazard.kind for hazard in streams.hazards()]
-    assert found == ([] if waited else ["overwritten before read"])
+def kinds(streams: Streams) -> list[str]:
+    return [hazard.kind for hazard in streams.hazards()]
 
 
-@pytest.mark.parametrize("way", ["recorded", "waited for", "neither"])
-def test_memory_that_is_reused_while_another_stream_reads_it_is_a_hazard(way: str) -> None:
-    side = torch.Stream("fake:0")
-
-    with Streams() as streams:
-        x = torch.ones(4, device="fake")
-        side.wait_stream(torch.accelerator.current_stream())
-        with side:
-            _ = x + 1
-        if way == "recorded":
-            x.record_stream(side)
-        del x
-        if way == "waited for":
-            torch.accelerator.current_stream().wait_stream(side)
-        _ = torch.zeros(2, device="fake")
-
-    found = [hazard.kind for hazard in streams.hazards()]
-    assert found == (["reused while in use"] if way == "neither" else [])
+def read_of_what_a_stream_wrote(side: torch.Stream, waits: bool) -> None:
+    x = torch.ones(4, device="fake") * 2
+    if waits:
+        side.wait_stream(here())
+    with side:
+        y = x + 1
+    here().wait_stream(side)
+    y.sum()
 
 
-@pytest.mark.parametrize("waited", [True, False])
-def test_a_copy_that_the_host_reads_before_it_arrived_is_a_hazard(waited: bool) -> None:
+def read_on(side: torch.Stream) -> torch.Tensor:
+    """What the other stream reads, and does not wait for."""
     x = torch.ones(4, device="fake")
+    side.wait_stream(here())
+    with side:
+        _ = x + 1
+    return x
 
+
+def overwrite_of_what_a_stream_reads(side: torch.Stream, waits: bool) -> None:
+    x = read_on(side)
+    if waits:
+        here().wait_stream(side)
+    x.zero_()
+
+
+def reuse_of_memory_that_a_stream_reads(side: torch.Stream, waits: bool) -> None:
+    x = read_on(side)
+    del x
+    if waits:
+        here().wait_stream(side)
+    _ = torch.zeros(2, device="fake")
+
+
+def reuse_that_the_allocator_knows_of(side: torch.Stream, waits: bool) -> None:
+    x = read_on(side)
+    if waits:
+        x.record_stream(side)
+    del x
+    _ = torch.zeros(2, device="fake")
+
+
+def read_of_a_copy_on_the_host(_: torch.Stream, waits: bool) -> None:
+    y = torch.ones(4, device="fake").to("cpu", non_blocking=True)
+    if waits:
+        here().record_event().synchronize()
+    y.sum()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize(
+    ("work", "kind"),
+    [
+        (read_of_what_a_stream_wrote, "read before written"),
+        (overwrite_of_what_a_stream_reads, "overwritten before read"),
+        (reuse_of_memory_that_a_stream_reads, "reused while in use"),
+        (reuse_that_the_allocator_knows_of, "reused while in use"),
+        (read_of_a_copy_on_the_host, "read before written"),
+    ],
+)
+def test_what_is_not_waited_for_is_a_hazard(work: Any, kind: str, waits: bool) -> None:
     with Streams() as streams:
-        y = x.to("cpu", non_blocking=True)
-        if waited:
-            torch.accelerator.current_stream().record_event().synchronize()
-        y.sum()
+        work(torch.Stream("fake:0"), waits)
 
-    found = [hazard.kind for hazard in streams.hazards()]
-    assert found == ([] if waited else ["read before written"])
+    assert kinds(streams) == [kind] * (not waits)
 
 
 def test_streams_of_a_backward_pass_are_those_of_the_forward_pass() -> None:
@@ -169,12 +177,11 @@ def test_streams_of_a_backward_pass_are_those_of_the_forward_pass() -> None:
     side = torch.Stream("fake:0")
 
     with Streams() as streams:
-        here = torch.accelerator.current_stream()
         x = first(torch.ones(2, 3, device="fake"))
-        side.wait_stream(here)
+        side.wait_stream(here())
         with side:
             y = second(x)
-        here.wait_stream(side)
+        here().wait_stream(side)
         (x + y).sum().backward()
 
     assert not streams.hazards()
@@ -191,9 +198,9 @@ def test_collectives_have_a_stream_that_has_to_be_waited_for(waited: bool) -> No
             if waited:
                 work.wait()
             y = x + 1
-        return y.tolist(), [hazard.kind for hazard in streams.hazards()]
+        return y.tolist(), kinds(streams)
 
-    assert on_ranks(2, reduced) == [([3, 3], [] if waited else ["read before written"])] * 2
+    assert on_ranks(2, reduced) == [([3, 3], ["read before written"] * (not waited))] * 2
 
 
 def test_collectives_of_sharded_models_are_those_of_the_cpu() -> None:
@@ -236,4 +243,4 @@ def test_only_what_the_host_reads_makes_it_wait(read: bool) -> None:
         with side:
             _ = x + 1
 
-    assert bool(streams.hazards()) != read
+    assert bool(kinds(streams)) != read

@@ -3,7 +3,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,20 +21,15 @@ SMALL, LARGE = 2**8, 2**22
 """Elements. Cut as on the CPU, the large one would be 32 dot products."""
 
 
-def adam(numbers: Sequence[int]) -> tuple[torch.optim.Optimizer, list[Parameter]]:
-    """Of parameters of so many elements, after a step, with other gradients by now."""
+def along_momentum(numbers: Sequence[int]) -> int:
+    """Kernels that sum up norms along Adam's momentum, of parameters of so many elements."""
     parameters = [Parameter(torch.ones(number, device="fake")) for number in numbers]
     optimizer = torch.optim.Adam(parameters)
-    for _ in range(2):
-        for p in parameters:
-            p.grad = torch.full_like(p, 0.5)
-        optimizer.step()
-    return optimizer, parameters
-
-
-def launched(parameters: Sequence[Parameter], **options: Any) -> int:
-    """To sum up the norms of their gradients."""
-    norms = GradientNorms([(str(i), p) for i, p in enumerate(parameters)], **options)
+    for p in parameters:
+        p.grad = torch.full_like(p, 0.5)
+    optimizer.step()
+    named = [(str(i), p) for i, p in enumerate(parameters)]
+    norms = GradientNorms(named, extra=[MomentumDirection(optimizer, parameters)])
     pieces = [Piece(i, p.grad) for i, p in enumerate(parameters) if p.grad is not None]
     norms.sums(norms.compute(pieces))  # what is asked of the device once
     with Transfers() as transfers:
@@ -43,16 +37,8 @@ def launched(parameters: Sequence[Parameter], **options: Any) -> int:
     return transfers.launched
 
 
-def along_momentum(numbers: Sequence[int]) -> int:
-    optimizer, parameters = adam(numbers)
-    return launched(parameters, extra=[MomentumDirection(optimizer, parameters)])
-
-
-def test_a_large_gradient_takes_no_more_kernels_than_a_small_one() -> None:
+def test_large_and_many_gradients_take_no_more_kernels_than_small_and_few_ones() -> None:
     assert along_momentum([LARGE]) <= along_momentum([SMALL])
-
-
-def test_many_small_gradients_take_no_more_kernels_than_a_few() -> None:
     assert along_momentum([SMALL] * 50) == along_momentum([SMALL] * 5)
 
 
@@ -62,10 +48,8 @@ def of_shards(ranks: int, *, measured: bool) -> int:
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))).to("fake")
         fully_shard(model, mesh=init_device_mesh("fake", (ranks,)))
-        meter = None
-        if measured:
-            groups = {"weights": "weight", "biases": "bias"}
-            meter = NoiseScaleMeter(model, every_n_steps=1, groups=groups)
+        groups = {"weights": "weight", "biases": "bias"}
+        meter = NoiseScaleMeter(model, every_n_steps=1, groups=groups) if measured else None
         for _ in range(3):
             with Transfers() as transfers:
                 loss = model(torch.ones(4, 64, device="fake")).square().mean()

@@ -26,15 +26,11 @@ def copies_to_host(*, measured: bool) -> list[tuple[bool, Counter[str], int]]:
     """
     rank = dist.get_rank()
     device = devices.of_rank(rank)
-    options = {
-        "mesh": init_device_mesh("fake", (2,)),
-        "offload_policy": CPUOffloadPolicy(pin_memory=True),
-    }
-    model = fully_shard(Net().to(device), **options)
+    mesh, policy = init_device_mesh("fake", (2,)), CPUOffloadPolicy(pin_memory=True)
+    model = fully_shard(Net().to(device), mesh=mesh, offload_policy=policy)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    meter = None
-    if measured:
-        meter = NoiseScaleMeter(model, every_n_steps=3, groups={"vectors": "bias|norm"})
+    groups = {"vectors": "bias|norm"}
+    meter = NoiseScaleMeter(model, every_n_steps=3, groups=groups) if measured else None
     found = []
     for step in range(STEPS):
         due = meter is not None and meter.due
@@ -48,11 +44,8 @@ def copies_to_host(*, measured: bool) -> list[tuple[bool, Counter[str], int]]:
             meter.step()
         optimizer.step()
         optimizer.zero_grad()
-        kinds = Counter[str]()
-        for transfer, times in transfers.counted.items():
-            kinds[transfer.kind] += times
         hooks = sum(bool(p._post_accumulate_grad_hooks) for p in model.parameters())
-        found.append((due, kinds, hooks))
+        found.append((due, transfers.kinds(), hooks))
     if meter is not None:
         assert meter.noise_scale.steps > 0
     return found

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
-from brute_force import Expected, columns_of, gradients_of_examples
+from brute_force import columns_of, gradient_of, gradients_of_examples
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FakeProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from ways_of_capture import FEATURES, OUTPUTS, batch, half_squares
 
-from fake_device.expectations import ROWS, expectations
+from fake_device.expectations import ROWS, agreed, expectations
 from fake_device.transfers import READ, TO_HOST, Transfers
 from noisescale import NoiseScaleMeter
 from noisescale.collectors.collector import Collector
@@ -24,7 +24,6 @@ from noisescale.collectors.ddp import Phase
 from noisescale.collectors.gradient_norms import Norms, Piece
 from noisescale.collectors.loss_scale import LossScale
 from noisescale.collectors.micro_batch import MicroBatchCollector
-from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.step_rows import MeasuredStep, StepRows
 from noisescale.meter.choosing import choose_collector
 from noisescale.meter.options import MeterOptions
@@ -47,23 +46,35 @@ PLACES = {
     "the head on the CPU, the loss not": Places("fake:1", "cpu", "fake:1"),
     "the loss on the CPU": Places("fake:0", "fake:1", "cpu"),
 }
-TWO = PLACES["two accelerators"]
+TWO, ON_CPU = PLACES["two accelerators"], Places("cpu", "cpu", "cpu")
+
+
+class Thinned(torch.autograd.Function):
+    """Multiplies the gradient by random numbers of its device."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient * torch.rand_like(gradient)
 
 
 class Split(nn.Module):
     """Layers on two devices; in the first ones rows are moved on behind a layer."""
 
-    def __init__(self, places: Places | None = None) -> None:
+    def __init__(self, places: Places = ON_CPU, *, between: Any = lambda x: x) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.places = places or Places("cpu", "cpu", "cpu")
+        self.places, self.between = places, between
         self.first = nn.Linear(FEATURES, 7).to(self.places.first)
         self.norm = nn.LayerNorm(7).to(self.places.first)
         self.last = nn.Linear(7, OUTPUTS).to(self.places.last)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(self.first(x.to(self.places.first))).tanh()
-        return self.last(h.to(self.places.last))
+        return self.last(self.between(self.between(h).to(self.places.last)))
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         return half_squares(self(x).to(self.places.loss), y.to(self.places.loss))
@@ -86,18 +97,12 @@ def measured(model: Split, collector: Collector, step: int, rows: tuple[int, ...
         loss.backward()
     small, changes = collector.small_sq_norms(), collector.changes
     queue = StepRows(collector.norms, collector.group)
+    counts: Any = {"examples": sum(rows), "unmeasured_examples": 0, "unmeasured_steps": 0}
     layout = collector.layout(rows, len(rows))
-    counts: dict[str, Any] = {"examples": sum(rows), "unmeasured_examples": 0}
-    queue.add(
-        small, collector.big_sq_norms(), layout, unmeasured_steps=0, changes=changes, **counts
-    )
+    queue.add(small, collector.big_sq_norms(), layout, changes=changes, **counts)
     (found,) = queue.read()
     collector.reset()
     return found
-
-
-def agree(got: StepNorms, wanted: list[Expected]) -> bool:
-    return any(got[:4] == pytest.approx(tuple(want), rel=1e-5) for want in wanted)
 
 
 @pytest.mark.parametrize("way", ROWS)
@@ -112,33 +117,25 @@ def test_norms_of_the_whole_and_of_groups_are_those_of_single_gradients(
     steps = [measured(model, collector, step, ROWS[way]) for step in range(STEPS)]
 
     for step in range(1 if way == "example" else 0, STEPS):  # the first is a probe
-        got, names = steps[step], [n for n, _ in model.named_parameters()]
-        assert agree(got.norms, expectations(Split(), way, step))
+        got = steps[step]
+        assert agreed(got.norms, expectations(Split(), way, step))
         for entry, group in enumerate(("first", "last", "norm")):
-            columns = columns_of(Split(), [n for n in names if n.startswith(group)].__contains__)
-            assert agree(got.entries[entry], expectations(Split(), way, step, columns)), group
+            columns = columns_of(Split(), lambda name, group=group: name.startswith(group))
+            assert agreed(got.entries[entry], expectations(Split(), way, step, columns)), group
         assert got.changes.cause is None
         assert got.changes.checked
 
 
 class TwoHeads(nn.Module):
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Places = ON_CPU, *, summed: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.summed = summed
         self.heads = nn.ModuleList(nn.Linear(FEATURES, OUTPUTS).to(to) for to in places[:2])
 
-    def forward(self, x: Tensor) -> list[Tensor]:
-        return [head(x.to(head.weight.device)) for head in self.heads]
-
-
-class Summed(nn.Module):
-    def __init__(self, model: TwoHeads) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        first, last = self.model(x)
-        return first + last.to(first.device)
+    def forward(self, x: Tensor) -> Any:
+        outputs = [head(x.to(head.weight.device)) for head in self.heads]
+        return sum(outputs) if self.summed else outputs
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -156,27 +153,17 @@ def test_halves_are_cut_at_outputs_on_several_devices(place: str) -> None:
         meter.step()
         recorded += [row.norms for row in meter._capture.unread.read()]
 
-    on_cpu = Summed(TwoHeads(Places("cpu", "cpu", "cpu")))
     assert len(recorded) == 3
     for step, got in enumerate(recorded):
-        assert agree(got, expectations(on_cpu, "half", step))
+        assert agreed(got, expectations(TwoHeads(summed=True), "half", step))
 
 
-def gradient_by_name(model: Split, step: int, micro: int, rows: int) -> dict[str, Tensor]:
+def gradient(model: Split, step: int, micro: int, rows: int) -> Tensor:
     """On the CPU, in float64."""
     on_cpu = Split().double()
-    on_cpu.load_state_dict({n: p.cpu() for n, p in model.state_dict().items()})
-    x, y = batch(step, 0, micro, rows)
-    on_cpu.loss(x.double(), y.double()).backward()
-    return {n: p.grad for n, p in on_cpu.named_parameters()}  # type: ignore[misc]
-
-
-def along_mean(
-    gradients: dict[str, Tensor], states: dict[str, dict[str, Tensor]], kept: str
-) -> float:
-    m = {n: state[kept].double() for n, state in states.items()}
-    length = math.sqrt(sum(float(one.square().sum()) for one in m.values()))
-    return (sum(float((gradients[n] * m[n]).sum()) for n in m) / length) ** 2
+    on_cpu.load_state_dict(model.state_dict())
+    x, y = (part.double() for part in batch(step, 0, micro, rows))
+    return gradient_of(on_cpu, lambda net: net.loss(x, y))
 
 
 OPTIMIZERS: dict[str, Any] = {
@@ -197,22 +184,19 @@ def test_an_optimizer_s_state_is_found_on_each_device(place: str, kept: str) -> 
     rows = ROWS["micro_batch"]
 
     for step in range(STEPS):
-        states = {
-            n: {k: v.cpu().clone() for k, v in optimizer.state[p].items() if v is not None}
-            for n, p in model.named_parameters()
-        }
-        parts = [gradient_by_name(model, step, micro, n) for micro, n in enumerate(rows)]
-        whole = {n: sum(part[n] for part in parts) / len(parts) for n in parts[0]}
+        known = optimizer.state if step else {}
+        means = [known[p][kept].cpu().double().flatten() for p in model.parameters() if known]
+        parts = torch.stack([gradient(model, step, micro, n) for micro, n in enumerate(rows)])
         got = measured(model, collector, step, rows).entries[-1]
         optimizer.step()
 
+        found = [got.small_sq_norm, got.big_sq_norm]
         if step == 0:
-            assert math.isnan(got.small_sq_norm)
-            assert math.isnan(got.big_sq_norm)
+            assert all(map(math.isnan, found))
             continue
-        of_parts = sum(along_mean(part, states, kept) for part in parts) / len(parts)
-        assert got.small_sq_norm == pytest.approx(of_parts, rel=1e-5)
-        assert got.big_sq_norm == pytest.approx(along_mean(whole, states, kept), rel=1e-5)
+        mean = torch.cat(means)
+        along = [(some @ mean).square().mean() / (mean @ mean) for some in (parts, parts.mean(0))]
+        assert found == pytest.approx([float(one) for one in along], rel=1e-5)
 
 
 def passes(model: Split, way: str, meter: NoiseScaleMeter | None = None) -> Iterator[int]:
@@ -237,16 +221,13 @@ def meter_of(model: Split, way: str) -> NoiseScaleMeter:
 
 def transfers_of(places: Places, way: str) -> Counter[str]:
     """In measured steps, from the second on, by kind."""
-    model, transfers = Split(places), Transfers()
+    model = Split(places)
     steps = passes(model, way, meter_of(model, way))
-    for step in steps:
-        if step == 1:
-            with transfers:
-                list(steps)
-    kinds: Counter[str] = Counter()
-    for transfer, n in transfers.of_package().items():
-        kinds[transfer.kind] += n
-    return kinds
+    next(steps)
+    next(steps)
+    with Transfers() as transfers:
+        list(steps)
+    return transfers.kinds(of_package=True)
 
 
 @pytest.mark.parametrize("way", ROWS)
@@ -258,19 +239,23 @@ def test_the_host_reads_nothing_and_copies_no_more_than_with_one_device(
 
     assert several[READ] + several[TO_HOST] == 0
     if "cpu" not in PLACES[place]:  # else the halves' pass copies gradients, as every pass does
-        assert several == transfers_of(Places("fake:0", "fake:0", "fake:0"), way)
+        assert several == transfers_of(Places(*["fake:0"] * 3), way)
 
 
 @pytest.mark.parametrize("way", ROWS)
 @pytest.mark.parametrize("place", PLACES)
 def test_weights_and_random_numbers_are_bitwise_those_without(place: str, way: str) -> None:
+    """Of backward passes that draw on both devices."""
     left = []
-    for is_measured in (True, False):
-        model = Split(PLACES[place])
+    for is_measured in (False, True):
+        model = Split(PLACES[place], between=Thinned.apply)
         torch.fake.manual_seed_all(0)
-        list(passes(model, way, meter_of(model, way) if is_measured else None))
-        left.append([*model.parameters(), *(torch.fake.get_rng_state(i) for i in (0, 1))])
+        meter = meter_of(model, way)
+        list(passes(model, way, meter if is_measured else None))
+        states = torch.get_rng_state(), *map(torch.fake.get_rng_state, (0, 1))
+        left.append([*model.parameters(), *states])
 
+    assert meter.measured_steps == STEPS - (way == "example")
     assert all(torch.equal(a, b) for a, b in zip(*left, strict=True))
 
 
@@ -295,15 +280,10 @@ def test_a_gradient_that_comes_while_those_of_another_device_are_normed_counts(
     collector.before_backward(loss, 4)
     loss.backward()
 
-    small = collector.small_sq_norms()
-    assert small is not None
-    by_hand = sum(
-        float(p.grad.double().cpu().square().sum())
-        for p in model.parameters()
-        if p.grad is not None
-    )
+    small: Any = collector.small_sq_norms()
+    gradients = [p.grad.double().cpu() for p in model.parameters() if p.grad is not None]
     assert not late
-    assert float(small) == pytest.approx(by_hand + OUTPUTS, rel=1e-6)
+    assert float(small) == pytest.approx(sum(float(g.square().sum()) for g in gradients) + OUTPUTS)
 
 
 @pytest.fixture

@@ -20,23 +20,25 @@ DEVICE = torch.device("fake:1")
 OPTIONS = MeterOptions(every_n_steps=2, small_batch="micro_batch")
 
 
-def trained(model: nn.Module, steps: int = 12) -> Metrics:
-    """What is logged after some steps of two micro-batches."""
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
-    logged = LoggedMeter(Meter.from_options(model, OPTIONS, optimizer), optimizer)
-    for _ in range(steps):
-        train(logged, model, optimizer)
-    assert logged.meter.measured_steps == steps / 2
-    return logged.read()
+class Training:
+    """Of a linear layer, in steps of two micro-batches."""
 
+    def __init__(self, device: torch.device | str) -> None:
+        self.model = nn.Linear(8, 4).to(device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, foreach=False)
+        meter = Meter.from_options(self.model, OPTIONS, self.optimizer)
+        self.logged = LoggedMeter(meter, self.optimizer)
 
-def train(logged: LoggedMeter, model: Any, optimizer: torch.optim.Optimizer) -> None:
-    for _ in range(2):
-        x = torch.randn(6, 8).to(model.weight.device)
-        logged.meter.backward(model(x).square().mean() / 2, len(x))
-    logged.step()
-    optimizer.step()
-    optimizer.zero_grad()
+    def after(self, steps: int) -> LoggedMeter:
+        """What logs, after some more steps."""
+        for _ in range(steps):
+            for _ in range(2):
+                x = torch.randn(6, 8).to(self.model.weight.device)
+                self.logged.meter.backward(self.model(x).square().mean() / 2, len(x))
+            self.logged.step()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return self.logged
 
 
 def seconds(metrics: Metrics) -> float:
@@ -48,8 +50,8 @@ def test_the_time_is_kept_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None
     clock = SimpleNamespace(perf_counter=lambda: 0.0)
     monkeypatch.setattr("noisescale.meter.step_timer.time", clock)
 
-    assert 0 < seconds(trained(nn.Linear(8, 4).to(DEVICE))) < 10
-    assert seconds(trained(nn.Linear(8, 4))) == 0
+    assert 0 < seconds(Training(DEVICE).after(12).read()) < 10
+    assert seconds(Training("cpu").after(12).read()) == 0
 
 
 @pytest.mark.parametrize("lacks", ["events", "streams"])
@@ -65,26 +67,20 @@ def test_without_events_or_streams_training_is_measured_with_one_warning(
     monkeypatch.setattr(torch, "Event", none)
 
     with pytest.warns(UserWarning, match=f"not known on this device .*no {lacks}") as warned:
-        metrics = trained(nn.Linear(8, 4).to(DEVICE))
+        metrics = Training(DEVICE).after(12).read()
 
     assert math.isnan(seconds(metrics))
-    assert math.isfinite(metrics.estimate.low)
+    assert math.isfinite(metrics.estimate.low)  # it was measured
     assert len(warned) == 1, [str(w.message) for w in warned]
 
 
 def test_another_device_is_timed_from_the_next_log_step_on() -> None:
-    model = nn.Linear(8, 4).to("fake:0")
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
-    logged = LoggedMeter(Meter.from_options(model, OPTIONS, optimizer), optimizer)
-    found = []
+    training = Training("fake:0")
 
-    for device in ("fake:0", "fake:1", "fake:1"):
-        model.to(device)
-        for _ in range(4):
-            train(logged, model, optimizer)
-        found.append((str(logged.timer.device), seconds(logged.read()) > 0))
-
-    assert found == [("fake:0", True), ("fake:0", True), ("fake:1", True)]
+    for device, timed in (("fake:0", "fake:0"), ("fake:1", "fake:0"), ("fake:1", "fake:1")):
+        training.model.to(device)
+        assert training.after(4).timer.device == torch.device(timed)
+        assert seconds(training.logged.read()) > 0
 
 
 @pytest.mark.parametrize(("device", "waits_for"), [("fake:0", [0]), ("fake:1", [1]), ("cpu", [])])

@@ -6,8 +6,9 @@ Each test drops a wait, too, and the hazard has to be found.
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -19,8 +20,9 @@ import torch.distributed as dist
 from ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from ways_of_capture import reducing
 
 from fake_device.streams import Streams
 from noisescale import NoiseScaleMeter
@@ -96,22 +98,16 @@ class Way(NamedTuple):
     """Whether forward passes run on a stream of their own, and wait for nothing within a step."""
 
 
-def alone(device: torch.device) -> nn.Module:
-    return TwoStreams(device)
-
-
 def ddp(device: torch.device, **options: Any) -> nn.Module:
     return DistributedDataParallel(TwoStreams(device), **options)
 
 
 def sharded(device: torch.device, shape: Sequence[int] = (2,), *, offloaded: bool = False) -> Any:
-    mesh = init_device_mesh(
-        "fake", tuple(shape), mesh_dim_names=("replica", "shard")[-len(shape) :]
-    )
-    model = OneStream(device)
-    options: dict[str, Any] = {"mesh": mesh}
+    names = ("replica", "shard")[-len(shape) :]
+    options: dict[str, Any] = {"mesh": init_device_mesh("fake", tuple(shape), mesh_dim_names=names)}
     if offloaded:
         options["offload_policy"] = CPUOffloadPolicy()
+    model = OneStream(device)
     for block in (model.here, model.there):
         fully_shard(block, **options)
     return fully_shard(model, **options)
@@ -133,7 +129,7 @@ def run(way: Way) -> tuple[list[str], float]:
             stream.wait_stream(now)  # for the weights
             for micro in range(way.micro_batches):
                 last = micro == way.micro_batches - 1
-                with not_averaging(model, last=last):
+                with reducing(model, last):
                     with stream:
                         x, y = torch.randn(8, 6, device=device), torch.randn(8, 3, device=device)
                         branch = not way.unused or step % 2 == 0
@@ -152,38 +148,22 @@ def run(way: Way) -> tuple[list[str], float]:
     return [*map(str, streams.hazards())], measured
 
 
-def not_averaging(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(last)
-    elif isinstance(model, DistributedDataParallel) and not last:
-        return model.no_sync()
-    return nullcontext()
-
-
 # ---- waits that are dropped
 
 
 @contextmanager
 def norms_on_a_stream_of_their_own() -> Iterator[None]:
     """It waits for nothing, and nothing for it."""
-    with mock.patch.object(torch.Tensor, "record_stream"):
-        patches = [
-            mock.patch(name, partial(_on_another_stream, _found(name))) for name in NORMS_COME_FROM
-        ]
-        with patches[0], patches[1], patches[2]:
-            yield
-
-
-NORMS_COME_FROM = (
-    "noisescale.collectors.gradient_norms.norms_of",
-    "noisescale.collectors.gradient_norms.norms_of_one",
-    "noisescale.collectors.per_example.norms._squares",
-)
-
-
-def _found(name: str) -> Any:
-    module, _, attribute = name.rpartition(".")
-    return getattr(__import__(module, fromlist=[attribute]), attribute)
+    with ExitStack() as patches:
+        patches.enter_context(a_buffer_that_the_allocator_thinks_is_free())
+        for name in (
+            "noisescale.collectors.gradient_norms.norms_of",
+            "noisescale.collectors.gradient_norms.norms_of_one",
+            "noisescale.collectors.per_example.norms._squares",
+        ):
+            replaced = partial(_on_another_stream, resolve_name(name))
+            patches.enter_context(mock.patch(name, replaced))
+        yield
 
 
 def _on_another_stream(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -191,104 +171,85 @@ def _on_another_stream(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
 
-@contextmanager
-def rows_that_are_not_waited_for() -> Iterator[None]:
+def rows_that_are_not_waited_for() -> AbstractContextManager[Any]:
     def reduced(rows: StepRows, row: Tensor, unmeasured_steps: int, checked: bool) -> None:
         step_rows._LAST.append(dist.all_reduce(row, group=rows._group, async_op=True))
         rows._waiting.append(step_rows._Waiting(row, None, unmeasured_steps, checked))
 
-    with mock.patch.object(StepRows, "_reduce", reduced):
-        yield
+    return mock.patch.object(StepRows, "_reduce", reduced)
 
 
-@contextmanager
-def the_end_of_the_pass_where_hooks_are_needed() -> Iterator[None]:
+def the_end_of_the_pass_where_hooks_are_needed() -> AbstractContextManager[Any]:
     """Where `p.grad` is the bucket that is being reduced by then."""
     phase = property(lambda collector: Phase.AT_BACKWARD_END, lambda collector, phase: None)
-    with mock.patch.object(DdpCollector, "phase", phase, create=True):
-        yield
+    return mock.patch.object(DdpCollector, "phase", phase, create=True)
 
 
-@contextmanager
-def an_average_before_it_is_there() -> Iterator[None]:
+def an_average_before_it_is_there() -> AbstractContextManager[Any]:
     """Captured by a callback that is queued before DDP's."""
 
     def on_backward_start(average: AveragedGradient, one: Any, _: Tensor) -> None:
         queue_callback = torch.autograd.Variable._execution_engine.queue_callback
         queue_callback(lambda: average._capture(one))
 
-    with mock.patch.object(AveragedGradient, "_on_backward_start", on_backward_start):
-        yield
+    return mock.patch.object(AveragedGradient, "_on_backward_start", on_backward_start)
 
 
-@contextmanager
-def norms_of_streams_that_are_not_waited_for() -> Iterator[None]:
-    with mock.patch.object(GradientNorms, "wait"):
-        yield
+def norms_of_streams_that_are_not_waited_for() -> AbstractContextManager[Any]:
+    return mock.patch.object(GradientNorms, "wait")
 
 
-@contextmanager
-def a_buffer_that_the_allocator_thinks_is_free() -> Iterator[None]:
-    with mock.patch.object(torch.Tensor, "record_stream"):
-        yield
+def a_buffer_that_the_allocator_thinks_is_free() -> AbstractContextManager[Any]:
+    return mock.patch.object(torch.Tensor, "record_stream")
 
 
 OF_NORMS = [norms_on_a_stream_of_their_own]
 OF_RANKS = [*OF_NORMS, rows_that_are_not_waited_for]
 OF_VIEWS = [*OF_RANKS, the_end_of_the_pass_where_hooks_are_needed]
+OF_BUFFERS = [*OF_RANKS, a_buffer_that_the_allocator_thinks_is_free]
+HALF: dict[str, Any] = {"small_batch": "half"}
+MICRO: dict[str, Any] = {"small_batch": "micro_batch"}
+EXAMPLE: dict[str, Any] = {"small_batch": "example"}
 RANK: dict[str, Any] = {"small_batch": "rank"}
+ADAM: dict[str, Any] = {"extra": [NoiseAlongGradient]}
+NOBODY: dict[str, Any] = {"averaged": False}
 GROUPS: dict[str, Any] = {"groups": {"vectors": "bias|norm"}}
+GROUPED: dict[str, Any] = RANK | GROUPS
 VIEWS = partial(ddp, gradient_as_bucket_view=True)
+UNUSED = partial(ddp, find_unused_parameters=True)
+REPLICATED = partial(sharded, shape=(2, 2))
 
-WAYS: dict[str, tuple[Way, list[Callable[[], AbstractContextManager[None]]]]] = {
-    "halves": (Way(1, alone, {"small_batch": "half"}), OF_NORMS),
-    "halves, of Adam": (
-        Way(1, alone, {"small_batch": "half", "extra": [NoiseAlongGradient]}),
-        OF_NORMS,
-    ),
-    "micro-batches": (Way(1, alone, {"small_batch": "micro_batch"}, 3), OF_NORMS),
-    "micro-batches, of Adam": (
-        Way(1, alone, {"small_batch": "micro_batch", "extra": [NoiseAlongGradient], **GROUPS}, 2),
-        OF_NORMS,
-    ),
-    "examples": (Way(1, alone, {"small_batch": "example"}), OF_NORMS),
-    "halves, aside": (Way(1, alone, {"small_batch": "half"}, aside=True), OF_NORMS),
-    "micro-batches, aside": (
-        Way(1, alone, {"small_batch": "micro_batch"}, 3, aside=True),
-        OF_NORMS,
-    ),
-    "examples, aside": (Way(1, alone, {"small_batch": "example"}, 2, aside=True), OF_NORMS),
+WAYS: dict[str, tuple[Way, list[Callable[[], AbstractContextManager[Any]]]]] = {
+    "halves": (Way(1, TwoStreams, HALF), OF_NORMS),
+    "halves, of Adam": (Way(1, TwoStreams, HALF | ADAM), OF_NORMS),
+    "micro-batches": (Way(1, TwoStreams, MICRO, 3), OF_NORMS),
+    "micro-batches, of Adam": (Way(1, TwoStreams, MICRO | ADAM | GROUPS, 2), OF_NORMS),
+    "examples": (Way(1, TwoStreams, EXAMPLE), OF_NORMS),
+    "halves, aside": (Way(1, TwoStreams, HALF, aside=True), OF_NORMS),
+    "micro-batches, aside": (Way(1, TwoStreams, MICRO, 3, aside=True), OF_NORMS),
+    "examples, aside": (Way(1, TwoStreams, EXAMPLE, 2, aside=True), OF_NORMS),
     "DDP": (Way(2, ddp, RANK), OF_RANKS),
     "DDP, accumulated": (Way(2, ddp, RANK, 2), OF_RANKS),
     "DDP, captured average": (Way(2, ddp, RANK, captured=True), OF_RANKS),
     "DDP, average at the step": (Way(2, ddp, RANK, captured=False), OF_RANKS),
     "DDP, bucket views": (Way(2, VIEWS, RANK), OF_VIEWS),
     "DDP, bucket views, captured average": (
-        Way(2, VIEWS, RANK | GROUPS, captured=True),
+        Way(2, VIEWS, GROUPED, captured=True),
         [*OF_VIEWS, an_average_before_it_is_there],
     ),
     "DDP, bucket views, aside": (Way(2, VIEWS, RANK, 2, aside=True), OF_RANKS),
     "DDP, static graph": (Way(2, partial(ddp, static_graph=True), RANK), OF_RANKS),
-    "DDP, unused parameters": (
-        Way(2, partial(ddp, find_unused_parameters=True), RANK, unused=True),
-        OF_RANKS,
-    ),
-    "DDP, micro-batches": (Way(2, ddp, {"small_batch": "micro_batch"}, 2), OF_RANKS),
-    "DDP, examples": (Way(2, ddp, {"small_batch": "example"}), OF_RANKS),
-    "averaged by nobody": (Way(2, alone, {"averaged": False}), OF_RANKS),
-    "averaged by nobody, captured": (Way(2, alone, {"averaged": False}, captured=True), OF_RANKS),
+    "DDP, unused parameters": (Way(2, UNUSED, RANK, unused=True), OF_RANKS),
+    "DDP, micro-batches": (Way(2, ddp, MICRO, 2), OF_RANKS),
+    "DDP, examples": (Way(2, ddp, EXAMPLE), OF_RANKS),
+    "averaged by nobody": (Way(2, TwoStreams, NOBODY), OF_RANKS),
+    "averaged by nobody, captured": (Way(2, TwoStreams, NOBODY, captured=True), OF_RANKS),
     "FSDP2": (Way(2, sharded, RANK), OF_RANKS),
-    "FSDP2, accumulated, captured average": (Way(2, sharded, RANK | GROUPS, 2, True), OF_RANKS),
+    "FSDP2, accumulated, captured average": (Way(2, sharded, GROUPED, 2, True), OF_RANKS),
     "FSDP2, accumulated, aside": (Way(2, sharded, RANK, 2, aside=True), OF_RANKS),
-    "FSDP2, unused parameters": (
-        Way(2, sharded, RANK | GROUPS, unused=True),
-        [*OF_RANKS, a_buffer_that_the_allocator_thinks_is_free],
-    ),
+    "FSDP2, unused parameters": (Way(2, sharded, GROUPED, unused=True), OF_BUFFERS),
     "FSDP2, offloaded": (Way(2, partial(sharded, offloaded=True), RANK), OF_RANKS),
-    "FSDP2, replicated, unused parameters": (
-        Way(4, partial(sharded, shape=(2, 2)), RANK | GROUPS, unused=True),
-        [*OF_RANKS, a_buffer_that_the_allocator_thinks_is_free],
-    ),
+    "FSDP2, replicated, unused parameters": (Way(4, REPLICATED, GROUPED, unused=True), OF_BUFFERS),
 }
 
 

@@ -99,11 +99,7 @@ FITTED: Mapping[str, Mapping[str, Table]] = {
         "measured, read": {**ONE_READ, **RANKS_AGREE},
         "measured, compared": SHARED,
     },
-    "Hugging Face": {
-        "first measured": CONSTANTS,
-        "measured": NOTHING,
-        "measured, read": ONE_READ,
-    },
+    "Hugging Face": {"first measured": CONSTANTS, "measured": NOTHING, "measured, read": ONE_READ},
 }
 """For batches of a trainer. "read": the run logs, decides or ends an epoch."""
 

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import lightning.pytorch as L
 import torch
+from fits import fit_here
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from ranks import as_torchrun, on_ranks
@@ -29,11 +30,7 @@ BATCHES, LOG_EVERY = 120, 10
 
 
 class Watch:
-    """Splits what a fit transfers into batches. Begin one with each batch of Lightning's.
-
-    Args:
-        monitor: What measures.
-    """
+    """Splits what a fit transfers into batches. Begin one with each batch of Lightning's."""
 
     def __init__(self, monitor: Any) -> None:
         self.steps: list[Step] = []
@@ -56,9 +53,8 @@ class Watch:
         transfers, self._transfers = self._transfers, None
         if transfers is not None:
             transfers.__exit__(None, None, None)
-            self.steps.append(
-                Step(self._phase + self.occasion, transfers.of_package(), transfers.launched)
-            )
+            phase = self._phase + self.occasion
+            self.steps.append(Step(phase, transfers.of_package(), transfers.launched))
 
     @contextmanager
     def decisions(self) -> Iterator[None]:
@@ -106,10 +102,10 @@ class HuggingFaceWatch(TrainerCallback):  # type: ignore[misc]
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
 
-    def on_step_begin(self, _: Any, state: Any, __: Any, **___: Any) -> None:
+    def on_step_begin(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
         self._watch.begin(first=state.global_step == 0)
 
-    def on_step_end(self, _: Any, state: Any, __: Any, **___: Any) -> None:
+    def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
         if state.global_step % LOG_EVERY == 0:
             self._watch.occasion = ", read"
 
@@ -119,20 +115,7 @@ class HuggingFaceWatch(TrainerCallback):  # type: ignore[misc]
 
 
 class Module(L.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = network()
-
-    def training_step(self, batch: list[Tensor], _: int) -> Tensor:
-        x, y = batch
-        return nn.functional.cross_entropy(self.net(x), y)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 1e-2, momentum=0.9)
-
-
-class Model(nn.Module):
-    """Returns what the Trainer of transformers needs."""
+    """Its forward pass returns what the Trainer of transformers needs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,6 +124,12 @@ class Model(nn.Module):
     def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         logits = self.net(x)
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    def training_step(self, batch: list[Tensor], _: int) -> Tensor:
+        return self(*batch)["loss"]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 1e-2, momentum=0.9)
 
 
 def data() -> TensorDataset:
@@ -152,27 +141,19 @@ def data() -> TensorDataset:
 
 def lightning(*callbacks: Any, accumulation: int = 1, ranks: int = 1) -> list[Step]:
     """A fit with a monitor, which logs every `LOG_EVERY` steps."""
+    alone = SingleDeviceStrategy(torch.device("fake", 0), accelerator=FakeAccelerator())
+    of_ranks: dict[str, Any] = {"accelerator": "auto", "strategy": alone}
+    if ranks > 1:
+        of_ranks = {"strategy": FakeDDP()}
+    of_ranks["accumulate_grad_batches"] = accumulation
 
     def fit() -> list[Step]:
-        monitor = NoiseScaleMonitor()
-        watch = Watch(monitor)
-        accelerator = FakeAccelerator()
-        alone = SingleDeviceStrategy(torch.device("fake", 0), accelerator=accelerator)
+        watch = Watch(monitor := NoiseScaleMonitor())
+        batches = DataLoader(data(), batch_size=ROWS)
         with tempfile.TemporaryDirectory() as folder, watch.decisions():
-            trainer = L.Trainer(
-                accelerator="auto" if ranks == 1 else accelerator,
-                strategy=alone if ranks == 1 else FakeDDP(),
-                devices=ranks,
-                max_epochs=1,
-                logger=CSVLogger(folder),
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-                callbacks=[LightningWatch(watch), monitor, *callbacks],
-                log_every_n_steps=LOG_EVERY,
-                accumulate_grad_batches=accumulation,
-            )
-            trainer.fit(Module(), DataLoader(data(), batch_size=ROWS))
+            options = {"logger": CSVLogger(folder), "log_every_n_steps": LOG_EVERY, **of_ranks}
+            every = LightningWatch(watch), monitor, *callbacks
+            fit_here(*every, ranks=ranks, model=Module(), train_loader=batches, **options)
         return watch.steps
 
     steps: list[Step] = fit() if ranks == 1 else on_ranks(ranks, as_torchrun(fit))[0]
@@ -181,8 +162,7 @@ def lightning(*callbacks: Any, accumulation: int = 1, ranks: int = 1) -> list[St
 
 def hugging_face() -> list[Step]:
     """A fit with a callback, which logs every `LOG_EVERY` steps."""
-    callback = NoiseScaleCallback()
-    watch = Watch(callback)
+    watch = Watch(callback := NoiseScaleCallback())
     dataset = [{"x": x, "labels": y} for x, y in data()]
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -199,23 +179,20 @@ def hugging_face() -> list[Step]:
             disable_tqdm=True,
             dataloader_pin_memory=False,
         )
-        Trainer(
-            Model(),
-            arguments,
-            train_dataset=dataset,
-            callbacks=[HuggingFaceWatch(watch), callback],
-        ).train()
+        callbacks = [HuggingFaceWatch(watch), callback]
+        Trainer(Module(), arguments, train_dataset=dataset, callbacks=callbacks).train()
     return watch.steps
 
 
-def changing() -> BatchSizeScheduler:
-    """A scheduler whose batch size changes in so short a fit."""
-    return BatchSizeScheduler("tradeoff", max_batch_size=8 * ROWS)
+def scheduled(ranks: int) -> list[Step]:
+    """A fit whose batch size changes, short as it is."""
+    scheduler = BatchSizeScheduler("tradeoff", max_batch_size=8 * ROWS)
+    return lightning(scheduler, accumulation=2, ranks=ranks)
 
 
 FITS: Mapping[str, Callable[[], list[Step]]] = {
     "Lightning": lightning,
-    "Lightning, scheduler": lambda: lightning(changing(), accumulation=2),
-    "Lightning, DDP, scheduler": lambda: lightning(changing(), accumulation=2, ranks=2),
+    "Lightning, scheduler": lambda: scheduled(1),
+    "Lightning, DDP, scheduler": lambda: scheduled(2),
     "Hugging Face": hugging_face,
 }

@@ -25,20 +25,10 @@ TO_DEVICE = "blocking copy to device"
 TO_DEVICE_LATER = "copy to device"
 
 READS = {
-    "_coalesce",
-    "_linalg_check_errors",
-    "_local_scalar_dense",
-    "_unique",
-    "_unique2",
-    "bincount",
-    "equal",
-    "masked_select",
-    "nonzero",
-    "nonzero_static",
-    "unique_consecutive",
-    "unique_dim",
+    "_coalesce", "_linalg_check_errors", "_local_scalar_dense", "_unique", "_unique2", "bincount",
+    "equal", "masked_select", "nonzero", "nonzero_static", "unique_consecutive", "unique_dim",
     "unique_dim_consecutive",
-}
+}  # fmt: skip
 """Operations whose result, or its size, the host waits for."""
 
 
@@ -71,6 +61,13 @@ class Transfers(Dispatched):
         """What lines of the package ask for."""
         return {transfer: n for transfer, n in self.counted.items() if transfer.where}
 
+    def kinds(self, *, of_package: bool = False) -> Counter[str]:
+        """How many there were of each kind."""
+        kinds = Counter[str]()
+        for transfer, n in (self.of_package() if of_package else self.counted).items():
+            kinds[transfer.kind] += n
+        return kinds
+
     def saw(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
@@ -89,13 +86,10 @@ def kind_of(
         return READ if any(map(on_device, tree_leaves(args))) else None
     if name == "_to_copy":
         return _copy(args[0], result, kwargs.get("non_blocking", False))
-    if name == "copy_":
+    if name in ("copy_", "_foreach_copy_"):
         later = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
-        return _copy(args[1], args[0], later)
-    if name == "_foreach_copy_":
-        later = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
-        kinds = [_copy(source, into, later) for into, source in zip(args[0], args[1], strict=True)]
-        return next(filter(None, kinds), None)
+        pairs = zip(tree_leaves(args[0]), tree_leaves(args[1]), strict=True)
+        return next(filter(None, (_copy(source, into, later) for into, source in pairs)), None)
     if name == "lift_fresh":  # the last of what `torch.tensor(numbers, device=...)` does
         return TO_DEVICE if on_device(args[0]) else None
     if name in ("index", "index_put", "index_put_", "_index_put_impl_") and on_device(args[0]):
@@ -123,10 +117,13 @@ def launches(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resul
 
     One each, but for operations on lists: one for some hundred dense tensors, else one for each.
     """
-    name = name_of(function)
-    if function.namespace != "aten" or not any(map(on_device, tree_leaves((args, kwargs, result)))):
-        return 0
-    if is_view(function) or name.startswith(NO_KERNELS):
+    name, there = name_of(function), any(map(on_device, tree_leaves((args, kwargs, result))))
+    if (
+        not there
+        or function.namespace != "aten"
+        or is_view(function)
+        or name.startswith(NO_KERNELS)
+    ):
         return 0
     if name.startswith("_foreach_"):
         some = next(arg for arg in args if isinstance(arg, list | tuple))

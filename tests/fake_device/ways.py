@@ -3,7 +3,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +11,9 @@ import torch.distributed as dist
 from ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from ways_of_capture import reducing
 
 from fake_device.transfers import Transfer, Transfers
 from noisescale import NoiseScaleMeter
@@ -53,14 +53,8 @@ class Way(NamedTuple):
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(FEATURES, 128),
-        nn.LayerNorm(128),
-        nn.ReLU(),
-        nn.Linear(128, 128),
-        nn.ReLU(),
-        nn.Linear(128, CLASSES),
-    )
+    first = nn.Linear(FEATURES, 128), nn.LayerNorm(128), nn.ReLU()
+    return nn.Sequential(*first, nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, CLASSES))
 
 
 def with_frozen_norms() -> nn.Module:
@@ -99,21 +93,15 @@ def adam(**options: Any) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optim
     return lambda parameters: torch.optim.Adam(parameters, 1e-3, **options)
 
 
-def on_device(number: float) -> Tensor:
-    return torch.full((), float(number), device="fake")
+def along_momentum(optimizer: Any) -> dict[str, Any]:
+    return {**MICRO, "extra": [NoiseAlongGradient], "optimizer": optimizer}
 
 
 MICRO, EXAMPLE = {"small_batch": "micro_batch"}, {"small_batch": "example"}
-
-
-def by(extra: Any) -> Callable[[Any], dict[str, Any]]:
-    return lambda optimizer: {**MICRO, "extra": [extra], "optimizer": optimizer}
-
-
-GROUPS = {"weights": "weight", "biases": "bias"}
+GROUPS = {"groups": {"weights": "weight", "biases": "bias"}}
 WAYS: Mapping[str, Way] = {
     "halves": Way(),
-    "halves, groups": Way(options=lambda _: {"groups": GROUPS}),
+    "halves, groups": Way(options=lambda _: GROUPS),
     "halves, frozen BatchNorms": Way(model=with_frozen_norms),
     "halves, groups of rows": Way(
         arguments=lambda rows: {"row_groups": [i // 2 for i in range(rows)]}
@@ -123,17 +111,19 @@ WAYS: Mapping[str, Way] = {
     ),
     "micro-batches": Way(4, options=lambda _: MICRO),
     "micro-batches of unequal sizes": Way(4, options=lambda _: MICRO, rows=lambda i: 8 + i % 7),
-    "micro-batches, groups": Way(4, options=lambda _: {**MICRO, "groups": GROUPS}),
-    "micro-batches, momentum": Way(4, options=by(NoiseAlongGradient)),
-    "micro-batches, momentum of Adam": Way(4, adam(), by(NoiseAlongGradient)),
+    "micro-batches, groups": Way(4, options=lambda _: {**MICRO, **GROUPS}),
+    "micro-batches, momentum": Way(4, options=along_momentum),
+    "micro-batches, momentum of Adam": Way(4, adam(), along_momentum),
     "micro-batches, momentum of Adam with steps on the device": Way(
-        4, adam(capturable=True), by(NoiseAlongGradient)
+        4, adam(capturable=True), along_momentum
     ),
     "micro-batches, weights": Way(
         4, options=lambda _: MICRO, arguments=lambda rows: {"weight": float(rows)}
     ),
     "micro-batches, weights on the device": Way(
-        4, options=lambda _: MICRO, arguments=lambda rows: {"weight": on_device(rows)}
+        4,
+        options=lambda _: MICRO,
+        arguments=lambda rows: {"weight": torch.tensor(float(rows)).to("fake")},
     ),
     "micro-batches, weights in tensors of the host": Way(
         4, options=lambda _: MICRO, arguments=lambda rows: {"weight": torch.tensor(float(rows))}
@@ -144,14 +134,14 @@ WAYS: Mapping[str, Way] = {
     "examples, normalization layers": Way(options=lambda _: {"layers": "normalization"}),
     "DDP": Way(wrapped=ddp()),
     "DDP, bucket views": Way(wrapped=ddp(gradient_as_bucket_view=True)),
-    "DDP, accumulation, groups": Way(2, options=lambda _: {"groups": GROUPS}, wrapped=ddp()),
+    "DDP, accumulation, groups": Way(2, options=lambda _: GROUPS, wrapped=ddp()),
     "DDP, micro-batches": Way(2, options=lambda _: MICRO, wrapped=ddp()),
     "DDP, examples": Way(options=lambda _: EXAMPLE, model=Tokens, wrapped=ddp()),
     "ranks that are not averaged": Way(
         options=lambda _: {"averaged": False}, wrapped=lambda model: model
     ),
     "FSDP2": Way(wrapped=sharded),
-    "FSDP2, accumulation, groups": Way(2, options=lambda _: {"groups": GROUPS}, wrapped=sharded),
+    "FSDP2, accumulation, groups": Way(2, options=lambda _: GROUPS, wrapped=sharded),
 }
 
 
@@ -192,13 +182,14 @@ def _steps(way: Way, measured: bool) -> list[Step]:
     steps: list[Step] = []
     torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)
     for step in range(STEPS):
-        phase = "plain" if meter is None else phase_of(meter, step)
+        phase = "plain" if meter is None else "measured" if meter.due else "unmeasured"
+        phase = "first measured" if phase == "measured" and step == 0 else phase
         with Transfers() as transfers:
             for part in range(way.accumulation):
                 rows = way.rows(step * way.accumulation + part)
                 x, y = torch.randn(rows, FEATURES), torch.randint(CLASSES, (rows,))
                 x, y = x.pin_memory().to("fake"), y.pin_memory().to("fake")
-                with not_reducing(model, last=part == way.accumulation - 1):
+                with reducing(model, part == way.accumulation - 1):
                     loss = nn.functional.cross_entropy(model(x), y) / way.accumulation
                     loss = loss if scaler is None else scaler.scale(loss)
                     if meter is not None:
@@ -222,23 +213,6 @@ def _steps(way: Way, measured: bool) -> list[Step]:
         assert meter.measured_steps > 0, meter.noise_scale
         meter.close()
     return steps
-
-
-def not_reducing(model: Any, *, last: bool) -> AbstractContextManager[None]:
-    """For a pass that is not the last of its step: where gradients are only added up."""
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(last)
-    elif isinstance(model, DistributedDataParallel) and not last:
-        return model.no_sync()
-    return nullcontext()
-
-
-def phase_of(meter: NoiseScaleMeter, step: int) -> str:
-    if not meter.due:
-        return "unmeasured"
-    if step == 0:
-        return "first measured"
-    return "measured"
 
 
 def most(steps: Sequence[Step]) -> dict[str, Counter[Transfer]]:

@@ -103,9 +103,7 @@ def test_the_tab_of_tensorboard_finds_the_run(found: MeasuredRun) -> None:
     assert [(one.step, one.value) for one in sizes] == [(10, 16), (20, 16), (30, 16)]
 
 
-def test_a_checkpoint_without_a_number_leaves_a_gap(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_without_a_number_leaves_a_gap(folder: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("noisescale.frozen.measure.DRIFTS", 1.1)  # all of them drift
 
     gaps = measured(folder, "gaps", batches=10, ways=[])

@@ -3,13 +3,14 @@
 
 import copy
 from contextlib import nullcontext
+from math import nan
 from typing import Any
 
 import lightning.pytorch as L
 import pytest
 import torch
 from refused import refused
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from noisescale.frozen.frozen_fit import Asked, Seen, frozen_fit
@@ -164,8 +165,6 @@ def test_schedules_of_the_module_stand_at_the_step_of_the_checkpoint(tmp_path: A
 
 
 class Steps(Module):
-    """Steps by itself."""
-
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx)
         with torch.no_grad():
@@ -187,19 +186,14 @@ class ByHand(Module):
         self.automatic_optimization = False
 
 
-class NotFinite(Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.net(batch[0]).sum() * float("nan")
-
-
 class Frozen(Module):
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.requires_grad_(False).parameters())
 
 
-class NoLoss(Module):
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        return None
+def with_step(step: Any) -> type[Module]:
+    """A module with another training step."""
+    return type("Other", (Module,), {"training_step": step})
 
 
 @pytest.mark.parametrize(
@@ -208,9 +202,9 @@ class NoLoss(Module):
         (Steps, "'net.3.bias' changed"),
         (StepsData, "'net.3.weight' changed"),
         (ByHand, "ByHand without"),
-        (NotFinite, "nan in batch 1"),
+        (with_step(lambda self, batch, _: self.net(batch[0]).sum() * nan), "nan in batch 1"),
         (Frozen, "none"),
-        (NoLoss, "none in 20 batches"),
+        (with_step(lambda *_: None), "none in 20 batches"),
     ],
 )
 def test_modules_that_cannot_be_measured_are_refused(kind: Any, got: str) -> None:

@@ -59,6 +59,10 @@ def command(*words: str) -> str:
     return f"$ noisescale {' '.join(words)}\n{output}--- errors\n{errors}{said}--- {code}\n"
 
 
+def answer(*words: str) -> Callable[[], str]:
+    return partial(command, *words, "--json")
+
+
 def of_run(run: str) -> Made:
     """What is made of one run. The current folder has the inputs."""
     words = ("predict", run, *(("--monitor", "other") if run == "two_monitors" else ()))
@@ -133,26 +137,37 @@ def of_job(kind: str, *words: str) -> Made:
         Path(kind, name).unlink()
     if kind in TEXTS:
         yield f"{kind}.txt", partial(command, *again)
-    yield f"{kind}.json", partial(command, *again, "--json")
+    yield f"{kind}.json", answer(*again)
     yield from written_again(kind, *tables)
     journal = f"{kind}/{kind}.journal"
-    yield "status.json", partial(command, "status", "--storage", journal, "--json")
+    yield "status.json", answer("status", "--storage", journal)
     yield "tasks.json", partial(tasks, journal)
 
 
+SWEEP = (
+    *("--goal", "val_loss<=0.35", "--batch-sizes", "8,32,128,512", "--trials", "4"),
+    *("--repeats", "2", "--epochs", "20", "--accelerator", "cpu"),
+    *("--search", "learning_rate=0.05..2"),
+)
+TUNE = (
+    *("--metric", "val_loss", "--trials", "12", "--epochs", "3", "--accelerator", "cpu"),
+    *("--search", "learning_rate=0.02..2", "--search", "batch_size=16..256"),
+    *("--search", "width=8..64"),
+)
+BRANCH = (
+    *("--batch-sizes", "1x,4x,16x", "--orders", "2", "--loss-examples", "1400"),
+    *("--accelerator", "cpu"),
+)
+
+
 def of_sweep() -> Made:
-    yield from of_job(
-        *("sweep", "--goal", "val_loss<=0.35", "--batch-sizes", "8,32,128,512", "--trials", "4"),
-        *("--repeats", "2", "--epochs", "20", "--accelerator", "cpu"),
-        *("--search", "learning_rate=0.05..2"),
-    )
-    yield "fit.json", partial(command, "fit", "sweep/sweep.csv", "--json")
+    yield from of_job("sweep", *SWEEP)
+    yield "fit.json", answer("fit", "sweep/sweep.csv")
     swept = ("compare", "sweep/trials.csv", "--goal", "val_loss<=0.4")
-    yield "compare.json", partial(command, *swept, "--json")
+    yield "compare.json", answer(*swept)
     yield "figures.json", partial(figures, *swept)
     shutil.copytree(INPUTS / "each_step", "run")
-    fitted = ("predict", "run", "--sweep", "sweep/sweep.csv", "--json")
-    yield "calibrated.json", partial(command, *fitted)
+    yield "calibrated.json", answer("predict", "run", "--sweep", "sweep/sweep.csv")
 
 
 def tasks(journal: str) -> str:
@@ -173,39 +188,33 @@ def tasks(journal: str) -> str:
 
 
 def of_tune() -> Made:
-    words = ("--metric", "val_loss", "--trials", "12", "--epochs", "3", "--accelerator", "cpu")
-    searched = ("learning_rate=0.02..2", "batch_size=16..256", "width=8..64")
-    words += tuple(word for each in searched for word in ("--search", each))
-    yield from of_job("tune", *words)
-    yield "figures.json", partial(figures, "tune", "targets.py:make", *words)
+    yield from of_job("tune", *TUNE)
+    yield "figures.json", partial(figures, "tune", "targets.py:make", *TUNE)
 
 
 def of_branch() -> Made:
     """What a prediction makes of finished branches."""
     words = ("predict", "run", "--branches", "branches.json")
-    yield "predict.json", partial(command, *words, "--json")
+    yield "predict.json", answer(*words)
     yield "figures.json", partial(figures, *words)
-    again = ("branch", "run", "saved", "targets.py:make", "--batch-sizes", "1x,4x,16x")
-    again = (*again, "--orders", "2", "--loss-examples", "1400", "--accelerator", "cpu")
-    yield "branch.json", partial(command, *again, "--json")
+    yield "branch.json", answer("branch", "run", "saved", "targets.py:make", *BRANCH)
 
 
 def of_profile() -> Made:
     """Step times of a file in a prediction."""
     shutil.copytree(INPUTS / "plain", "run")
-    words = ("predict", "run", "--step-times", "step_times.csv", "--json")
-    yield "predict.json", partial(command, *words)
+    yield "predict.json", answer("predict", "run", "--step-times", "step_times.csv")
 
 
 def of_trials() -> Made:
     """A comparison of two optimizers from folders of runs, and a second run."""
     compared = ("compare", "sgd", "adamw", "--goal", "accuracy>=0.85", "--by", "steps")
     yield "compare.txt", partial(command, *compared, "--details")
-    yield "compare.json", partial(command, *compared, "--json")
+    yield "compare.json", answer(*compared)
     yield "figures.json", partial(figures, *compared)
-    yield "runs.json", partial(command, "predict", "sgd", "--json")
+    yield "runs.json", answer("predict", "sgd")
     words = ("predict", "sgd/64-0.2", "--second-run", "sgd/256-0.8", "--goal", "accuracy=0.85")
-    yield "second_run.json", partial(command, *words, "--json")
+    yield "second_run.json", answer(*words)
 
 
 def of_states() -> Made:

@@ -25,17 +25,16 @@ from typing import Any
 
 import pandas
 import torch
+from goldens.make import BRANCH, INPUTS, SWEEP, TUNE
 from goldens.targets import Classifier, digits
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from torch import nn
 
 from noisescale import AdasumReduction, BatchSizeScheduler, NoiseScaleMonitor
 from noisescale.hugging_face import NoiseScaleCallback
 
 HERE = Path(__file__).parent
-INPUTS = HERE / "inputs"
 
 
 def fit(
@@ -105,39 +104,25 @@ class Pictures(Callback):
 
 
 def transformers(folder: Path) -> None:
-    from transformers import Trainer as HuggingFaceTrainer
-    from transformers import TrainingArguments
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-
-        def forward(self, x: Any, labels: Any) -> dict[str, Any]:
-            logits = self.net(x)
-            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+    import transformers_fits as of
 
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder)
     rows = [{"x": x, "labels": y} for x, y in digits(32)[0].dataset]
     with tempfile.TemporaryDirectory() as made:
-        HuggingFaceTrainer(
-            Net(),
-            TrainingArguments(
-                made,
-                max_steps=400,
-                per_device_train_batch_size=16,
-                logging_steps=5,
-                report_to=["tensorboard"],
-                save_strategy="no",
-                use_cpu=True,
-                gradient_accumulation_steps=2,
-                disable_tqdm=True,
-                learning_rate=0.01,
-            ),
-            train_dataset=rows,
-            callbacks=[NoiseScaleCallback()],
-        ).train()
+        settings = of.TrainingArguments(
+            made,
+            max_steps=400,
+            per_device_train_batch_size=16,
+            logging_steps=5,
+            report_to=["tensorboard"],
+            save_strategy="no",
+            use_cpu=True,
+            gradient_accumulation_steps=2,
+            disable_tqdm=True,
+            learning_rate=0.01,
+        )
+        model, callbacks = of.Classifier(Classifier().net), [NoiseScaleCallback()]
+        of.Trainer(model, settings, train_dataset=rows, callbacks=callbacks).train()
 
 
 # Forked ranks leave through `os._exit`, so the log is complete when `fit` returns.
@@ -181,21 +166,16 @@ def states(folder: Path) -> None:
         keep = ModelCheckpoint(made, every_n_train_steps=150, save_top_k=-1)
         monitor = NoiseScaleMonitor(groups={"first": ["net.0.*"]})
         scheduler = BatchSizeScheduler(policy="tradeoff", max_batch_size=512)
-        fit(
-            Path(made) / "run",
-            Classifier(),
-            digits(8),
-            steps=150,
-            monitor=monitor,
-            callbacks=(scheduler, keep),
-        )
+        callbacks = (scheduler, keep)
+        run = Path(made) / "run"
+        fit(run, Classifier(), digits(8), steps=150, monitor=monitor, callbacks=callbacks)
         saved = torch.load(next(Path(made).glob("*.ckpt")), weights_only=True)
-        ours = {
+        kept = {
             name: state
             for name, state in saved["callbacks"].items()
             if "Noise" in name or "Scheduler" in name
         }
-        torch.save(ours, folder / "callbacks.pt")
+        torch.save(kept, folder / "callbacks.pt")
 
 
 def _command(*arguments: str, cwd: Path) -> None:
@@ -212,32 +192,18 @@ def _working(folder: Path) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    _command(
-        *("sweep", TARGET, "--goal", "val_loss<=0.35", "--batch-sizes", "8,32,128,512"),
-        *("--trials", "4", "--repeats", "2", "--epochs", "20", "--accelerator", "cpu"),
-        *("--search", "learning_rate=0.05..2"),
-        cwd=_working(folder),
-    )
+    _command("sweep", TARGET, *SWEEP, cwd=_working(folder))
 
 
 def tune(folder: Path) -> None:
-    _command(
-        *("tune", TARGET, "--metric", "val_loss", "--trials", "12", "--epochs", "3"),
-        *("--search", "learning_rate=0.02..2", "--search", "batch_size=16..256"),
-        *("--search", "width=8..64", "--accelerator", "cpu"),
-        cwd=_working(folder),
-    )
+    _command("tune", TARGET, *TUNE, cwd=_working(folder))
 
 
 def branch(folder: Path) -> None:
     folder = _working(folder)
     keep = ModelCheckpoint(folder / "saved", every_n_train_steps=100, save_top_k=-1)
     fit(folder / "run", Classifier(), digits(16), steps=200, callbacks=(keep,))
-    _command(
-        *("branch", "run", "saved", "targets.py:alone", "--batch-sizes", "1x,4x,16x"),
-        *("--orders", "2", "--loss-examples", "1400", "--accelerator", "cpu"),
-        cwd=folder,
-    )
+    _command("branch", "run", "saved", "targets.py:alone", *BRANCH, cwd=folder)
 
 
 def profile(folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from logged_runs import write_events
 from refused import refused
 
 from noisescale.history import following
@@ -39,6 +40,15 @@ def csv_rows(steps: range) -> str:
     return "".join(f"0.5,{step},{32 * step},{values}\n" for step in steps)
 
 
+def followed_csv(folder: Path, last: int = 3) -> tuple[Path, FollowedRun]:
+    """A file with rows up to this step, and its run, which has read it."""
+    file = folder / "metrics.csv"
+    file.write_text(HEADER + csv_rows(range(1, last + 1)))
+    run = FollowedRun(folder)
+    run.read()
+    return file, run
+
+
 def steps_of(run: FollowedRun) -> list[float]:
     return [] if run.history is None else run.history["step"].tolist()
 
@@ -46,19 +56,16 @@ def steps_of(run: FollowedRun) -> list[float]:
 def test_event_files_are_followed_as_they_grow_and_left_as_they_are(tmp_path: Path) -> None:
     with writer_in(tmp_path) as writer:
         run = FollowedRun(tmp_path)
-        before = (run.read(), steps_of(run))
+        run.read()
+        assert steps_of(run) == []
         add(writer, range(1, 4))
-        first = (run.read(), steps_of(run))
+        assert (run.read(), steps_of(run)) == (True, [1, 2, 3])
         add(writer, range(4, 7))
         (file,) = tmp_path.iterdir()
         unread = file.read_bytes(), file.stat().st_mtime_ns
-        second = (run.read(), steps_of(run))
-        third = run.read()
+        assert (run.read(), steps_of(run)) == (True, [1, 2, 3, 4, 5, 6])
+        assert run.read() is False
 
-    assert before[1] == []
-    assert first == (True, [1, 2, 3])
-    assert second == (True, [1, 2, 3, 4, 5, 6])
-    assert third is False
     assert run.history is not None
     expected = read_run(tmp_path)
     for name in expected:
@@ -88,15 +95,14 @@ def test_a_csv_file_is_followed_as_it_grows_and_half_a_line_is_left_for_later(
 
 
 def test_half_a_record_is_left_for_later(tmp_path: Path) -> None:
-    source, run = tmp_path / "source", tmp_path / "run"
-    with writer_in(source) as writer:
+    with writer_in(tmp_path) as writer:
         add(writer, range(1, 3))
-    (file,) = source.iterdir()
+    (file,) = tmp_path.iterdir()
     content = file.read_bytes()
-    run.mkdir()
-    followed, found = FollowedRun(run), []
+    file.write_bytes(b"")
+    followed, found = FollowedRun(tmp_path), []
     for end in (*range(0, len(content), 15), len(content)):
-        with (run / file.name).open("ab") as opened:
+        with file.open("ab") as opened:
             opened.write(content[opened.tell() : end])
         followed.read()
         found.append(len(steps_of(followed)))
@@ -109,18 +115,15 @@ def test_half_a_record_is_left_for_later(tmp_path: Path) -> None:
 @pytest.mark.parametrize("logger", ["tensorboard", "csv"])
 def test_what_was_read_is_not_read_again(tmp_path: Path, logger: str) -> None:
     """Damage to what was read already is not seen."""
-    run = FollowedRun(tmp_path)
     if logger == "csv":
-        file = tmp_path / "metrics.csv"
-        file.write_text(HEADER + csv_rows(range(1, 4)))
-        run.read()
+        file, run = followed_csv(tmp_path)
         content = file.read_text().replace("0.5,1,32", "0.5,x,yy") + csv_rows(range(4, 5))
         with file.open("r+") as opened:  # the same file, which is not replaced
             opened.write(content)
     else:
         with writer_in(tmp_path) as writer:
             add(writer, range(1, 4))
-            (file,) = tmp_path.iterdir()
+            (file,), run = tmp_path.iterdir(), FollowedRun(tmp_path)
             run.read()
             with file.open("r+b") as opened:
                 opened.seek(100)
@@ -140,9 +143,10 @@ def test_a_run_that_is_resumed_in_its_folder_counts_steps_once(tmp_path: Path) -
         add(writer, range(7, 9), batch_size=64.0)
     run.read()
 
-    assert steps_of(run) == list(range(1, 9))
-    assert run.history is not None
-    assert run.history["batch_size"].tolist() == [32] * 6 + [64] * 2
+    for history in (run.history, read_run(tmp_path)):
+        assert history is not None
+        assert history["step"].tolist() == list(range(1, 9))
+        assert history["batch_size"].tolist() == [32] * 6 + [64] * 2
 
 
 @pytest.mark.parametrize("looked_between", [True, False])
@@ -152,10 +156,7 @@ def test_a_csv_file_that_was_deleted_and_begun_anew_is_read_from_its_beginning(
 ) -> None:
     """As a CSVLogger does in a folder that holds one already; the new one may be larger."""
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # it is not needed for a CSV file
-    file = tmp_path / "metrics.csv"
-    file.write_text(HEADER + csv_rows(range(1, 11)))
-    run = FollowedRun(tmp_path)
-    run.read()
+    file, run = followed_csv(tmp_path, 10)
     os.link(file, tmp_path / "kept.csv")  # so that the new file cannot have its number
     file.unlink()
     if looked_between:
@@ -169,10 +170,7 @@ def test_a_csv_file_that_was_deleted_and_begun_anew_is_read_from_its_beginning(
 def test_a_csv_file_that_is_deleted_during_a_reading_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "metrics.csv"
-    file.write_text(HEADER + csv_rows(range(1, 4)))
-    run = FollowedRun(tmp_path)
-    run.read()
+    file, run = followed_csv(tmp_path)
 
     def deleted(folder: Path) -> list[Path]:
         file.unlink()
@@ -190,12 +188,9 @@ def test_a_csv_file_that_is_deleted_during_a_reading_is_waited_for(
 @pytest.mark.parametrize("place", ["first", "last"])
 def test_a_csv_file_that_gets_new_columns_is_read_anew(tmp_path: Path, place: str) -> None:
     """A CSVLogger writes all of the file again when a metric is logged for the first time."""
-    file = tmp_path / "metrics.csv"
-    file.write_text(HEADER + csv_rows(range(1, 4)))
-    run = FollowedRun(tmp_path)
-    run.read()
-    names, *lines = (HEADER + csv_rows(range(1, 6))).splitlines()
-    rows = [("accuracy", names), *(("", line) for line in lines)]
+    file, run = followed_csv(tmp_path)
+    lines = (HEADER + csv_rows(range(1, 6))).splitlines()
+    rows = zip(["accuracy", *[""] * 5], lines, strict=True)
     ordered = rows if place == "first" else [(line, cell) for cell, line in rows]
     file.write_text("".join(",".join(row) + "\n" for row in ordered))
     run.read()
@@ -215,23 +210,19 @@ def test_of_a_folder_of_runs_the_newest_is_followed_and_then_one_that_begins(
         (file,) = (tmp_path / name).iterdir()
         os.utime(file, 2 * (time.time() - age,))
     run.read()
-    first = (run.run, run.of_runs)
-    with writer_in(tmp_path / "a/val") as writer:
-        writer.add_scalar("loss", 1.0, 0)
+    assert empty == (False, None)
+    assert (run.run, run.of_runs) == (tmp_path / "a", 2)
+    write_events(tmp_path / "a/val", [(0, {"loss": 1.0})])
     run.read()
-    second = run.run
+    assert run.run == tmp_path / "a"
     with writer_in(tmp_path / "c") as writer:
         writer.add_scalar("loss", 1.0, 0)
         writer.flush()
         run.read()
-        unmeasured = run.history, run.others
+        assert (run.history, run.others) == (None, ["loss"])
         add(writer, range(1, 6))
     run.read()
 
-    assert empty == (False, None)
-    assert first == (tmp_path / "a", 2)
-    assert second == tmp_path / "a"
-    assert unmeasured == (None, ["loss"])
     assert run.run == tmp_path / "c"
     assert steps_of(run) == [1, 2, 3, 4, 5]
 

@@ -29,38 +29,26 @@ def test_columns_are_arrays_of_one_length_which_is_the_number_of_rows() -> None:
     assert np.isnan(history["low"]).all()
     assert {len(values) for values in history.values()} == {3}
     assert [(len(x), bool(x)) for x in (empty, one, history)] == [(0, False), (1, True), (3, True)]
-    assert repr(empty) == "History(0 rows)"
-    assert repr(one) == "History(1 row up to step 10)"
-    assert repr(history) == "History(3 rows up to step 30)"
+    said = ("0 rows", "1 row up to step 10", "3 rows up to step 30")
+    assert [repr(x) for x in (empty, one, history)] == [f"History({x})" for x in said]
 
 
-@pytest.mark.parametrize("most_rows", [8, 9])
-def test_memory_is_bounded_and_spacing_even(most_rows: int) -> None:
-    history = filled(1000, most_rows)
-
-    steps = history["step"]
-    assert most_rows / 2 - 1 <= len(steps) <= most_rows
-    assert len(set(np.diff(steps, prepend=0))) == 1
-
-
-def test_a_thinned_history_keeps_the_cost_of_the_run() -> None:
+def test_memory_is_bounded_spacing_even_and_the_cost_of_the_run_kept() -> None:
+    for most_rows in (8, 9):
+        steps = filled(1000, most_rows)["step"]
+        assert most_rows / 2 - 1 <= len(steps) <= most_rows
+        assert len(set(np.diff(steps, prepend=0))) == 1
     full, thinned = tradeoff_of(filled(1000)), tradeoff_of(filled(1000, 128))
-
     assert thinned.critical_batch_size == pytest.approx(full.critical_batch_size, rel=0.05)
     assert full.steps(32) == pytest.approx(10_000)
 
 
-def test_tradeoff_uses_the_mean_batch_size_between_rows() -> None:
+def test_tradeoff_uses_the_mean_batch_size_between_rows_and_those_that_are_resolved() -> None:
     history = History()
     history.append(step=10, examples=10 * 16, noise_scale=20.0, high=30.0, batch_size=16)
     history.append(step=20, examples=10 * 16 + 10 * 48, noise_scale=20.0, high=30.0, batch_size=999)
-
-    tradeoff = tradeoff_of(history)
-
-    assert tradeoff.min_steps == pytest.approx(10 / (1 + 20 / 16) + 10 / (1 + 20 / 48))
-
-
-def test_rows_that_are_not_resolved_count_as_not_measured() -> None:
+    expected = 10 / (1 + 20 / 16) + 10 / (1 + 20 / 48)
+    assert tradeoff_of(history).min_steps == pytest.approx(expected)
     history = History()
     history.append(step=10, examples=320, noise_scale=20129.0, low=11.9, high=np.inf)
     with refused("noise_scale"):
@@ -72,11 +60,9 @@ def test_rows_that_are_not_resolved_count_as_not_measured() -> None:
 
 def test_resuming_continues_every_row_also_while_thinning() -> None:
     whole, first = filled(100, 16), filled(45, 16)
-    file = io.BytesIO()
-    torch.save(first.state_dict(), file)
-    file.seek(0)
-
     second = History(16)
+    torch.save(first.state_dict(), file := io.BytesIO())
+    file.seek(0)
     second.load_state_dict(torch.load(file, weights_only=True))
     for i in range(46, 101):
         second.append(step=10 * i, examples=320 * i, noise_scale=20.0 + i, high=100.0)
@@ -84,26 +70,24 @@ def test_resuming_continues_every_row_also_while_thinning() -> None:
     np.testing.assert_equal(second.state_dict(), whole.state_dict())
 
 
-@pytest.mark.parametrize(("most_rows", "every"), [(8, 1), (9, 3), (64, 7)])
-def test_increments_of_dropped_rows_are_those_of_the_rows_that_stay(
-    most_rows: int, every: int
-) -> None:
+@pytest.mark.parametrize(("rows", "every"), [(8, 1), (9, 3), (64, 7)])
+def test_increments_of_dropped_rows_are_those_of_the_rows_that_stay(rows: int, every: int) -> None:
     """As if the rows that stay had been the only ones."""
     rng = np.random.default_rng(0)
     drawn = [GradientMoments(rng.normal(1.0, 0.3), rng.normal(50.0, 9.0)) for _ in range(401)]
 
-    def recorded(ends: Collection[float], rows: int) -> History:
-        increments, history = Increments(), History(rows)
+    def recorded(ends: Collection[float], most_rows: int) -> History:
+        increments, history = Increments(), History(most_rows)
         for step, moments in enumerate(drawn, start=1):
             increments.add(moments, 32.0)
             if step in ends:
                 history.append(step=step, examples=32 * step, **increments.take())
         return history
 
-    thinned = recorded({*range(every, 401, every), 401}, most_rows)
+    thinned = recorded({*range(every, 401, every), 401}, rows)
 
     at_once = recorded(thinned["step"].tolist(), 4096)
-    assert 2 < len(thinned) <= most_rows
+    assert 2 < len(thinned) <= rows
     for column in INCREMENTS:
         kept, expected = (x[column] for x in (thinned, at_once))
         np.testing.assert_allclose(kept, expected, rtol=1e-9, err_msg=column)
@@ -116,24 +100,20 @@ def test_unknown_columns_and_too_few_rows_are_refused() -> None:
         History(1)
 
 
-def test_pandas_gets_the_rows_by_step_and_gives_them_back() -> None:
+def test_pandas_gets_the_rows_by_step_and_gives_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
     history = History(extra_columns=["group/norm"])
     history.append(step=50, noise_scale=19.0, **{"group/norm": 7.0})
     history.append(step=100, noise_scale=21.0)
 
     frame = history.to_pandas()
 
-    assert frame.index.name == "step"
-    assert frame.loc[50.0, "group/norm"] == 7.0
+    assert (frame.index.name, frame.loc[50.0, "group/norm"]) == ("step", 7.0)
     assert frame["noise_scale"].tolist() == [19.0, 21.0]
     back = History.from_columns({name: x.to_numpy() for name, x in frame.reset_index().items()})
     assert set(back) == set(history)
     for name in history:
         np.testing.assert_array_equal(back[name], history[name])
-
-
-def test_without_pandas_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without pandas the remedy is named.
     monkeypatch.setitem(sys.modules, "pandas", None)
-
     with pytest.raises(ImportError, match=r'pip install "noisescale\[pandas\]"'):
         History().to_pandas()

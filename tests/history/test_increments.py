@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-import io
+import json
 
 import numpy as np
 import pytest
-import torch
 
 from noisescale import GradientMoments
 from noisescale.history.increments import INCREMENTS, Increments
@@ -24,12 +23,13 @@ def stands_for(step: int) -> int:
 
 def test_a_row_is_the_sums_and_squares_of_its_steps_over_the_level() -> None:
     increments, drawn = Increments(), steps(30)
-    taken = {}
+    taken = {0: increments.take()}
     for count, (moments, batch_size) in enumerate(drawn, start=1):
         increments.add(moments, batch_size, stands_for(count))
         if count in (10, 30):
             taken[count] = increments.take()
 
+    assert taken[0] == dict.fromkeys(INCREMENTS, 0.0)
     level, relative = 0.0, []
     for count, ((q, s), batch_size) in enumerate(drawn, start=1):
         sq_norm = q + s / batch_size
@@ -45,22 +45,13 @@ def test_a_row_is_the_sums_and_squares_of_its_steps_over_the_level() -> None:
         assert list(row.values()) == pytest.approx(expected, rel=1e-10)
 
 
-def test_a_row_without_a_step_is_zero() -> None:
-    increments = Increments()
-
-    assert increments.take() == dict.fromkeys(INCREMENTS, 0.0)
-
-
 def test_a_row_goes_on_after_a_checkpoint() -> None:
     whole, first, second = Increments(), Increments(), Increments()
     for moments, weight in steps(20):
         whole.add(moments, weight)
     for moments, weight in steps(20)[:13]:
         first.add(moments, weight)
-    file = io.BytesIO()
-    torch.save(first.state_dict(), file)
-    file.seek(0)
-    second.load_state_dict(torch.load(file, weights_only=True))
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     for moments, weight in steps(20)[13:]:
         second.add(moments, weight)
 

@@ -26,10 +26,9 @@ def test_a_run_below_the_folder_is_found_if_it_is_the_only_one(tmp_path: Path) -
 
 
 def test_runs_are_in_the_order_in_which_they_were_last_written(tmp_path: Path) -> None:
-    made(tmp_path / "b/events.out.tfevents.1", 10.0)
-    made(tmp_path / "b/events.out.tfevents.2", 40.0)
-    made(tmp_path / "c/metrics.csv", 20.0)
-    made(tmp_path / "a/metrics.csv", 30.0)
+    files = "b/events.out.tfevents.1", "c/metrics.csv", "a/metrics.csv", "b/events.out.tfevents.2"
+    for second, file in enumerate(files):
+        made(tmp_path / file, second)
 
     assert [run.name for run in runs_in(tmp_path)] == ["c", "a", "b"]
 

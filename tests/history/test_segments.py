@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
 from collections.abc import Callable, Collection
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from refused import refused
 from scipy.stats import t as students_t
-from tiers import slow
+from tiers import slow, slow_after
 
 from noisescale import GradientMoments, History, Tradeoff
 from noisescale.bounded import Bounded
-from noisescale.history.increments import Increments
+from noisescale.history.increments import INCREMENTS, Increments
 from noisescale.history.rows import Rows
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Segments, noise_scale_at
@@ -79,13 +80,12 @@ def running_sums_of(
 ) -> dict[str, np.ndarray]:
     """The same with the running sums of earlier logs, and no estimates."""
     steps = np.arange(1.0, len(moments[0]) + 1)
-    rows = np.unique(np.append(np.arange(every - 1, len(steps), every), len(steps) - 1))
-    q, s = moments
-    sums = {"sum_weight": batch_size * steps, "sum_grad_sq_norm": batch_size * np.cumsum(q),
-            "sum_noise_trace": batch_size * np.cumsum(s)}  # fmt: skip
+    names = ("sum_weight", "sum_grad_sq_norm", "sum_noise_trace")
+    totals = (np.cumsum(batch_size * each) for each in (np.ones_like(steps), *moments))
     unknown = dict.fromkeys(("noise_scale", "low", "high"), np.full_like(steps, math.nan))
-    columns = {"step": steps, "examples": batch_size * steps, **sums, **unknown}
-    return {name: values[rows] for name, values in columns.items()}
+    of_steps = {"step": steps, "examples": batch_size * steps, **unknown}
+    of_steps |= dict(zip(names, totals, strict=True))
+    return {name: values[every - 1 :: every] for name, values in of_steps.items()}
 
 
 def critical_batch_size_of(history: dict[str, np.ndarray], kappa: float = 1.0) -> Bounded:
@@ -120,34 +120,27 @@ def rising(steps: int) -> Moments:
 
 @pytest.mark.parametrize(
     ("form", "every", "workload"),
-    [
-        (rows_of, 10, "rising"),
-        (running_sums_of, 10, "constant"),
-        *(
-            slow(form, every, workload)
-            for form, every, workload in [
-                (rows_of, 1, "rising"),
-                (rows_of, 1, "constant"),
-                (rows_of, 10, "constant"),
-                (running_sums_of, 1, "rising"),
-                (running_sums_of, 1, "constant"),
-                (running_sums_of, 10, "rising"),
-            ]
-        ),
-    ],
+    slow_after(
+        2,
+        [
+            (rows_of, 10, "rising"),
+            (running_sums_of, 10, "constant"),
+            (running_sums_of, 10, "rising"),
+            (rows_of, 10, "constant"),
+            *product((rows_of, running_sums_of), (1,), ("rising", "constant")),
+        ],
+    ),
 )
 def test_the_bounds_hold_where_single_blocks_are_hard_to_resolve(
     form: Callable[..., dict[str, np.ndarray]], every: int, workload: str
 ) -> None:
     """Choosing blocks by which of them resolve held 84 and 81 %, at medians of 0.92 and 0.73."""
-    noise_scale, signal = rising(1000)
-    if workload == "constant":
-        noise_scale, signal = np.full(1000, 640.0), np.ones(1000)
+    constant = np.full(1000, 640.0), np.ones(1000)
+    noise_scale, signal = constant if workload == "constant" else rising(1000)
     truth = critical_of(noise_scale)
 
-    found = [
-        critical_batch_size_of(form(drawn(seed, noise_scale, signal), every)) for seed in range(60)
-    ]
+    rows = (form(drawn(seed, noise_scale, signal), every) for seed in range(60))
+    found = [critical_batch_size_of(history) for history in rows]
 
     assert_held(found, truth)
     assert 0.85 < median(found) / truth < 1.15, median(found) / truth
@@ -175,9 +168,8 @@ def test_the_bounds_hold_for_other_factors_between_noise_scale_and_critical_batc
     noise_scale = 64 * 100 ** (np.arange(1000) / 1000)
     truth = critical_of(kappa * noise_scale)
 
-    found = [
-        critical_batch_size_of(rows_of(drawn(seed, noise_scale), 10), kappa) for seed in range(60)
-    ]
+    moments = (drawn(seed, noise_scale) for seed in range(60))
+    found = [critical_batch_size_of(rows_of(each, 10), kappa) for each in moments]
 
     assert_held(found, truth)
     assert 0.95 < median(found) / truth < 1.05, median(found) / truth
@@ -200,31 +192,24 @@ def test_the_bounds_hold_after_a_step_of_a_huge_gradient(size: float) -> None:
     signal = np.ones(60)
     signal[30] = size
 
-    found = [
-        critical_batch_size_of(rows_of(drawn(seed, np.full(60, 64.0), signal), 1))
-        for seed in range(100)
-    ]
+    moments = (drawn(seed, np.full(60, 64.0), signal) for seed in range(100))
 
-    assert_held(found, 64)
+    assert_held([critical_batch_size_of(rows_of(each, 1)) for each in moments], 64)
 
 
-def test_a_row_with_steps_of_the_row_before_counts_no_more_than_its_own() -> None:
+def test_one_row_is_enough_and_one_with_steps_of_the_row_before_counts_its_own() -> None:
     """As after a resume with other log steps."""
-    history = rows_of(drawn(0, np.full(200, 64.0)), 50)
+    moments = drawn(0, np.full(200, 64.0))
+    found, history = critical_batch_size_of(rows_of(moments, 200)), rows_of(moments, 50)
     steps = np.array([50.0, 100, 150, 160])
 
     run = Rows.of({**history, "step": steps}, np.full(4, 32.0))
 
+    assert found.low < 64 < found.high < 1.3 * found.low
     assert run is not None
     assert run.units.tolist() == [49, 50, 50, 10]
     assert run.means[0] == pytest.approx(history["increment_noise_trace"] / (32 * np.array(
         [49, 50, 50, 50])))  # fmt: skip
-
-
-def test_one_row_is_enough() -> None:
-    found = critical_batch_size_of(rows_of(drawn(0, np.full(200, 64.0)), 200))
-
-    assert found.low < 64 < found.high < 1.3 * found.low
 
 
 @pytest.mark.parametrize(("form", "every"), [(rows_of, 10), (running_sums_of, 2)])
@@ -248,9 +233,8 @@ def test_what_no_block_resolves_is_not_resolved(
 def test_the_noise_scale_of_each_time_is_found_where_windows_lag() -> None:
     """It rises from 20 to 2,000 in 1,000 steps, while |G|² falls a hundredfold."""
     truth = 20 * 100 ** (np.arange(1000) / 1000)
-    moments = drawn(0, truth, 1 / truth, batch_size=512)
 
-    run = Segments.of(rows_of(moments, 10, batch_size=512))
+    run = Segments.of(rows_of(drawn(0, truth, 1 / truth, batch_size=512), 10, batch_size=512))
 
     local = truth.reshape(100, 10).mean(axis=1)
     assert np.abs(np.log(run.noise_scale / local)).mean() < 0.25
@@ -262,37 +246,36 @@ def test_a_run_is_cut_into_as_few_blocks_as_its_noise_demands() -> None:
     """By the noise of single steps: never by which blocks come out resolved."""
     rng = np.random.default_rng(0)
 
-    numbers = [
-        len(set(Segments.of(rows_of(steps_of(rng, np.full(2000, b)), 10)).block.tolist()))
-        for b in (64.0, 640.0, 6400.0)
-    ]
+    def blocks(moments: Moments, every: int = 10) -> int:
+        return len(set(Segments.of(rows_of(moments, every)).block.tolist()))
+
+    numbers = [blocks(steps_of(rng, np.full(2000, b))) for b in (64.0, 640.0, 6400.0)]
 
     # A block of n steps has the relative width 4·cv/√n, with cv² = 8/3·(b/B)²/100 or so.
     assert numbers[0] == 32
     assert numbers[1] == pytest.approx(2000 / (16 * 8 / 3 * 20**2 / 100), rel=0.3)
     assert numbers[2] == 2  # or the first steps could not be told from few late ones
-    of_one_step = Segments.of(rows_of(drawn(1, np.full(2000, 640.0)), 1))
-    assert of_one_step.block.max() + 1 == pytest.approx(numbers[1], rel=0.3)
-    short_last = Segments.of(rows_of(drawn(0, np.full(103, 640.0)), 100))
-    assert short_last.block.tolist() == [0, 0]
-
-
-def in_heavy_tails(seed: int, noise_scale: float) -> dict[str, np.ndarray]:
-    """1,500 steps, of which 54 were measured: 26 in the first 99, the others 50 to 150 apart.
-
-    |G|² and tr(Σ) of a step are larger or smaller together, by a log-normal factor: late in a
-    training few examples have most of the gradient.
-    """
-    rng = np.random.default_rng(seed)
-    q, s = steps_of(rng, np.full(1500, noise_scale), directions=30, ranks=2)
-    factor = np.exp(rng.normal(0, 1.2, 1500))
-    measured = np.unique(np.exp(np.linspace(0, math.log(1500), 90)).astype(int))
-    return rows_of((factor * q, factor * s), 50, measured=set(measured.tolist()))
+    assert blocks(drawn(1, np.full(2000, 640.0)), 1) == pytest.approx(numbers[1], rel=0.3)
+    assert blocks(drawn(0, np.full(103, 640.0)), 100) == 1  # the last row is short
+    norms, traces = drawn(0, np.full(2000, 64.0))
+    assert blocks((norms, -traces / 4)) == blocks((-norms, traces)) == 2  # no noise, or no signal
 
 
 def test_the_bounds_hold_and_say_something_where_few_late_units_rule_the_run() -> None:
-    """Student's t with the one degree of freedom that was left gave 0 to infinity."""
-    found = [critical_batch_size_of(in_heavy_tails(seed, 64.0)) for seed in range(100)]
+    """Student's t with the one degree of freedom that was left gave 0 to infinity.
+
+    Of 1,500 steps 54 were measured: 26 in the first 99, the others 50 to 150 apart. |G|² and
+    tr(Σ) of a step are larger or smaller together, by a log-normal factor: late in a training few
+    examples have most of the gradient.
+    """
+    measured = set(np.exp(np.linspace(0, math.log(1500), 90)).astype(int).tolist())
+    found = []
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        q, s = steps_of(rng, np.full(1500, 64.0), directions=30, ranks=2)
+        factor = np.exp(rng.normal(0, 1.2, 1500))
+        rows = rows_of((factor * q, factor * s), 50, measured=measured)
+        found.append(critical_batch_size_of(rows))
 
     assert_held(found, 64)
     assert all(one.low > 0 for one in found)
@@ -336,10 +319,8 @@ def test_progress_is_the_share_of_the_signal_in_the_squared_norm() -> None:
         start += count
         s_mean, q_mean = of_block.mean(axis=0)
         plain = 32 * q_mean / (32 * q_mean + s_mean)
-        left_out = [
-            (lambda m: 32 * m[1] / (32 * m[1] + m[0]))(np.delete(of_block, k, axis=0).mean(axis=0))
-            for k in range(count)
-        ]
+        others = (np.delete(of_block, k, axis=0).mean(axis=0) for k in range(count))
+        left_out = [32 * q / (32 * q + s) for s, q in others]
         jackknife = count * plain - (count - 1) * np.mean(left_out)
         error = math.sqrt((count - 1) / count * ((left_out - np.mean(left_out)) ** 2).sum())
         rows = run.block == block
@@ -361,15 +342,9 @@ def test_the_interval_of_a_block_is_fiellers_of_its_weighted_rows() -> None:
     q, s = rng.normal(1, 0.3, 9), rng.normal(50, 6, 9) + 10 * rng.normal(0, 1, 9)
     s += 20 * (q - 1)  # they err together
     rows = columns(weight.cumsum().tolist(), noise_scale=[math.nan] * 9)
-    zero, once = np.zeros(9), 32.0  # whatever the increments weigh
-    history = History.from_columns(
-        rows
-        | {"increment_measured_steps": np.ones(9), "increment_weight": np.full(9, once)}
-        | {"increment_noise_trace": once * s, "increment_grad_sq_norm": once * q}
-        | {"increment_noise_trace_squares": zero, "increment_products": zero}
-        | {"increment_grad_sq_norm_squares": zero},
-        confidence=0.9,
-    )
+    zero, once = np.zeros(9), np.full(9, 32.0)  # whatever the increments weigh
+    sums = (np.ones(9), once, np.full(9, math.nan), once * s, once * q, zero, zero, zero)
+    history = History.from_columns(rows | dict(zip(INCREMENTS, sums, strict=True)), confidence=0.9)
 
     run = Segments.of(history)
 
@@ -394,10 +369,8 @@ def test_a_run_that_was_measured_more_often_early_counts_by_its_steps(every: int
     noise_scale, signal = 16 * 10**progress, 10**-progress
     measured = {1, 2, *(8 * 1.08 ** np.arange(80)).astype(int).tolist(), *range(60, 2001, 60)}
 
-    found = [
-        critical_batch_size_of(rows_of(drawn(seed, noise_scale, signal), every, measured=measured))
-        for seed in range(60)
-    ]
+    moments = (drawn(seed, noise_scale, signal) for seed in range(60))
+    found = [critical_batch_size_of(rows_of(x, every, measured=measured)) for x in moments]
 
     truth = critical_of(noise_scale)
     assert np.mean([one.low <= truth <= one.high for one in found]) > 0.9
@@ -406,12 +379,9 @@ def test_a_run_that_was_measured_more_often_early_counts_by_its_steps(every: int
 
 def test_rows_without_a_measured_step_count_as_their_neighbours() -> None:
     history = rows_of(drawn(0, np.full(200, 64.0)), 10)
-    empty = dict(history)
-    for name in history:
-        if name.startswith("increment_"):
-            empty[name] = np.where(np.arange(20) % 4 == 1, 0.0, history[name])
+    empty = {name: np.where(np.arange(20) % 4 == 1, 0.0, history[name]) for name in INCREMENTS}
 
-    run = Segments.of(empty)
+    run = Segments.of(history | empty)
 
     assert run.measured.tolist() == [1, 0, 1, 1] * 5
     assert np.isfinite(run.progress).all()
@@ -419,16 +389,11 @@ def test_rows_without_a_measured_step_count_as_their_neighbours() -> None:
 
 
 def test_a_history_that_was_resumed_from_running_sums_uses_both() -> None:
-    moments = drawn(0, np.full(400, 64.0))
+    moments, first = drawn(0, np.full(400, 64.0)), np.arange(40) < 20
     new, old = rows_of(moments, 10), running_sums_of(moments, 10)
-    first = np.arange(40) < 20
-    both = old | {
-        name: np.where(first, math.nan, values)
-        for name, values in new.items()
-        if name.startswith("increment_")
-    }
+    resumed = {name: np.where(first, math.nan, new[name]) for name in INCREMENTS}
 
-    run = Segments.of(both)
+    run = Segments.of(old | resumed)
 
     whole = critical_batch_size_of(new)
     assert run.measured.all()
@@ -437,8 +402,7 @@ def test_a_history_that_was_resumed_from_running_sums_uses_both() -> None:
 
 def test_batch_sizes_survive_float32_and_dropped_rows() -> None:
     """After 2·10⁹ examples a total in float32 changes by 128 or not at all."""
-    moments = drawn(0, np.full(80, 64.0))
-    history = rows_of(moments, 2)
+    history = rows_of(drawn(0, np.full(80, 64.0)), 2)
     late = history | {"examples": history["examples"] + 2e9}
 
     rounded = Segments.of({name: x.astype(np.float32) for name, x in late.items()})
@@ -458,26 +422,16 @@ def test_running_sums_that_were_rounded_away_are_refused() -> None:
         Segments.of(rounded)
 
 
-@pytest.mark.parametrize(
-    "sums",
-    [
-        {"sum_noise_trace": np.full(10, math.nan)},
-        {f"sum_{name}": np.zeros(10) for name in ("weight", "noise_trace", "grad_sq_norm")},
-    ],
-    ids=["no sums", "nothing measured"],
-)
-def test_where_nothing_else_was_recorded_the_estimates_that_were_logged_are_taken(
-    sums: dict[str, np.ndarray],
-) -> None:
+def test_where_nothing_else_was_recorded_the_estimates_that_were_logged_are_taken() -> None:
     row = np.arange(1.0, 11)
     logged = columns(row.tolist(), noise_scale=(50 + row).tolist())
     whole = {"sum_weight": row, "sum_noise_trace": 60 * row, "sum_grad_sq_norm": row}
 
-    run = Segments.of({**logged, **whole, **sums})
-
-    assert run.as_logged
-    assert run.noise_scale.tolist() == (50 + row).tolist()
-    assert set(run.block.tolist()) == {0}
+    for sums in (whole | {"sum_noise_trace": math.nan * row}, dict.fromkeys(whole, 0 * row)):
+        run = Segments.of(logged | sums)
+        assert run.as_logged
+        assert run.noise_scale.tolist() == (50 + row).tolist()
+        assert set(run.block.tolist()) == {0}
 
 
 def test_the_noise_scale_at_a_step_is_that_of_the_row_it_belongs_to() -> None:
@@ -492,38 +446,25 @@ def test_the_noise_scale_at_a_step_is_that_of_the_row_it_belongs_to() -> None:
 
 
 def test_what_is_not_resolved_takes_the_next_value_and_keeps_its_own_bounds() -> None:
-    run = Segments.of(
-        columns(
-            [10, 20, 30, 40, 50, 60],
-            noise_scale=[math.nan, 12, math.nan, 13, math.nan, math.nan],
-            low=[9, 10, 11, 10, 11, 14],
-            high=[math.inf, 20, math.inf, 20, math.inf, math.inf],
-        )
-    )
+    nan, inf = math.nan, math.inf
+    known, low = [nan, 12, nan, 13, nan, nan], [9.0, 10, 11, 10, 11, 14]
+    high = [inf, 20, inf, 20, inf, inf]
+
+    run = Segments.of(columns([10, 20, 30, 40, 50, 60], noise_scale=known, low=low, high=high))
 
     # The last one is known to be above 14.
     assert run.noise_scale.tolist() == [12, 12, 13, 13, 13, 14]
-    assert run.low.tolist() == [9, 10, 11, 10, 11, 14]
-    assert run.high.tolist() == [math.inf, 20, math.inf, 20, math.inf, math.inf]
+    assert (run.low.tolist(), run.high.tolist()) == (low, high)
     assert run.resolved.tolist() == [0, 1, 0, 1, 0, 0]
+    nowhere = Segments.of(columns([10, 20], noise_scale=[nan, nan], low=[nan, 7], high=[nan, inf]))
+    assert np.isnan(nowhere.noise_scale).all()
+    assert (nowhere.low.tolist(), nowhere.high.tolist()) == ([0, 7], [inf, inf])
 
 
-def test_a_run_without_any_resolved_row_has_bounds_alone() -> None:
-    nan, inf = math.nan, math.inf
-
-    run = Segments.of(columns([10, 20], noise_scale=[nan, nan], low=[nan, 7], high=[nan, inf]))
-
-    assert np.isnan(run.noise_scale).all()
-    assert run.low.tolist() == [0, 7]
-    assert run.high.tolist() == [inf, inf]
-
-
-@pytest.mark.parametrize(
-    ("step", "got"), [([], "0 rows"), ([10, 20, 20], "3 rows with step 20 out of order")]
-)
-def test_a_history_that_is_no_run_is_refused(step: list[float], got: str) -> None:
-    with refused("history", got=got):
-        Segments.of(columns(step, noise_scale=[5.0] * len(step)))
+def test_a_history_that_is_no_run_is_refused() -> None:
+    for step, got in (([], "0 rows"), ([10.0, 20, 20], "3 rows with step 20 out of order")):
+        with refused("history", got=got):
+            Segments.of(columns(step, noise_scale=[5.0] * len(step)))
 
 
 FALLING = {
@@ -549,11 +490,12 @@ def test_a_step_counts_by_its_learning_rate_where_that_fell() -> None:
 
     assert run.weight == pytest.approx(weight)
     share = 1 / (1 + run.noise_scale / 32)
-    least, fewest = weight * steps @ share, 32 * (weight * steps @ (1 - share))
-    assert law.middle == pytest.approx((least, fewest))
+    assert law.middle == pytest.approx(
+        (weight * steps @ share, 32 * (weight * steps @ (1 - share)))
+    )
     assert law.steps(32).value == pytest.approx(100)  # at the run's own batch size, its steps
-    unweighted = {name: x for name, x in history.items() if name != "learning_rate"}
-    plain = RunLaw.of(Segments.of(unweighted), ONE)
+    del history["learning_rate"]
+    plain = RunLaw.of(Segments.of(history), ONE)
     assert law.critical_batch_size.value < 0.8 * plain.critical_batch_size.value
 
 
@@ -570,13 +512,10 @@ def test_else_all_steps_count_the_same(changed: dict[str, list[float]]) -> None:
     assert (falling(**changed).weight == 1).all()
 
 
-def test_a_rate_that_was_not_logged_is_the_next_one() -> None:
+def test_a_rate_that_was_not_logged_is_the_next_and_a_small_last_batch_no_other_size() -> None:
     missing = falling(learning_rate=[1.0, math.nan, 0.4, 0.1])
-
     assert missing.weight.tolist() == falling(learning_rate=[1.0, 0.4, 0.4, 0.1]).weight.tolist()
 
-
-def test_a_smaller_last_batch_of_an_epoch_is_no_other_batch_size() -> None:
     many = {name: values[:1] * 7 + values for name, values in FALLING.items()}
     many["batch_size"] = [32.0] * 5 + [29.0, 12.0] + [32.0] * 4
 

@@ -3,7 +3,6 @@
 
 import io
 import json
-import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import cache
@@ -19,14 +18,14 @@ import numpy as np
 import pytest
 import torch
 from brute_force import micro_batch, whole
-from fits import FEATURES
+from fits import FEATURES, heard
 from packaging.version import Version
 from ranks import in_a_fork
 from refused import refused
 from tiers import slow, slow_after, slow_but
 from torch import Tensor, nn
 
-from noisescale.guard import NotMeasured
+from noisescale.guard import Guard, NotMeasured
 from noisescale.history.reading import read_metric, read_run
 
 CLIPPED = {"max_grad_norm": 1e-3}
@@ -96,13 +95,6 @@ def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
 
 
-def said_by(train: Callable[[], Any]) -> tuple[Any, list[str]]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        result = train()
-    return result, [str(w.message) for w in caught]
-
-
 ON_RANKS: dict[str, tuple[dict[str, Any], Weigh]] = {
     "by labels, accumulation": (
         {**CLIPPED, **LANGUAGE, "gradient_accumulation_steps": 3},
@@ -115,51 +107,33 @@ ON_RANKS: dict[str, tuple[dict[str, Any], Weigh]] = {
         {**LANGUAGE, "average_tokens_across_devices": False, "gradient_accumulation_steps": 2},
         by_labels_of_the_rank,
     ),
-    "bf16": ({"bf16": True, "gradient_accumulation_steps": 2, "max_grad_norm": 0.1}, evenly),
+    "bf16": ({"bf16": True, "max_grad_norm": 0.1, "gradient_accumulation_steps": 2}, evenly),
 }
-one_quick = pytest.mark.parametrize("case", slow_but(ON_RANKS, "by labels, accumulation"))
 
 
-@cache
-def on_two_ranks(hf: Any, case: str) -> list[Any]:
-    """A fit, its parameters without the callback, and what is said of examples that are shared."""
-    options, _ = ON_RANKS[case]
+@pytest.mark.parametrize("case", slow_but(ON_RANKS, "by labels, accumulation"))
+def test_ranks_are_compared_by_unclipped_gradients_and_train_as_without(case: str, hf: Any) -> None:
+    """One of them warns where they share examples."""
+    options, weigh = ON_RANKS[case]
 
     def one() -> Any:
-        run, said = said_by(lambda: hf.recorded(**options))
+        with heard() as said:
+            run = hf.recorded(**options)
         without = hf.fit(kind=hf.RecordingTrainer, **options).parameters
-        _, shared = said_by(
-            lambda: hf.fit(hf.NoiseScaleCallback(), kind=hf.OneForAll, max_steps=18)
-        )
+        with heard() as shared:
+            hf.fit(hf.NoiseScaleCallback(), kind=hf.OneForAll, max_steps=18)
         return run, without, *(["Ranks train" in text for text in of] for of in (said, shared))
 
-    return hf.each(2, one)
+    of_ranks = hf.each(2, one)
 
-
-@one_quick
-def test_ranks_are_compared_by_unclipped_gradients(case: str, hf: Any) -> None:
-    _, weigh = ON_RANKS[case]
+    assert all(same(run.parameters, without) for run, without, *_ in of_ranks)
+    assert not any(of_ranks[0][2] + of_ranks[1][2])
+    assert [sum(shared) for *_, shared in of_ranks] == [1, 0]
     skip_unless_labels_are_counted(weigh)
-
-    runs = [run for run, *_ in on_two_ranks(hf, case)]
-
-    signal, trace = expected(runs, weigh, by_rank=True)
-    for run in runs:
+    signal, trace = expected([run for run, *_ in of_ranks], weigh, by_rank=True)
+    for run, *_ in of_ranks:
         assert run.moments == (pytest.approx(signal, rel=1e-4), pytest.approx(trace, rel=1e-4))
         assert run.logged["noise_scale/skipped_steps"] == 0
-
-
-@one_quick
-def test_parameters_are_bit_identical(case: str, hf: Any) -> None:
-    assert all(same(run.parameters, without) for run, without, *_ in on_two_ranks(hf, case))
-
-
-@one_quick
-def test_ranks_that_share_examples_are_warned_about_on_one_of_them(case: str, hf: Any) -> None:
-    (*_, said, shared), (*_, others, nothing) = on_two_ranks(hf, case)
-
-    assert not any(said + others)
-    assert (sum(shared), sum(nothing)) == (1, 0)
 
 
 @cache
@@ -391,9 +365,12 @@ def test_all_that_report_see_the_metrics_of_training_alone(watched: SimpleNamesp
         assert ("noise_scale/lower_bound" in metrics) != evaluated
         assert (len(metrics) > 4) != evaluated
     assert "noise_scale/noise_trace" in reported[-1]  # step 41, measured after the last log step
+    assert reported[0]["noise_scale/batch_size"] == 2 * 4 * FEATURES  # by the user's function
 
 
-def test_the_console_shows_three_keys(watched: SimpleNamespace) -> None:
+def test_the_console_shows_three_keys_and_between_steps_the_model_has_no_hooks(
+    watched: SimpleNamespace,
+) -> None:
     resolved = {"simple", "simple_low", "simple_high"}
 
     shown = [
@@ -404,6 +381,9 @@ def test_the_console_shows_three_keys(watched: SimpleNamespace) -> None:
     assert all(keys in (resolved, {"lower_bound"}) for keys in shown)
     assert resolved in shown
     assert set(watched.callbacks) == watched.known
+    # Evaluation is as it is without, and a copy or a pickle is of the model alone.
+    assert len(watched.hooks.seen) > 41
+    assert max(watched.hooks.seen) <= 0
 
 
 def test_a_run_is_read_back_from_where_the_trainer_writes(
@@ -420,16 +400,6 @@ def test_a_run_is_read_back_from_where_the_trainer_writes(
     assert read.unit == "pixels"
     steps, _ = read_metric(watched.folder, "train/loss")
     assert steps.tolist() == [10, 20, 30, 40]
-
-
-def test_the_batch_size_is_that_of_the_users_function(watched: SimpleNamespace) -> None:
-    assert watched.before.logs[0]["noise_scale/batch_size"] == 2 * 4 * FEATURES
-
-
-def test_between_steps_the_model_has_no_hooks(watched: SimpleNamespace) -> None:
-    """Evaluation is as it is without, and a copy or a pickle is of the model alone."""
-    assert len(watched.hooks.seen) > 41
-    assert max(watched.hooks.seen) <= 0
 
 
 def test_evaluation_and_checkpoints_are_left_out_of_the_times(tmp_path: Path, hf: Any) -> None:
@@ -496,22 +466,6 @@ def test_labels_that_are_hidden_are_told_of(hf: Any) -> None:
     assert share is None
 
 
-@pytest.mark.slow
-def test_a_loss_that_is_computed_outside_of_the_model_is_measured(hf: Any) -> None:
-    def loss(output: Any, labels: Tensor, num_items_in_batch: Any) -> Tensor:
-        logits = output["logits"][:, :-1].flatten(0, 1)
-        total = nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum")
-        return total / num_items_in_batch
-
-    options = {"gradient_accumulation_steps": 2, "extras": {"compute_loss_func": loss}}
-    hf.trainer_access._warn_that_labels_are_hidden.cache_clear()
-
-    with pytest.warns(UserWarning, match="assumes"):
-        run = hf.fit(hf.NoiseScaleCallback(), **LANGUAGE, **options)
-
-    assert run.noise_scale.noise_trace > 0
-
-
 TEXT = ["GPT2LMHeadModel", "T5ForConditionalGeneration", "BertModel", "CLIPTextModel"]
 OTHERS = ["CLIPModel", "ViTModel", "LlavaModel", "ClapModel", "WhisperModel"]
 OTHERS += ["Qwen2AudioForConditionalGeneration"]
@@ -534,6 +488,11 @@ def test_batches_are_counted_by_what_their_tensors_share(hf: Any) -> None:
     boxes = [{"boxes": torch.zeros(2, 4)}] * 4
     assert count(encoded) == count({"pixel_values": torch.zeros(4, 3), "labels": boxes}) == 4
 
+    counter = hf.trainer_access.BatchCounter()
+    in_doubt = {"a": torch.zeros(1), "b": torch.zeros(2, 2)}
+    with pytest.warns(UserWarning, match=r"NoiseScaleCallback counts 1 example\.") as warned:
+        assert [counter(in_doubt) for _ in range(2)] == [1, 1]
+    assert len(warned) == 1
     with pytest.raises(NotMeasured, match="of text"):
         count({"text": ["one", "two"]})
     endless: dict[str, Any] = {}
@@ -543,25 +502,14 @@ def test_batches_are_counted_by_what_their_tensors_share(hf: Any) -> None:
     assert isinstance(error.value.__cause__, RecursionError)
 
 
-@pytest.mark.parametrize(("examples", "counted"), [(3, "3 examples"), (1, "1 example")])
-def test_a_batch_in_doubt_is_told_of_once(examples: int, counted: str, hf: Any) -> None:
-    count = hf.trainer_access.BatchCounter()
-    batch = {"a": torch.zeros(examples), "b": torch.zeros(2, 2)}
-
-    with pytest.warns(UserWarning, match=rf"NoiseScaleCallback counts {counted}\.") as warned:
-        assert [count(batch) for _ in range(2)] == [examples, examples]
-
-    assert len(warned) == 1
-
-
 @pytest.mark.parametrize("accumulated", [1, slow(2)])
 def test_sequences_that_are_packed_in_one_row_are_counted(accumulated: int, hf: Any) -> None:
     from transformers import DataCollatorWithFlattening
 
     callback = hf.NoiseScaleCallback()
 
-    _, told = said_by(
-        lambda: hf.fit(
+    with heard() as told:
+        hf.fit(
             callback,
             model=hf.language_model,
             examples=lambda: [{"input_ids": list(range(2 + i % 8))} for i in range(60)],
@@ -569,7 +517,6 @@ def test_sequences_that_are_packed_in_one_row_are_counted(accumulated: int, hf: 
             gradient_accumulation_steps=accumulated,
             max_steps=3,
         )
-    )
 
     assert list(callback.history["batch_size"]) == [4 * accumulated] * 3
     assert list(callback.history["examples"]) == [4 * accumulated * step for step in (1, 2, 3)]
@@ -577,17 +524,15 @@ def test_sequences_that_are_packed_in_one_row_are_counted(accumulated: int, hf: 
     assert sum("no halves" in text for text in told) == (accumulated == 1)
 
 
+CONTEXTS = SimpleNamespace(tp_size=1, cp_size=2)
+
+
 @pytest.mark.parametrize(
     ("settings", "distributed_type", "named"),
     [
         ({}, "XLA", "`distributed_type` is XLA:"),
         ({"n_gpu": 2}, "NO", "`n_gpu` is 2:"),
-        (
-            {"parallelism_config": SimpleNamespace(tp_size=1, cp_size=2)},
-            "FSDP",
-            "`parallelism_config.cp_size` is 2:",
-        ),
-        ({"optim": "lomo"}, "NO", "`optim` is lomo:"),
+        ({"parallelism_config": CONTEXTS}, "FSDP", "`parallelism_config.cp_size` is 2:"),
         ({"optim": "galore_adamw_layerwise"}, "NO", "`optim` is galore_adamw_layerwise:"),
         ({"tp_size": 2}, "MULTI_GPU", "`tp_plan` is over 2 ranks:"),
     ],
@@ -605,20 +550,15 @@ def test_settings_that_cannot_be_measured_are_named(
         check_supported(SimpleNamespace(**{**defaults, **settings}), distributed_type, model)
 
 
-def test_wrong_arguments_are_refused_at_once(hf: Any) -> None:
-    for argument, value, error in (
-        ("batch_size_fn", 3, TypeError),
-        ("every_n_steps", 0, ValueError),
-    ):
-        with refused(argument, error=error, got=str(value)):
-            hf.NoiseScaleCallback(**{argument: value})
-
-
-def test_its_repr_has_what_was_given(hf: Any) -> None:
+def test_its_repr_has_what_was_given_and_wrong_arguments_are_refused_at_once(hf: Any) -> None:
     assert repr(hf.NoiseScaleCallback()) == "NoiseScaleCallback()"
     given = "batch_size_fn=<built-in function len>, unit='tokens'"
     counts = hf.NoiseScaleCallback(batch_size_fn=len, unit="tokens")
     assert repr(counts) == f"NoiseScaleCallback({given})"
+    with refused("batch_size_fn", error=TypeError, got="3"):
+        hf.NoiseScaleCallback(batch_size_fn=3)
+    with refused("every_n_steps", got="0"):
+        hf.NoiseScaleCallback(every_n_steps=0)
 
 
 def check_alike(hf: Any, ranks: int, how: str, **more: Any) -> None:
@@ -653,3 +593,56 @@ def test_checkpointed_models_are_measured_alike(hf: Any) -> None:
 @in_a_fork
 def test_compiled_and_checkpointed_models_are_measured_alike(how: str, ranks: int, hf: Any) -> None:
     check_alike(hf, ranks, how, torch_compile=True, torch_compile_backend="eager")
+
+
+def test_a_printer_has_one_pair_after_trainings_that_were_interrupted_too(hf: Any) -> None:
+    from transformers import PrinterCallback, ProgressCallback
+
+    from noisescale.hugging_face.console import print_all, print_less
+
+    printers = [PrinterCallback(), ProgressCallback()]
+    callbacks = [*printers]
+
+    print_less(callbacks, Guard())
+    once = [*callbacks]
+    print_less(callbacks, Guard())
+    again = [*callbacks]
+    print_all(callbacks)
+
+    assert len(once) == 6
+    assert again == once
+    assert callbacks == printers
+
+
+def changed(hf: Any, kind: Any, **options: Any) -> tuple[Any, list[str]]:
+    """A fit by a Trainer that writes to gradients, or whose passes begin within a pass."""
+    callback = hf.NoiseScaleCallback(every_n_steps=1)
+    with heard() as told:
+        found = hf.fit(callback, kind=kind, learning_rate=0.0, **options)
+    return found, [text for text in told if "steps are not measured" in text]
+
+
+def test_gradients_changed_before_the_step_are_measured_as_the_pass_made_them(hf: Any) -> None:
+    untouched, _ = changed(hf, hf.Trainer, gradient_accumulation_steps=2)
+
+    found, told = changed(hf, hf.ScalingTrainer, gradient_accumulation_steps=2)
+
+    assert found.noise_scale == untouched.noise_scale
+    assert found.state["meter"]["counts"]["measured_steps"] == 7
+    assert told == []
+
+
+@pytest.mark.parametrize(("ranks", "accumulation"), [(1, 1), slow(1, 2), slow(2, 1)])
+def test_passes_that_begin_within_a_pass_are_refused_by_name_on_all_ranks(
+    ranks: int, accumulation: int, hf: Any
+) -> None:
+    def one() -> tuple[float, list[str]]:
+        found, told = changed(hf, hf.CachingTrainer, gradient_accumulation_steps=accumulation)
+        return found.noise_scale.steps, told
+
+    (steps, told), *others = hf.each(ranks, one)
+
+    assert steps == 0
+    assert others == [(0, [])] * (ranks - 1)
+    assert "GradCache" in told[0]
+    assert len(told) == 1

@@ -60,10 +60,6 @@ class Data(Loaders, LightningDataModule):  # type: ignore[misc]  # as above
     pass
 
 
-def module_alone() -> Any:
-    return MakesLoaders()
-
-
 def with_loader() -> Any:
     return Model(), loader(64)
 
@@ -83,7 +79,7 @@ def planned() -> Branching:
     return SimpleNamespace(history=history)  # type: ignore[return-value]  # has what is asked for
 
 
-FORMS = [module_alone, with_loader, with_pair, with_data_module]
+FORMS = [MakesLoaders, with_loader, with_pair, with_data_module]
 
 
 @pytest.mark.parametrize("make", FORMS)

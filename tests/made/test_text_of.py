@@ -4,6 +4,7 @@ from collections import OrderedDict
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from refused import refused
@@ -22,9 +23,7 @@ def test_a_function_is_named_by_its_module_and_a_text_stays() -> None:
     assert load(text_of(make, "target")) is make
 
 
-def test_a_function_of_a_script_is_named_by_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_of_a_script_is_named_by_its_file(tmp_path: Path, monkeypatch: Any) -> None:
     script = ModuleType("__main__")
     script.make, script.__file__ = make, str(tmp_path / "train.py")  # type: ignore[attr-defined]  # of a module
     monkeypatch.setitem(sys.modules, "__main__", script)
@@ -52,9 +51,7 @@ def test_what_no_other_process_would_find_is_refused(monkeypatch: pytest.MonkeyP
         text_of(other, "target")
 
 
-def test_a_call_at_the_end_of_the_targets_own_file_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_in_the_targets_own_file_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
     """Every worker would begin the job again."""
     (tmp_path / "calls_itself.py").write_text(
         "from noisescale.made.targets import text_of\n"

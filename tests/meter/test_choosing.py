@@ -3,7 +3,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from ranks import on_ranks
 from refused import refused
 from torch import nn
@@ -60,7 +59,6 @@ def test_one_process_has_no_other_rank_to_compare_with() -> None:
 
 def test_several_processes_do_not_compare_halves_nor_spare_ranks() -> None:
     def chosen() -> str:
-        torch.set_num_threads(1)
         model = DistributedDataParallel(nn.Linear(2, 2))
         with refused("small_batch", requirement="several processes", remedy='"auto"'):
             choose_collector(model, MeterOptions(small_batch="half"))
@@ -72,7 +70,6 @@ def test_several_processes_do_not_compare_halves_nor_spare_ranks() -> None:
 
 def test_ranks_that_share_the_tokens_of_a_batch_are_not_measured_under_ddp_either() -> None:
     def refusal() -> str:
-        torch.set_num_threads(1)
         init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context_parallel"))
         model = DistributedDataParallel(nn.Linear(2, 2))
         with pytest.raises(NotMeasured, match="data parallel") as error:
@@ -82,16 +79,14 @@ def test_ranks_that_share_the_tokens_of_a_batch_are_not_measured_under_ddp_eithe
     assert all("(mesh dimension 'context_parallel')" in said for said in on_ranks(4, refusal))
 
 
-@pytest.mark.parametrize(
-    ("options", "got"),
-    [
-        ({"small_batch": "example"}, "'example' and none"),
-        ({"extra": [NoiseAlongGradient]}, "'auto' and NoiseAlongGradient"),
-    ],
-)
-def test_sharded_gradients_are_compared_by_micro_batches_of_ranks_alone(
-    options: dict[str, Any], got: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+OTHERS = [
+    ({"small_batch": "example"}, "'example' and none"),
+    ({"extra": [NoiseAlongGradient]}, "'auto' and NoiseAlongGradient"),
+]
+
+
+@pytest.mark.parametrize(("options", "got"), OTHERS)
+def test_shards_are_compared_by_micro_batches(options: Any, got: str, monkeypatch: Any) -> None:
     model = nn.Linear(2, 2)
     monkeypatch.setattr(choosing, "is_sharded", lambda _: True)
 

@@ -52,11 +52,7 @@ COLLECTIVE = OF_A_METER | {
 }
 """And that of a meter's other ways."""
 
-OF_THE_PASS = {
-    "Unit.allocate",
-    "Unit.__call__",
-    "_show_forward_passes.<locals>.on_forward",
-}
+OF_THE_PASS = {"Unit.allocate", "Unit.__call__", "_show_forward_passes.<locals>.on_forward"}
 """What torch calls in a forward or backward pass, and hands on."""
 
 
@@ -82,13 +78,7 @@ class Run:
         self.steps: list[list[Collective]] = []
 
     def step(self, *, passes: int = 2, averages: bool = True, factor: float = 1.0) -> None:
-        """Train for a step.
-
-        Args:
-            passes: Backward passes.
-            averages: Whether the last one averages gradients over ranks.
-            factor: On the loss.
-        """
+        """Train for a step, whose last backward pass averages gradients over ranks or not."""
         step = len(self.steps)
         passes = min(passes, 1) if self.name == STATIC else passes  # it does not accumulate
         self.due.append(self.meter is not None and self.meter.due)
@@ -120,14 +110,6 @@ class Run:
         if self.name == STATIC:
             return contextlib.nullcontext()
         return not_averaging(self.model, self.way, last=last)
-
-
-def plain(name: str) -> Run:
-    return Run(name, measured=False).steps_on(5)
-
-
-def every_second_step(name: str) -> Run:
-    return Run(name, every_n_steps=2).steps_on(5)
 
 
 def faults(name: str) -> Run:
@@ -175,44 +157,41 @@ def overflow(name: str) -> Run:
     return run
 
 
-def goes_on(name: str) -> Run:
-    return Run(name).steps_on(5)
-
-
 def resumed(name: str) -> Run:
     """From the state after two steps."""
     before, run = Run(name).steps_on(2), Run(name)
-    assert before.meter is not None
-    assert run.meter is not None
     run.meter.load_state_dict(json.loads(json.dumps(before.meter.state_dict())))
     return run.steps_on(5)
 
 
-EVENTS = (plain, every_second_step, no_backward, overflow, goes_on, resumed)
+EVENTS: dict[str, Callable[[str], Run]] = {
+    "plain": lambda name: Run(name, measured=False).steps_on(5),
+    "every_second_step": lambda name: Run(name, every_n_steps=2).steps_on(5),
+    "goes_on": lambda name: Run(name).steps_on(5),
+    "no_backward": no_backward,
+    "overflow": overflow,
+    "resumed": resumed,
+}
 
 
 class Seen:
-    """What one rank saw of a run."""
-
     def __init__(self, run: Run) -> None:
         self.due, self.steps = run.due, run.steps
         self.measured = 0.0 if run.meter is None else run.meter.noise_scale.steps
 
 
-def on_two(way: str, *events: Callable[[str], Run]) -> list[dict[str, Seen]]:
-    """What each rank saw of the events."""
-
+def on_two(way: str, events: dict[str, Callable[[str], Run]]) -> list[dict[str, Seen]]:
     def all_of_it() -> dict[str, Seen]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return {event.__name__: Seen(event(way)) for event in events}
+            return {name: Seen(event(way)) for name, event in events.items()}
 
     return on_ranks(2, all_of_it)
 
 
 @cache
 def seen(way: str) -> list[dict[str, Seen]]:
-    return on_two(way, *EVENTS)
+    return on_two(way, EVENTS)
 
 
 def own(way: str, event: str) -> list[list[Collective]]:
@@ -260,7 +239,7 @@ def test_ranks_call_the_same_collectives_in_the_same_order(way: str) -> None:
 # What follows from an error is the same on each device.
 @pytest.mark.parametrize("way", slow_but(WAYS_OF_TWO, "DDP"))
 def test_ranks_call_the_same_collectives_whatever_fails_on_one(way: str) -> None:
-    first, second = on_two(way, faults)
+    first, second = on_two(way, {"faults": faults})
 
     assert_alike(first["faults"], second["faults"])
     assert first["faults"].measured > 0

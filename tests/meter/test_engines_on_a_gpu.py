@@ -62,24 +62,18 @@ def fsdp1(net: nn.Module, kind: Kind) -> nn.Module:
 
 def fsdp2(net: nn.Module, kind: Kind) -> nn.Module:
     mesh = init_device_mesh(devices.name, (dist.get_world_size(),))
-    options: dict[str, Any] = {
-        "mesh": mesh,
-        "mp_policy": MixedPrecisionPolicy(**half_precision(kind)),
-    }
-    for child in net.children():
-        fully_shard(child, **options)
-    return fully_shard(net, **options)
+    policy = MixedPrecisionPolicy(**half_precision(kind))
+    for part in (*net.children(), net):
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+    return net
 
 
 def zero(net: nn.Module, kind: Kind, *, stage: int) -> Any:
     from deepspeed_engines import engine_of
 
-    bf16 = {"enabled": kind is torch.bfloat16}
-    overlapping = {"overlap_comm": True}
+    options = {"zero": {"overlap_comm": True}, "bf16": {"enabled": kind is torch.bfloat16}}
     # DeepSpeed clips to 1 unless it is told otherwise.
-    return engine_of(
-        net, stage, lr=LEARNING_RATE, zero=overlapping, bf16=bf16, gradient_clipping=0.0
-    )
+    return engine_of(net, stage, lr=LEARNING_RATE, gradient_clipping=0.0, **options)
 
 
 LEARNING_RATE = 0.01
@@ -145,7 +139,6 @@ def trained(engine: str, kind: Kind, every_n_steps: int | None) -> tuple[list[fl
     assert meter.not_measured is None
     assert meter.measured_steps >= (STEPS if every_n_steps == 1 else 1)
     moments = meter.average_moments
-    assert moments is not None
     return [moments.noise_trace, moments.grad_sq_norm], waited
 
 
@@ -171,9 +164,7 @@ def test_noise_and_signal_are_those_under_ddp(engine: str, kind: Kind, figure: F
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_steps_wait_for_the_device_no_more_often_than_without_a_meter(
-    engine: str, figure: Figure
-) -> None:
+def test_steps_wait_no_more_often_than_without_a_meter(engine: str, figure: Figure) -> None:
     """Neither do steps that are measured, nor those between them."""
     names = {None: "a plain step", 1: "a measured step", 1000: "a step that is not measured"}
     found = [waited for _, waited in on_two(*((engine, FULL, every) for every in names))]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The average over a run that its learning rate goes by."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -21,7 +19,6 @@ def test_steps_of_one_batch_size_count_alike_with_those_that_they_stand_for() ->
     for q, s, n in zip(signal, noise, stands_for, strict=True):
         run = run.plus(GradientMoments(q, s), 64.0, int(n))
 
-    assert run.mean is not None
     assert run.mean.grad_sq_norm == pytest.approx(np.average(signal, weights=stands_for))
     assert run.mean.noise_trace == pytest.approx(np.average(noise, weights=stands_for))
 
@@ -39,7 +36,6 @@ def test_a_step_counts_by_its_progress(first: float, then: float) -> None:
         run = run.plus(GradientMoments(1.0, 40.0), then)
 
     progress = [8 * first / (first + 40), 80 * then / (then + 40)]
-    assert run.mean is not None
     assert run.mean.grad_sq_norm == pytest.approx(np.average([5.0, 1.0], weights=progress))
     assert run.mean.noise_trace == pytest.approx(40 * run.mean.grad_sq_norm)
 
@@ -47,7 +43,6 @@ def test_a_step_counts_by_its_progress(first: float, then: float) -> None:
 def test_where_no_signal_is_seen_a_step_counts_by_its_batch_size() -> None:
     run = RunAverage().plus(GradientMoments(-1.0, 200.0), 16.0)
     run = run.plus(GradientMoments(1.0, 100.0), 64.0)
-    assert run.mean is not None
     assert run.mean.noise_trace == pytest.approx((16 * 200 + 64 * 100) / 80)
 
 

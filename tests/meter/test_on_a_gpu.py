@@ -7,7 +7,7 @@ Figures are kept, not judged: a busy machine would fail tests of time.
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import devices
 import pytest
@@ -33,8 +33,6 @@ WAYS = {
 
 
 class Block(nn.Module):
-    """A transformer's."""
-
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
@@ -89,37 +87,45 @@ def no_synchronisation() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
+def parts_of(way: str, step: int, device: torch.device) -> list[Tensor]:
+    """The micro-batches of a step."""
+    parts = 2 if way == "micro-batches" else 1
+    return [rows(10 * step + part, 16).to(device) for part in range(parts)]
+
+
 @on_cuda_alone
 @pytest.mark.parametrize("way", WAYS)
 def test_measured_steps_do_not_wait_for_the_device(device: torch.device, way: str) -> None:
     model = perceptron(device)
     meter = NoiseScaleMeter(model, every_n_steps=1, **WAYS[way])
-    parts = 2 if way == "micro-batches" else 1
-    batches = [[rows(10 * s + p, 16).to(device) for p in range(parts)] for s in range(24)]
+    batches = [parts_of(way, step, device) for step in range(24)]
     for step, batch in enumerate(batches):
-        if step < 20:  # single examples are held against |g|² in the first 16 batches
+        # Single examples are held against |g|² in the first 16 batches.
+        with nullcontext() if step < 20 else no_synchronisation():
             train(meter, model, batch)
-        else:
-            with no_synchronisation():
-                train(meter, model, batch)
 
     # The first step finds out which examples' gradients can be measured.
     assert meter.measured_steps == (23 if way == "single examples" else 24)
 
 
+def moments(
+    device: torch.device, way: str = "halves", *, compiled: bool = False
+) -> tuple[float, ...]:
+    model = perceptron(device)
+    called = torch.compile(model, mode="reduce-overhead") if compiled else model
+    meter = NoiseScaleMeter(model, every_n_steps=1, window=8, **WAYS[way])
+    for step in range(12):
+        if compiled:
+            torch.compiler.cudagraph_mark_step_begin()
+        train(meter, called, parts_of(way, step, device))
+    assert meter.measured_steps == (11 if way == "single examples" else 12)
+    assert meter.average_moments is not None
+    return meter.average_moments
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_the_noise_scale_is_that_of_the_cpu(device: torch.device, way: str) -> None:
-    values = []
-    for where in (torch.device("cpu"), device):
-        model = perceptron(where)
-        meter = NoiseScaleMeter(model, every_n_steps=1, window=8, **WAYS[way])
-        parts = 2 if way == "micro-batches" else 1
-        for step in range(8):
-            train(meter, model, [rows(10 * step + p, 16).to(where) for p in range(parts)])
-        values.append(meter.average_moments)
-
-    assert None not in values
-    assert values[1] == pytest.approx(values[0], rel=1e-3)
+    assert moments(device, way) == pytest.approx(moments(torch.device("cpu"), way), rel=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -140,19 +146,7 @@ def test_squared_norms_are_exact_to_1e_6(
 @on_cuda_alone
 def test_cuda_graphs_of_a_compiled_model_are_measured_by_halves(device: torch.device) -> None:
     """mode="reduce-overhead" reuses the memory of what it returned at the last call."""
-    values = []
-    for compiled in (False, True):
-        model = perceptron(device)
-        called = torch.compile(model, mode="reduce-overhead") if compiled else model
-        meter = NoiseScaleMeter(model, every_n_steps=1, window=8, small_batch="half")
-        for step in range(12):
-            torch.compiler.cudagraph_mark_step_begin()
-            train(meter, called, [rows(step, 16).to(device)])
-        assert meter.measured_steps == 12
-        values.append(meter.average_moments)
-
-    assert None not in values
-    assert values[1] == pytest.approx(values[0], rel=1e-3)
+    assert moments(device, compiled=True) == pytest.approx(moments(device), rel=1e-3)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -29,9 +29,7 @@ from noisescale.meter.options import MeterOptions
         ("extra", {"layers": "normalization", "extra": [print]}),
     ],
 )
-def test_a_wrong_option_is_refused_also_where_others_are_replaced(
-    argument: str, wrong: dict[str, Any]
-) -> None:
+def test_a_wrong_option_is_refused_also_in_replace(argument: str, wrong: dict[str, Any]) -> None:
     error = TypeError if argument == "groups" else ValueError
     with refused(argument, error=error):
         MeterOptions(**wrong)
@@ -45,14 +43,9 @@ def test_options_cannot_be_changed() -> None:
 
 
 def test_only_what_is_left_to_us_is_our_choice() -> None:
-    asked_for: list[dict[str, Any]] = [
-        {"small_batch": "half"},
-        {"cut": ["net"]},
-        {"layers": "normalization"},
-    ]
-
     assert MeterOptions().leaves_choice
-    assert not any(MeterOptions(**options).leaves_choice for options in asked_for)
+    for asked_for in ({"small_batch": "half"}, {"cut": ["net"]}, {"layers": "normalization"}):
+        assert not MeterOptions(**asked_for).leaves_choice
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,7 @@ def meter(folder: Path) -> NoiseScaleMeter:
     return loop.train(45).meter
 
 
-def test_what_a_loop_logs_is_read_as_the_history_of_its_meter(
-    folder: Path, meter: NoiseScaleMeter
-) -> None:
+def test_what_a_loop_logs_is_read_as_its_history(folder: Path, meter: NoiseScaleMeter) -> None:
     read = read_run(folder)
 
     assert meter.history["step"].tolist() == [10, 20, 30, 40, 45]
@@ -99,14 +97,11 @@ def test_what_a_loop_logs_is_read_as_the_history_of_its_meter(
     assert predict(folder).to_json() == predict(meter).to_json()
     watched = FollowedRun(folder)
     assert watched.read()
-    assert watched.history is not None
     assert_same(watched.history, meter.history)
     assert re.search(r"\): (above )?[\d.]+ sequences .*at step 45", repr(meter))
 
 
-def test_event_files_have_what_a_person_looks_at_and_other_metrics(
-    folder: Path, meter: NoiseScaleMeter
-) -> None:
+def test_event_files_have_metrics_for_a_person(folder: Path, meter: NoiseScaleMeter) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder)).Reload()
@@ -179,9 +174,7 @@ def test_rank_zero_writes_alone_and_all_ranks_have_the_history(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("place", ["same", slow("new")])
-def test_a_loop_that_goes_on_leaves_what_one_that_was_not_ended_leaves(
-    tmp_path: Path, folder: Path, meter: NoiseScaleMeter, place: str
-) -> None:
+def test_a_loop_that_goes_on_leaves_the_same(tmp_path: Path, meter: Any, place: str) -> None:
     """It was saved at step 25, went on to 35 and was killed."""
     first = Loop(tmp_path / "same", window=20).train(25, close=False)
     torch.save([part.state_dict() for part in first.parts], tmp_path / "state.pt")
@@ -198,9 +191,7 @@ def test_a_loop_that_goes_on_leaves_what_one_that_was_not_ended_leaves(
     assert_same(resumed.meter.history, meter.history, but=untimed)
 
 
-def test_a_folder_that_cannot_be_written_is_one_warning_and_training_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_that_cannot_be_written_is_a_warning_and_training_goes_on(tmp_path: Path) -> None:
     plain = Loop(None)
     for step in range(30):
         plain.step(step, None)
@@ -216,9 +207,7 @@ def test_a_folder_that_cannot_be_written_is_one_warning_and_training_goes_on(
     assert all(map(torch.equal, loop.model.parameters(), plain.model.parameters()))
 
 
-def test_without_tensorboard_the_record_alone_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_tensorboard_the_record_is_written(tmp_path: Path, monkeypatch: Any) -> None:
     loop = Loop(tmp_path, log_every_n_steps=2)
 
     def missing(*_: str) -> None:
@@ -263,8 +252,5 @@ def test_bad_arguments_are_refused_before_a_hook_is_set(argument: str, wrong: An
         NoiseScaleMeter(model, **{argument: wrong})
 
     assert not any(p._backward_hooks for p in model.parameters())
-
-
-def test_metrics_without_a_folder_are_refused() -> None:
-    with refused("log_to"):
-        NoiseScaleMeter(network()).log(loss=1.0)
+    with refused("log_to"):  # metrics need a folder
+        NoiseScaleMeter(model).log(loss=1.0)

@@ -7,16 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fits import network
 from ranks import on_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import NoiseScaleMeter
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
 
 
 def model_and_meter() -> tuple[nn.Sequential, NoiseScaleMeter]:
@@ -28,13 +24,13 @@ def train(model: nn.Module, meter: NoiseScaleMeter, steps: int = 1) -> None:
     for _ in range(2 * steps):
         model.zero_grad()
         for _ in range(2):
-            meter.backward(model(torch.randn(3, 4)).square().mean() / 2, 3)
+            meter.backward(model(torch.randn(3, 8)).square().mean() / 2, 3)
         meter.step()
 
 
 def test_from_the_first_step_on_they_are_not_measured_and_named_once() -> None:
     model, meter = model_and_meter()
-    model[2] = nn.Linear(5, 1)
+    model[2] = nn.Linear(16, 3)
 
     with pytest.warns(match=r"others in place of '2\.weight' and 1 more\. `module.to") as told:
         train(model, meter, steps=2)
@@ -46,7 +42,7 @@ def test_from_the_first_step_on_they_are_not_measured_and_named_once() -> None:
 def test_in_mid_run_a_warning_names_them_once_and_steps_are_left_out() -> None:
     model, meter = model_and_meter()
     train(model, meter)
-    model[0].bias = nn.Parameter(torch.zeros(5))
+    model[0].bias = nn.Parameter(torch.zeros(16))
 
     with pytest.warns(UserWarning, match=r"others in place of '0\.bias'\. ") as warned:
         train(model, meter, steps=3)
@@ -75,8 +71,8 @@ def one_rank_replaces_a_parameter(model: nn.Module, at: int, **options: Any) -> 
         warnings.simplefilter("ignore")
         for step in range(4):
             if step == at and dist.get_rank() == 1:
-                getattr(model, "module", model)[2] = nn.Linear(5, 1)
-            meter.backward((model(torch.randn(6, 4)) - 1).square().mean(), 6)
+                getattr(model, "module", model)[2] = nn.Linear(16, 3)
+            meter.backward((model(torch.randn(6, 8)) - 1).square().mean(), 6)
             meter.step()
             model.zero_grad()
         return meter.measured_steps

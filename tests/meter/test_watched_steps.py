@@ -47,9 +47,15 @@ def average(state: dict[str, Any], name: str, value: Tensor, beta: float) -> Ten
     return found.lerp_(value, 1 - beta)
 
 
-class BySign(Unknown):
-    def move(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
-        return average(state, "exp_avg", gradient, 0.9).sign()
+def by(move: Callable[[Tensor, dict[str, Any]], Tensor]) -> type[Unknown]:
+    """An optimizer whose parameters move so."""
+    return type("Unknown", (Unknown,), {"move": staticmethod(move)})
+
+
+BySign = by(lambda gradient, state: average(state, "exp_avg", gradient, 0.9).sign())
+ByVelocity = by(lambda gradient, state: average(state, "v", gradient, 0.8))
+ByNesterov = by(lambda gradient, state: gradient + 2 * average(state, "buffer", gradient, 0.8))
+ByCubeRoot = by(lambda gradient, state: gradient.abs().pow(1 / 3) * gradient.sign())
 
 
 class ByPolarFactor(Unknown):
@@ -74,21 +80,6 @@ class ByGradient(Unknown):
         return gradient.clamp(-1e9, 1e9)
 
 
-class ByVelocity(Unknown):
-    def move(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
-        return average(state, "v", gradient, 0.8)
-
-
-class ByNesterov(Unknown):
-    def move(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
-        return gradient + 2 * average(state, "buffer", gradient, 0.8)
-
-
-class ByCubeRoot(Unknown):
-    def move(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
-        return gradient.abs().pow(1 / 3) * gradient.sign()
-
-
 class InPlace(ByPolarFactor):
     """As KellerJordan's Muon, it overwrites the gradient."""
 
@@ -103,12 +94,7 @@ def network() -> nn.Module:
 
 
 def train(
-    optimizer: type[Unknown],
-    steps: int = 20,
-    *,
-    log_to: Path | None = None,
-    between: Callable[[int, Any], None] = lambda *_: None,
-    **settings: Any,
+    optimizer: Any, steps: int = 20, *, log_to: Any = None, between: Any = None, **settings: Any
 ) -> NoiseScaleMeter:
     """Train on random classes. A row of the history is added every second step."""
     model = network()
@@ -122,7 +108,8 @@ def train(
         meter.backward(loss, local_batch_size=32)
         meter.step()
         made.step()
-        between(step, made)
+        if between is not None:
+            between(step, made)
     meter.close()
     return meter
 
@@ -141,9 +128,7 @@ KINDS = {
 
 @pytest.mark.parametrize("weight_decay", [0.3, slow(0.0)])
 @pytest.mark.parametrize(("optimizer", "kind"), KINDS.items())
-def test_the_kind_shows_in_a_step(
-    optimizer: type[Unknown], kind: OptimizerKind, weight_decay: float
-) -> None:
+def test_the_kind_shows_in_a_step(optimizer: Any, kind: Any, weight_decay: float) -> None:
     assert OptimizerMix.of(optimizer([nn.Parameter(torch.zeros(1))])) == OTHER
 
     meter = train(optimizer, weight_decay=weight_decay)
@@ -163,9 +148,7 @@ def test_a_lightning_fit_whose_closure_computes_the_gradient_in_the_step_shows_i
     assert monitor.history.optimizer == OptimizerMix(OptimizerKind.SIGN)
 
 
-def test_rows_before_the_kind_is_known_say_other_and_a_run_that_goes_on_keeps_it(
-    tmp_path: Path,
-) -> None:
+def test_rows_say_other_until_the_kind_is_known_and_a_resumed_run_keeps_it(tmp_path: Path) -> None:
     saved = train(BySign, log_to=tmp_path).state_dict()
     model = network()
     again = NoiseScaleMeter(model, optimizer=BySign(model.parameters()), every_n_steps=1)
@@ -216,9 +199,7 @@ def test_known_classes_are_not_watched(optimizer: str) -> None:
     assert NoiseScaleMeter(model, optimizer=made)._logged._watched is None
 
 
-def test_a_change_that_rounding_hides_is_looked_at_once_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_change_that_rounding_hides_is_looked_at_once_more(monkeypatch: Any) -> None:
     """As in the first steps of a long warm-up."""
     looks: list[OptimizerKind | None] = []
     found = watched_steps.kind_of_step

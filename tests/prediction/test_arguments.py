@@ -12,18 +12,14 @@ from reported_runs import history
 from noisescale import History, Prediction, predict
 from noisescale.step_time import StepTiming, fit_step_time
 
-STEP = np.arange(20.0, 1001, 20)
-
 
 def predicted(batch_size: Any = 64.0, noise_scale: float = 192.0, **options: Any) -> Prediction:
     """From 1,000 steps at this noise scale on two devices."""
-    size = batch_size * np.ones(50)
-    columns = {"noise_scale": noise_scale, "low": 128, "high": math.inf, "seconds_per_step": 0.1}
-    if math.isfinite(noise_scale):
-        columns |= {"low": 0.9 * noise_scale, "high": 1.1 * noise_scale}
-    rows = {name: value * np.ones(50) for name, value in {**columns, "devices": 2}.items()}
-    history = {"step": STEP, "examples": np.cumsum(20 * size), "batch_size": size, **rows}
-    return predict(history, **options)
+    size, resolved = batch_size * np.ones(50), math.isfinite(noise_scale)
+    ends = (0.9 * noise_scale, 1.1 * noise_scale) if resolved else (128, math.inf)
+    scales = {"noise_scale": noise_scale, "low": ends[0], "high": ends[1], "seconds": 0.1}
+    sizes = {"batch_size": size, "examples": np.cumsum(20 * size)}
+    return predict(history(rows=50, every=20, **scales, **sizes), **options)
 
 
 def sizes(prediction: Prediction, devices: int = 2) -> list[float]:
@@ -37,10 +33,8 @@ def sizes(prediction: Prediction, devices: int = 2) -> list[float]:
         ({"noise_scale": 20}, [8, 16, 32, 64, 128, 256, 512]),  # 64/8 to 8·64
         ({"batch_size": 48}, [8, 16, 32, 48, 64, 128, 256]),  # the run's own is on it
         ({"noise_scale": math.nan}, [16, 32, 64, 128, 256, 512]),  # around the bound
-        (  # around the mean batch size
-            {"batch_size": np.where(np.arange(50) < 25, 64, 448), "noise_scale": 256},
-            [64, 128, 256, 512, 1024, 2048],
-        ),
+        # Around the mean batch size, which is 256.
+        ({"batch_size": np.repeat([64, 448], 25), "noise_scale": 256}, [64 << k for k in range(6)]),
     ],
 )
 def test_the_ladder_is_of_what_matters_up_to_eight_times_off_the_run(
@@ -56,25 +50,19 @@ def test_a_runs_own_batch_size_is_that_of_more_than_half_of_its_steps(
     assert predicted(np.where(np.arange(50) < first, 64, 256)).own_batch_size == own
 
 
-def test_devices_are_doubled_three_times() -> None:
-    assert sorted({row.devices for row in predicted().rows}) == [2, 4, 8, 16]
-
-
-def test_batch_sizes_and_devices_come_in_order_and_once() -> None:
+def test_devices_are_doubled_three_times_and_given_ones_come_in_order_and_once() -> None:
     prediction = predicted(batch_sizes=[512, 64, 128, 64], devices=[4, 1, 4])
 
+    assert sorted({row.devices for row in predicted().rows}) == [2, 4, 8, 16]
     assert [row.devices for row in prediction.rows] == [1, 1, 1, 4, 4, 4]
     assert sizes(prediction, 4) == [64, 128, 512]
 
 
-@pytest.mark.parametrize("noise_scale", [1e14, 1e200])
-def test_the_ladder_stays_near_the_run_however_large_a_noise_scale_is_read(
-    noise_scale: float,
-) -> None:
-    prediction = predicted(noise_scale=noise_scale)
-
-    assert sizes(prediction) == [16, 32, 64, 128, 256, 512]
-    assert "batch sizes around it are not shown" in " ".join(prediction.warnings)
+def test_the_ladder_stays_near_the_run_however_large_a_noise_scale_is_read() -> None:
+    for noise_scale in (1e14, 1e200):
+        prediction = predicted(noise_scale=noise_scale)
+        assert sizes(prediction) == [16, 32, 64, 128, 256, 512]
+        assert "around it are not shown" in " ".join(prediction.warnings)
 
 
 @pytest.mark.parametrize(
@@ -104,22 +92,13 @@ def test_the_fastest_of_the_timed_batch_sizes_is_recommended() -> None:
         assert p.recommended.hours.value == min(row.hours.value for row in timed)
 
 
-def test_a_monitor_is_taken_for_its_history() -> None:
+def test_a_monitor_is_taken_for_its_history_and_one_number_needs_no_list() -> None:
     class Monitor:
         history = History.from_columns(history())
 
-    by_monitor, by_history = predict(Monitor()), predict(Monitor.history)
+    single = predict(Monitor(), batch_sizes=128, devices=2)
 
-    assert by_monitor.to_dict() == by_history.to_dict()
-
-
-def test_one_number_needs_no_list() -> None:
-    single = predict(history(), batch_sizes=128, devices=2)
-
-    assert single.to_dict() == predict(history(), batch_sizes=[128], devices=[2]).to_dict()
-
-
-@pytest.mark.parametrize("given", [None, 42])
-def test_what_is_no_run_is_refused(given: Any) -> None:
-    with refused("run", error=TypeError, got=repr(given)):
-        predict(given)
+    assert single.to_dict() == predict(Monitor.history, batch_sizes=[128], devices=[2]).to_dict()
+    no_run: Any = 42
+    with refused("run", error=TypeError, got="42"):
+        predict(no_run)

@@ -36,17 +36,32 @@ def branched(*branches: Branch, half: float | None = 2.5) -> BranchedRun:
 
 def history(noise_scale: float = 50.0) -> History:
     """At B_simple = 50 throughout, a quarter of the truth."""
-    columns = reported_runs.history(rows=20, noise_scale=noise_scale, batch_size=BATCH_SIZE)
-    kept = ("batch_size", "noise_scale", "low", "high")
-    step = 2 * columns["step"]
-    known = {name: columns[name] for name in kept}
-    return History.from_columns({"step": step, "examples": BATCH_SIZE * step, **known})
+    about = {"rows": 20, "every": 100, "batch_size": BATCH_SIZE, "devices": 1}
+    columns = reported_runs.history(noise_scale=noise_scale, seconds=math.nan, **about)
+    return History.from_columns(columns)
+
+
+def ratio_of(run: BranchedRun) -> float:
+    """By how much more steps it takes at its own batch size than at 512."""
+    found = run.critical_batch_size().value
+    return (1 + found / BATCH_SIZE) / (1 + found / 512)
+
+
+def calibrated(run: History, found: BranchedRun | None = None) -> Calibration:
+    return Calibration.from_branched_run(run, found or branched(branch(512)))
+
+
+def of_parts(*parts: tuple[float, float]) -> tuple[float, float]:
+    """The least steps and examples of steps at noise scales, by the law."""
+    least = [steps / (1 + b / BATCH_SIZE) for steps, b in parts]
+    return sum(least), sum(s * b for s, (_, b) in zip(least, parts, strict=True))
 
 
 def test_branches_by_the_law_say_what_it_is_as_surely_as_their_orders_agree() -> None:
     run = branched(branch(128), branch(512))
-    calm = branched(*(branch(512, order=k) for k in range(3)))
-    wild = branched(*(branch(512, order=k, slower=f) for k, f in enumerate((0.7, 1.0, 1 / 0.7))))
+    calm, wild = (
+        branched(*(branch(512, order=k, slower=x**k) for k in (-1, 0, 1))) for x in (1, 0.7)
+    )
 
     assert run.critical_batch_size().value == pytest.approx(CRITICAL, rel=1e-3)
     assert run.critical_batch_size(run.half_way).value == pytest.approx(CRITICAL, rel=1e-3)
@@ -64,11 +79,10 @@ def test_a_transient_is_told() -> None:
         steps = (0.0, half, half + whole / 2, half + 1.4 * whole / 2)
         late.append(replace(branch(size), steps=steps, losses=(3.0, 2.5, 2.0, 1.9)))
 
-    (of_transient,) = branched(*late).doubts
-    (of_no_checkpoint,) = branched(branch(512), half=None).doubts
+    told = branched(*late).doubts, branched(branch(512), half=None).doubts
 
-    assert "still affects" in of_transient
-    assert "near the middle" in of_no_checkpoint
+    for (doubt,), part in zip(told, ("still affects", "near the middle"), strict=True):
+        assert part in doubt
 
 
 def test_losses_of_the_run_that_do_not_fall_are_averaged() -> None:
@@ -80,8 +94,7 @@ def test_losses_of_the_run_that_do_not_fall_are_averaged() -> None:
     assert (run.end, run.goal, run.until) == (2050.0, 2.0, 2100.0)
     assert run.half_way == (1500.0, 2.5)
     ratio = (1 + CRITICAL / BATCH_SIZE) / (1 + CRITICAL / 512) * 1.05
-    found = run.critical_batch_size().value
-    assert (1 + found / BATCH_SIZE) / (1 + found / 512) == pytest.approx(ratio, rel=1e-3)
+    assert ratio_of(run) == pytest.approx(ratio, rel=1e-3)
     assert not replace(run, course=((1000.0, 3.0), (1500.0, 3.1), (2000.0, 2.95))).half_way
     assert not replace(run, course=((1000.0, 3.0), (2000.0, 3.0))).falls
 
@@ -107,14 +120,15 @@ def test_what_makes_branches_another_training_than_the_run_is_told(
 def test_branches_of_another_run_are_refused() -> None:
     run, other = branched(branch(512)), history()
 
-    with refused("branches", requirement="of this run") as of_size:
-        Calibration.from_branched_run(other, replace(run, batch_size=64.0))
     known = History.from_columns({**other}, parameters=1000.0)
-    with refused("branches", requirement="of this run") as of_parameters:
-        Calibration.from_branched_run(known, replace(run, parameters=2000.0))
 
-    assert "batch size of 64" in of_size.value.got
-    assert "parameters of 2,000" in of_parameters.value.got
+    for of_run, branches, got in (
+        (other, replace(run, batch_size=64.0), "batch size of 64"),
+        (known, replace(run, parameters=2000.0), "parameters of 2,000"),
+    ):
+        with refused("branches", requirement="of this run") as found:
+            calibrated(of_run, branches)
+        assert got in found.value.got
 
 
 def test_branches_that_diverge_are_left_out_and_named() -> None:
@@ -134,21 +148,18 @@ def test_the_branch_at_the_runs_own_batch_size_counts_beside_the_run() -> None:
     run = branched(branch(512), branch(32, slower=1.21))
 
     own = 1.1 * (END - START)  # the geometric mean of both
-    ratio = own / (LEAST * (1 + CRITICAL / 512))
-    found = run.critical_batch_size().value
-    assert (1 + found / 32) / (1 + found / 512) == pytest.approx(ratio, rel=1e-3)
+    assert ratio_of(run) == pytest.approx(own / (LEAST * (1 + CRITICAL / 512)), rel=1e-3)
 
 
 def test_the_noise_scale_is_compared_over_the_same_steps() -> None:
     columns = {name: values.copy() for name, values in history().items()}
     for name in ("noise_scale", "low", "high"):  # ten times smaller up to the checkpoint
         columns[name][columns["step"] <= START] /= 10
-    run = branched(branch(512))
 
-    calibration = Calibration.from_branched_run(History.from_columns(columns), run)
+    kappa = calibrated(History.from_columns(columns)).kappa
 
-    assert calibration.kappa.value == pytest.approx(4, rel=0.01)
-    assert calibration.kappa.low < 4 < calibration.kappa.high
+    assert kappa.value == pytest.approx(4, rel=0.01)
+    assert kappa.low < 4 < kappa.high
 
 
 @pytest.mark.parametrize(
@@ -164,27 +175,22 @@ def test_the_part_before_the_checkpoint_goes_by_its_own_learning_rate(
     columns = {**of_run, "learning_rate": np.where(step <= falls_from, 1.0, rate)}
     run = History.from_columns(columns, optimizer=OptimizerMix(OptimizerKind.ADAM))
 
-    p = predict(run, calibration=Calibration.from_branched_run(run, branched(branch(512))))
+    p = predict(run, calibration=calibrated(run))
 
-    parts = [(START, kappa * 50.0), (END - START, CRITICAL)]
-    least = [steps / (1 + b / BATCH_SIZE) for steps, b in parts]
-    total = sum(s * b for s, (_, b) in zip(least, parts, strict=True))
-    assert p.critical_batch_size.value == pytest.approx(total / sum(least), rel=1e-3)
+    least, examples = of_parts((START, kappa * 50.0), (END - START, CRITICAL))
+    assert p.critical_batch_size.value == pytest.approx(examples / least, rel=1e-3)
 
 
 def test_a_calibrated_run_predicts_by_it() -> None:
     run = history()
-    p = predict(
-        run, [512], [1], calibration=Calibration.from_branched_run(run, branched(branch(512)))
-    )
+
+    p = predict(run, [512], [1], calibration=calibrated(run))
 
     # By the noise scale up to the checkpoint, by the branches from there on.
-    parts = [(START, 50.0), (END - START, CRITICAL)]
-    least = [steps / (1 + b / BATCH_SIZE) for steps, b in parts]
-    examples = [s * b for s, (_, b) in zip(least, parts, strict=True)]
-    assert p.critical_batch_size.value == pytest.approx(sum(examples) / sum(least), rel=1e-3)
+    least, examples = of_parts((START, 50.0), (END - START, CRITICAL))
+    assert p.critical_batch_size.value == pytest.approx(examples / least, rel=1e-3)
     (row,) = p.rows
-    assert row.steps.value == pytest.approx(sum(least) + sum(examples) / 512, rel=1e-3)
+    assert row.steps.value == pytest.approx(least + examples / 512, rel=1e-3)
     assert row.steps.low < row.steps.value < row.steps.high
     assert "branches at 512 give 200" in p.assumptions[1]
 
@@ -194,7 +200,7 @@ def test_predict_takes_what_branch_returns_and_its_file(tmp_path: Path) -> None:
     answer = BranchesRecord(found, found.by_noise_scale(run), str(tmp_path / "branches.json"))
     found.to_file(answer.output)
 
-    expected = predict(run, calibration=Calibration.from_branched_run(run, found)).to_dict()
+    expected = predict(run, calibration=calibrated(run, found)).to_dict()
 
     for given in (answer, found, answer.output):
         assert predict(run, branches=given).to_dict() == expected
@@ -204,9 +210,8 @@ def test_without_a_noise_scale_or_steps_before_them_the_branches_are_taken_for_t
     run, unresolved = history(), history(math.inf)
     early = replace(branched(branch(512)), course=((0.0, 3.0), (1000.0, 2.0)))
 
-    whole = predict(run, calibration=Calibration.from_branched_run(run, early))
-    calibration = Calibration.from_branched_run(unresolved, branched(branch(512)))
-    without = predict(unresolved, calibration=calibration)
+    whole = predict(run, calibration=calibrated(run, early))
+    without = predict(unresolved, calibration=calibrated(unresolved))
 
     assert whole.critical_batch_size.value == pytest.approx(CRITICAL, rel=1e-3)
     assert without.critical_batch_size.value == pytest.approx(CRITICAL, rel=0.01)

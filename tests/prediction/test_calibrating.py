@@ -31,8 +31,7 @@ def test_branches_are_compared_with_the_noise_scale_of_their_own_step(tmp_path: 
 def test_doubts_of_a_sweep_are_in_the_prediction_alone(tmp_path: Path) -> None:
     """Warnings are errors in these tests."""
     sweep = tmp_path / "sweep.csv"
-    rows = [(16, 3000), (64, 450), (256, 380), (1024, 90), (4096, 130)]
-    sweep.write_text("batch_size,steps\n" + "\n".join(f"{b},{s}" for b, s in rows))
+    sweep.write_text("batch_size,steps\n16,3000\n64,450\n256,380\n1024,90\n4096,130\n")
     history = History.from_columns(reported_runs.history())
 
     found = calibration_from(history, None, sweep, None)

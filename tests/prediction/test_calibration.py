@@ -12,21 +12,23 @@ from noisescale.bounded import Bounded
 RESOLVED = Bounded(50.0, 40.0, 80.0)
 STEP = np.arange(20.0, 1001, 20)
 NOISE_SCALE = 20 + 0.1 * STEP
-HISTORY = {
-    "step": STEP,
-    "examples": 64 * STEP,
-    "noise_scale": NOISE_SCALE,
-    "low": 0.8 * NOISE_SCALE,
-    "high": 1.3 * NOISE_SCALE,
-}
+
+
+def run(noise_scale: np.ndarray = NOISE_SCALE, **changed: Any) -> dict[str, np.ndarray]:
+    ends = {"low": 0.8 * noise_scale, "high": 1.3 * noise_scale} | changed
+    return {"step": STEP, "examples": 64 * STEP, "noise_scale": noise_scale, **ends}
+
+
+def law(noise_scale: np.ndarray) -> Tradeoff:
+    return Tradeoff.from_run(noise_scale, np.full(50, 64), np.full(50, 20))
 
 
 def test_a_sweep_gives_back_the_factor_it_was_made_with() -> None:
-    truth = Tradeoff.from_run(2.7 * NOISE_SCALE, np.full(50, 64), np.full(50, 20))
+    truth = law(2.7 * NOISE_SCALE)
     sizes = np.array([8.0, 32, 128, 512, 2048])
     scatter = np.exp(np.random.default_rng(0).normal(0, 0.02, 5))
 
-    calibration = Calibration.from_sweep(HISTORY, fit_tradeoff(sizes, truth.steps(sizes) * scatter))
+    calibration = Calibration.from_sweep(run(), fit_tradeoff(sizes, truth.steps(sizes) * scatter))
 
     kappa = calibration.kappa
     assert kappa.value == pytest.approx(2.7, rel=0.1)
@@ -40,26 +42,21 @@ def test_a_sweeps_doubts_and_confidence_are_those_of_the_factor() -> None:
     with pytest.warns(UserWarning, match="scatter"):
         fit = fit_tradeoff(sizes, steps)
 
-    wide, narrow = (Calibration.from_sweep(HISTORY, fit, c) for c in (0.95, 0.5))
+    wide, narrow = (Calibration.from_sweep(run(), fit, c) for c in (0.95, 0.5))
 
     (doubt,) = fit.warnings
     assert [one.endswith(doubt) for one in wide.doubts] == [True]
     assert wide.kappa.low < narrow.kappa.low < narrow.kappa.high < wide.kappa.high
-    scaled = narrow.kappa.high * NOISE_SCALE
-    critical = Tradeoff.from_run(scaled, np.full(50, 64), np.full(50, 20)).critical_batch_size
+    critical = law(narrow.kappa.high * NOISE_SCALE).critical_batch_size
     assert critical == pytest.approx(fit.critical_batch_size_band(0.5).high)
 
 
 def test_the_factor_is_not_the_plain_ratio_where_the_noise_scale_changes() -> None:
     """The larger kappa·b/B, the more do the large noise scales at the end count."""
-    truth = Tradeoff.from_run(50 * NOISE_SCALE, np.full(50, 64), np.full(50, 20))
-    plain = Tradeoff.from_run(NOISE_SCALE, np.full(50, 64), np.full(50, 20))
+    truth, plain = law(50 * NOISE_SCALE), law(NOISE_SCALE)
+    fit = fit_tradeoff([8, 2048], truth.steps(np.array([8.0, 2048])))
 
-    kappa = Calibration.from_sweep(
-        HISTORY, fit_tradeoff([8, 2048], truth.steps(np.array([8.0, 2048])))
-    ).kappa
-
-    assert kappa.value == pytest.approx(50)
+    assert Calibration.from_sweep(run(), fit).kappa.value == pytest.approx(50)
     assert truth.critical_batch_size / plain.critical_batch_size != pytest.approx(50, rel=0.02)
 
 
@@ -81,7 +78,7 @@ def test_losses_by_the_law_have_its_critical_batch_size_whatever_the_drop() -> N
 def test_merrills_batch_size_is_told_beside_it() -> None:
     """4 is within 0.01 of the best of 1 and 2; 8 is not, whatever 16 is."""
     calibration = Calibration.from_branches(
-        Bounded(50.0, 40.0, 80.0),
+        RESOLVED,
         batch_sizes=[64, 128, 256, 512, 1024],
         losses=[2.500, 2.501, 2.509, 2.530, 2.560],
         scatter=0.002,
@@ -94,13 +91,7 @@ def test_merrills_batch_size_is_told_beside_it() -> None:
     ("noise_scale", "sizes", "losses", "argument", "got"),
     [
         (RESOLVED, [64, 128, 256], [2.5] * 3, ("losses",), "of 0 to inf"),
-        (
-            Bounded(math.nan, 40.0, math.inf),
-            [64, 128, 256],
-            [2.5, 2.6, 2.7],
-            ("noise_scale",),
-            "nan",
-        ),
+        (Bounded(math.nan, 40, math.inf), [64, 128, 256], [2.5, 2.6, 2.7], ("noise_scale",), "nan"),
         (RESOLVED, [64, 128], [2.5, 2.6], ("batch_sizes", "losses"), "(2,) and (2,)"),
         (RESOLVED, [64, 128, 256], [2.5, 2.5, math.nan], ("losses", "batch_sizes"), "nan]"),
     ],
@@ -117,32 +108,28 @@ def test_losses_that_calibrate_nothing_are_refused(
 def test_a_number_or_a_run_that_calibrates_nothing_is_refused() -> None:
     with refused("kappa", got="0"):
         Calibration.from_number(0)
-    unresolved = {**HISTORY, "high": np.full(50, math.inf)}
     with refused("history", requirement="resolved"):
-        Calibration.from_sweep(unresolved, fit_tradeoff([8, 32], [100, 30]))
+        Calibration.from_sweep(run(high=np.full(50, math.inf)), fit_tradeoff([8, 32], [100, 30]))
 
 
 def test_a_sweep_calibrates_a_run_whose_noise_scale_is_0_at_first() -> None:
     noise_scale = np.where(STEP <= 200, 0.0, NOISE_SCALE)
-    history = {**HISTORY, "noise_scale": noise_scale, "low": 0.8 * noise_scale}
-    history["high"] = 1.3 * noise_scale
-    truth = Tradeoff.from_run(0.7 * noise_scale, np.full(50, 64), np.full(50, 20))
     sizes = np.array([8.0, 2048.0])
+    fit = fit_tradeoff(sizes, law(0.7 * noise_scale).steps(sizes))
 
-    calibration = Calibration.from_sweep(history, fit_tradeoff(sizes, truth.steps(sizes)))
+    calibration = Calibration.from_sweep(run(noise_scale), fit)
 
     assert calibration.kappa.value == pytest.approx(0.7)
 
 
 def test_a_run_whose_noise_scale_is_0_is_not_calibrated() -> None:
-    zero = np.zeros(50)
-    fit = fit_tradeoff([8, 2048], [1000.0, 100.0])
-    nothing = {**HISTORY, "noise_scale": zero, "low": zero, "high": zero + 1}
-    half = {**HISTORY, "noise_scale": np.where(STEP <= 500, 0.0, NOISE_SCALE), "low": zero}
-    critical = fit_tradeoff([8, 2048], [1000.0, 8.0])
+    nothing, half = (
+        run(np.zeros(50), high=np.ones(50)),
+        run(np.where(STEP <= 500, 0.0, NOISE_SCALE)),
+    )
 
     with refused("history", requirement="above 0"):
-        Calibration.from_sweep(nothing, fit)
+        Calibration.from_sweep(nothing, fit_tradeoff([8, 2048], [1000.0, 100.0]))
     with refused("history", requirement="critical batch size") as of_half:
-        Calibration.from_sweep(half, critical)
+        Calibration.from_sweep(half, fit_tradeoff([8, 2048], [1000.0, 8.0]))
     assert "0 in 50%" in of_half.value.got

@@ -12,7 +12,7 @@ from noisescale import History, predict
 from noisescale.bounded import Bounded
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.prediction.headline import headline_of
-from noisescale.prediction.position import Position
+from noisescale.prediction.position import Place, Position
 
 
 def said(batch_size: float, *critical: float, at_end: bool = False, rough: bool = False) -> str:
@@ -20,31 +20,36 @@ def said(batch_size: float, *critical: float, at_end: bool = False, rough: bool 
     return headline_of(p, Position(batch_size, Bounded(*critical), at_end, rough))
 
 
+NAN, INF = math.nan, math.inf
+
+
 @pytest.mark.parametrize(
-    ("batch_size", "critical", "parts"),
+    ("batch_size", "critical", "place", "parts"),
     [
-        (20, (229, 94, 778), ["20. Up to about 70 (43 to 180)", "about 230 (94 to 780)"]),
-        (20, (60, 12, 300), ["20, probably below", "60 (12 to 300)", "about 36 (26 to 84)"]),
-        (300, (340, 190, 590), ["300, near", "23 % (17 to 31 %)", "27 % (19 to 33 %)"]),
-        (
-            *(2048, (340, 190, 700)),
-            ["about 6.0 times", "batch of 680", "0.43 (0.39 to 0.50)", "1.3 (1.2 to 1.5)"],
-        ),
-        (600, (340, 140, 700), ["600, probably above", "340 (140 to 700)", "batch of 480"]),
-        (64, (0, 0, 20), ["64. A larger batch saves no steps"]),
-        (64, (0, 0, 80), ["64. A larger batch probably saves no steps"]),
-        (20, (229, 94, math.inf), ["20. Larger batches save steps"]),  # no range without an end
-        (20, (math.nan, 102, math.inf), ["at least up to 44", "cannot say", "at least 100"]),
-        (20, (math.nan, 12, math.inf), ["20. This run cannot say whether", "at least 12"]),
-        (20, (math.nan, 0, math.inf), ["20. This run cannot say whether", "not resolved"]),
-        (20, (math.nan, 30, 300), ["is 30 to 300, not resolved"]),
+        (20, (229, 94, 778), "below", ["Up to about 70 (43 to 180)", "about 230 (94 to 780)"]),
+        (20, (60, 12, 300), "probably below", ["60 (12 to 300)", "about 36 (26 to 84)"]),
+        (300, (340, 190, 590), "near", ["300, near", "23 % (17 to 31 %)", "27 % (19 to 33 %)"]),
+        (300, (340, 140, 700), "near", []),  # bounds on both sides, the value close by
+        (2048, (340, 190, 700), "above", ["batch of 680", "0.43 (0.39 to 0.50)", "1.3 (1.2 to"]),
+        (600, (340, 140, 700), "probably above", ["340 (140 to 700)", "batch of 480"]),
+        (64, (0, 0, 20), "above", ["64. A larger batch saves no steps"]),
+        (64, (0, 0, 80), "probably above", ["probably saves no"]),
+        (20, (229, 94, INF), "below", ["20. Larger batches save steps"]),  # no range without an end
+        (20, (NAN, 102, INF), "below", ["at least up to 44", "cannot say", "at least 100"]),
+        (64, (INF, 80, INF), "below", []),
+        (128, (NAN, 102, INF), "unknown", []),
+        (20, (NAN, 12, INF), "unknown", ["20. This run cannot say whether", "at least 12"]),
+        (20, (NAN, 0, INF), "unknown", ["20. This run cannot say whether", "not resolved"]),
+        (20, (NAN, 30, 300), "below", ["is 30 to 300, not resolved"]),
+        (64, (NAN, 30, 300), "unknown", []),
     ],
 )
-def test_a_place_has_its_sentence(
-    batch_size: float, critical: tuple[float, float, float], parts: list[str]
+def test_a_place_is_only_probable_where_the_bounds_deny_it_and_has_its_sentence(
+    batch_size: float, critical: tuple[float, float, float], place: Place, parts: list[str]
 ) -> None:
     found = said(batch_size, *critical)
 
+    assert Position(batch_size, Bounded(*critical), at_end=False, rough=False).place == place
     assert found.startswith(f"You train at batch size {batch_size:,}")
     assert [part for part in parts if part not in found] == []
     assert "unbounded" not in found
@@ -61,28 +66,16 @@ def test_resolved_at_the_end_alone_or_within_a_rough_range() -> None:
 
 
 def test_an_untried_optimizer_has_a_rough_range_and_the_next_step_a_second_run() -> None:
-    columns = history() | {"high": np.full(40, 160.0)}
-    p = predict(History.from_columns(columns, optimizer=OptimizerMix(OptimizerKind.OTHER)))
-
-    document = p.document()
+    other = OptimizerMix(OptimizerKind.OTHER)
+    document = predict(History.from_columns(history(high=160), optimizer=other)).document()
 
     assert "A rough range" in document.headline
     assert "--second-run" in document.next[0]
 
 
-def test_a_run_that_is_still_written_says_so_first() -> None:
-    p = replace(predict(history()), under_way=True)
-
-    document = p.document()
-
-    assert document.headline.startswith("After 2,000 steps, so far: You train at")
-    assert document.status == "under way"
-
-
 def test_batch_sizes_and_devices_of_the_run_are_named() -> None:
-    changed = history(devices=1)
-    changed["batch_size"] = np.where(np.arange(40) < 20, 16.0, 112.0)
-    changed["examples"] = np.cumsum(50 * changed["batch_size"])
+    sizes = np.repeat([16.0, 112.0], 20)
+    changed = history(devices=1, batch_size=sizes, examples=np.cumsum(50 * sizes))
 
     of_changed = predict(changed).document().headline
     on_four = predict(history(devices=4)).document().headline
@@ -111,11 +104,13 @@ def test_a_batch_size_that_is_surely_faster_is_named_in_the_end() -> None:
     assert "fastest" not in timed(0.5, 1.0, 2.0)
 
 
-def test_the_title_and_the_notebook_begin_with_it() -> None:
+def test_the_title_and_the_notebook_begin_with_it_and_a_run_under_way_says_so_first() -> None:
     p = predict(history())
 
-    document = p.document()
+    document, of_now = p.document(), replace(p, under_way=True).document()
 
+    assert of_now.headline.startswith("After 2,000 steps, so far: You train at")
+    assert of_now.status == "under way"
     assert document.title == "Batch size 64: what other batch sizes would save"
     assert p.to_text(400).startswith(document.headline)
     assert p._repr_html_().startswith(f"<p><b>{document.headline}</b></p>")

@@ -11,58 +11,29 @@ from reported_runs import history
 from noisescale import History, predict
 from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
-from noisescale.prediction.position import Place, Position, noise_scale_now, position_of
+from noisescale.prediction.position import Position, noise_scale_now, position_of
 
 
 def position(batch_size: float, *critical: float) -> Position:
     return Position(batch_size, Bounded(*critical), at_end=False, rough=False)
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "critical", "place"),
-    [
-        (20, (229, 94, 778), "below"),
-        (20, (60, 12, 300), "probably below"),
-        (300, (340, 190, 590), "near"),
-        (300, (340, 140, 700), "near"),  # bounds on both sides, the value close by
-        (600, (340, 140, 700), "probably above"),
-        (2048, (340, 190, 700), "above"),
-        (20, (math.nan, 102, math.inf), "below"),
-        (128, (math.nan, 102, math.inf), "unknown"),
-        (64, (math.nan, 0, math.inf), "unknown"),
-        (64, (math.inf, 80, math.inf), "below"),
-        (64, (0, 0, 20), "above"),
-        (64, (math.nan, 30, 300), "unknown"),
-    ],
-)
-def test_a_place_is_only_probable_where_the_bounds_deny_it(
-    batch_size: float, critical: tuple[float, float, float], place: Place
-) -> None:
-    assert position(batch_size, *critical).place == place
-
-
 @pytest.mark.parametrize(("batch_size", "other"), [(20, 64), (300, 5), (300, 4096), (2048, 64)])
 def test_ratios_are_those_of_the_law_at_each_end(batch_size: float, other: float) -> None:
-    """S(B) = S_min·(1 + c/B) with any S_min."""
+    """S(B) = S_min·(1 + c/B) with any S_min; without an upper bound scaling may be perfect."""
     found = position(batch_size, 340.0, 190.0, 700.0)
-
     steps = found.steps(other)
+
     middle, *ends = ((1 + c / other) / (1 + c / batch_size) for c in (340.0, 190.0, 700.0))
     assert (steps.value, steps.low, steps.high) == pytest.approx((middle, min(ends), max(ends)))
     assert found.examples(other).value == pytest.approx(middle * other / batch_size)
-
-
-def test_without_an_upper_bound_scaling_may_be_perfect() -> None:
-    found = position(64, math.nan, 102, math.inf).steps(128.0)
-
-    assert math.isnan(found.value)
-    assert (found.low, found.high) == (0.5, pytest.approx((1 + 102 / 128) / (1 + 102 / 64)))
+    perfect = position(64, math.nan, 102, math.inf).steps(128.0)
+    assert math.isnan(perfect.value)
+    assert (perfect.low, perfect.high) == (0.5, pytest.approx((1 + 102 / 128) / (1 + 102 / 64)))
 
 
 def test_up_to_the_cheap_batch_size_the_examples_are_at_most_a_fifth_more() -> None:
-    found = position(20, 229, 94, 778)
-
-    up_to = found.cheap_up_to
+    up_to = position(20, 229, 94, 778).cheap_up_to
 
     assert (up_to.value, up_to.low, up_to.high) == pytest.approx((69.8, 42.8, 179.6))
     for critical, size in [(229, up_to.value), (94, up_to.low), (778, up_to.high)]:
@@ -74,7 +45,7 @@ def test_the_end_stands_in_where_the_whole_is_not_resolved_unless_the_rate_fell(
     last_rate: float,
 ) -> None:
     """Where the rate fell the noise scale is largest at the end."""
-    columns = history(unresolved=40) | {"learning_rate": np.linspace(1.0, last_rate, 40)}
+    columns = history(unresolved=40, learning_rate=np.linspace(1.0, last_rate, 40))
     p = predict(History.from_columns(columns, optimizer=OptimizerMix(OptimizerKind.SGD)))
     high = np.append(np.full(39, math.inf), 130.0)
 
@@ -91,7 +62,7 @@ def test_the_end_stands_in_where_the_whole_is_not_resolved_unless_the_rate_fell(
 
 def test_bounds_a_hundred_times_apart_are_a_rough_range() -> None:
     untried, sgd = (
-        History.from_columns(history() | {"high": np.full(40, 160.0)}, optimizer=OptimizerMix(kind))
+        History.from_columns(history(high=160), optimizer=OptimizerMix(kind))
         for kind in (OptimizerKind.OTHER, OptimizerKind.SGD)
     )
 

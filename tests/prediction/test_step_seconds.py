@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+import reported_runs
 from refused import refused
 
 from noisescale import History, predict
@@ -36,13 +36,9 @@ def test_a_run_says_how_long_its_steps_take_and_a_profile_how_others_compare() -
     assert model.seconds(64).value == pytest.approx(1.5 * 0.074, rel=0.01)
     assert step_time_of((), PROFILED) is not None
     assert step_time_of(()) is None
-
-
-def test_several_plans_of_a_run_take_its_time_together() -> None:
+    # Several plans of a run take its time together.
     plans = (TimedPlan(timing(16), 100, 0.05), TimedPlan(timing(64), 300, 0.1))
-
     model = step_time_of(plans, PROFILED)
-
     assert model is not None
     took = 100 * model.seconds(16).value + 300 * model.seconds(64).value
     assert took == pytest.approx(100 * 0.05 + 300 * 0.1)
@@ -62,25 +58,16 @@ def test_a_run_on_more_devices_than_the_profile_shows_what_they_wait_for() -> No
     assert timed == [True, False, True, False]
 
 
-def run_in(folder: Path, seconds: float = 0.026) -> History:
+def run_in(folder: Path, seconds: float = 0.026, **more: float) -> History:
     """1,000 steps of 16 examples on one device, at a noise scale of 192."""
-    step = np.arange(10.0, 1001, 10)
-    same = np.ones(100)
-    history = History.from_columns(
-        {"step": step, "examples": 16 * step, "batch_size": 16 * same, "devices": same}
-        | {"accumulation": same, "seconds_per_step": seconds * same}
-        | {"noise_scale": 192 * same, "low": 150 * same, "high": 250 * same}
-    )
+    about = {"rows": 100, "every": 10, "noise_scale": 192, "batch_size": 16, "devices": 1}
+    history = History.from_columns(reported_runs.history(seconds=seconds, **about, **more))
     history.source = folder
     return history
 
 
-def with_memory(history: History, total: float) -> History:
-    same = np.ones(len(history))
-    more = {"device_memory": total * same, "peak_memory": 2e9 * same}
-    changed = History.from_columns({**history, **more})
-    changed.source = history.source
-    return changed
+def memory(total: float) -> dict[str, float]:
+    return {"device_memory": total, "peak_memory": 2e9}
 
 
 def seconds_at(prediction: Prediction, size: float) -> tuple[float, str | None]:
@@ -105,15 +92,10 @@ def test_times_in_the_folder_of_a_run_are_found(tmp_path: Path) -> None:
     assert found.hardware.doubts == ()
     (tmp_path / "metrics.csv").touch()
     assert seconds_at(predict(run_in(tmp_path / "metrics.csv"), 64), 64)[1] == "timed"
-
-
-def test_times_that_are_given_win(tmp_path: Path) -> None:
-    profiled_in(tmp_path)
+    # Times that are given win.
     slower = [replace(t, seconds=9 * t.seconds) for t in PROFILED]
     DeviceTimes(tuple(slower), "another", "2.9").write(tmp_path / "other.json")
-
     found = predict(run_in(tmp_path), [16, 64], step_times=tmp_path / "other.json")
-
     assert seconds_at(found, 16) == (pytest.approx(9 * 0.026, rel=0.01), "timed")
     assert seconds_at(found, 64) == (pytest.approx(9 * 0.074, rel=0.01), "timed")
     assert found.hardware.doubts == ()
@@ -137,6 +119,8 @@ def test_the_times_of_a_short_run_count_beside_the_runs_own(tmp_path: Path) -> N
     assert seconds_at(found, 64) == (pytest.approx(0.074), "timed")
     assert 0.026 < seconds_at(found, 32)[0] < 0.074
     assert seconds_at(found, 256)[1] == "assumed"
+    with refused("step_times", requirement="in examples"):
+        predict(run_in(tmp_path), step_times=short_run(tmp_path / "other", "tokens"))
 
 
 def test_batch_sizes_that_were_timed_are_among_the_rows(tmp_path: Path) -> None:
@@ -148,11 +132,6 @@ def test_batch_sizes_that_were_timed_are_among_the_rows(tmp_path: Path) -> None:
     assert sizes >= {16, 32, 48, 64, 128}
     assert 24.5 not in sizes
     assert predict(run_in(tmp_path), [16, 64]).rows[0].batch_size == 16
-
-
-def test_a_short_run_in_another_unit_is_refused(tmp_path: Path) -> None:
-    with refused("step_times", requirement="in examples"):
-        predict(run_in(tmp_path), step_times=short_run(tmp_path / "short", "tokens"))
 
 
 @pytest.mark.parametrize(
@@ -189,11 +168,10 @@ def test_times_that_differ_are_doubtful_and_scaled(slower: float, tmp_path: Path
 @pytest.mark.parametrize(
     ("profile", "own", "parts"),
     [
-        ({}, {"slower": 5}, ["`noisescale profile` with `--run`"]),
-        ({}, {"slower": 0.2}, ["`noisescale profile` with `--run`"]),
+        *(({}, {"seconds": 0.026 * x}, ["`noisescale profile` with"]) for x in (5, 0.2)),
         # Also if a step takes as long there.
-        ({"device": "Big", "memory": 8e10}, {"memory": 1.6e10}, ["is of Big", "80 GB", "16 GB"]),
-        ({"device": "Big"}, {"memory": 1.6e10}, ["is of Big", "without a memory", "16 GB"]),
+        ({"device": "Big", "memory": 8e10}, memory(1.6e10), ["is of Big", "80 GB", "16 GB"]),
+        ({"device": "Big"}, memory(1.6e10), ["is of Big", "without a memory", "16 GB"]),
         (None, {}, []),
     ],
 )
@@ -204,13 +182,10 @@ def test_damaged_times_and_those_of_another_device_are_left_out_with_the_remedy(
         (tmp_path / FILE).write_text('{"timings": [')
     else:
         profiled_in(tmp_path, **profile)
-    seconds = 0.026 * own.get("slower", 1)
-    run = run_in(tmp_path, seconds)
-    run = with_memory(run, own["memory"]) if "memory" in own else run
 
-    found = predict(run, [16, 64])
+    found = predict(run_in(tmp_path, **own), [16, 64])
 
-    assert seconds_at(found, 16) == (pytest.approx(seconds), "timed")
+    assert seconds_at(found, 16) == (pytest.approx(own.get("seconds", 0.026)), "timed")
     assert seconds_at(found, 64)[1] == "assumed"
     (doubt,) = found.hardware.doubts
     assert doubt in found.warnings
@@ -220,7 +195,7 @@ def test_damaged_times_and_those_of_another_device_are_left_out_with_the_remedy(
 def test_the_memory_of_a_profile_says_what_fits_and_that_of_a_run_alone_a_bound(
     tmp_path: Path,
 ) -> None:
-    run = with_memory(run_in(tmp_path), 8e10)
+    run = run_in(tmp_path, **memory(8e10))
 
     alone, without = (predict(each).hardware for each in (run, run_in(tmp_path)))
     profiled_in(tmp_path, "Big", 8e10, peaks=((16, 3e9), (64, 6e9)))

@@ -8,11 +8,6 @@ from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.prediction.theory import FALLING, THEORY_BANDS, TRIED_FALLING, theory_band
 
 
-@pytest.mark.parametrize("kind", OptimizerKind)
-def test_each_kind_has_its_band(kind: OptimizerKind) -> None:
-    assert theory_band(OptimizerMix(kind), decayed=False) == THEORY_BANDS[kind]
-
-
 def test_a_hybrid_has_the_hull_of_two_bands_and_both_sources() -> None:
     kinds = OptimizerKind.MOMENTUM, OptimizerKind.ADAM
     first, second = (THEORY_BANDS[kind] for kind in kinds)
@@ -24,19 +19,19 @@ def test_a_hybrid_has_the_hull_of_two_bands_and_both_sources() -> None:
     assert band.factor == Bounded(first.factor.value, *ends)  # of the main kind
     assert turned.factor == Bounded(second.factor.value, *ends)
     assert band.source == f"{first.source} and {second.source}"
-
-
-@pytest.mark.parametrize("kinds", [(6, 3), (3, 6)])
-def test_with_muon_the_band_is_that_of_its_hybrids(kinds: tuple[int, int]) -> None:
-    mix = OptimizerMix(*map(OptimizerKind, kinds), 0.8)
-
-    assert theory_band(mix, decayed=False) == THEORY_BANDS[OptimizerKind.SPECTRAL]
+    for pair in ((6, 3), (3, 6)):  # with Muon it is that of its hybrids
+        mix = OptimizerMix(*map(OptimizerKind, pair), 0.8)
+        assert theory_band(mix, decayed=False) == THEORY_BANDS[OptimizerKind.SPECTRAL]
 
 
 @pytest.mark.parametrize("kind", OptimizerKind)
-def test_where_the_rate_fell_the_bounds_hold_both(kind: OptimizerKind) -> None:
-    constant, falling = (theory_band(OptimizerMix(kind), decayed=d).factor for d in (False, True))
+def test_each_kind_has_its_band_and_where_the_rate_fell_the_bounds_hold_both(
+    kind: OptimizerKind,
+) -> None:
+    bands = [theory_band(OptimizerMix(kind), decayed=decayed) for decayed in (False, True)]
 
+    assert bands[0] == THEORY_BANDS[kind]
+    constant, falling = (band.factor for band in bands)
     # The factor is that of the runs with a falling rate, if this kind was among them.
     value = 1.0 if kind in TRIED_FALLING else constant.value
     assert falling == Bounded(

@@ -68,11 +68,9 @@ class Module(L.LightningDataModule):
 
 def timed(source: Any, size: int = 8) -> LoaderTiming:
     SIZES.clear()
-    found = time_loader.time_loader(
+    return time_loader.time_loader(
         *(Model(), source, size), steps=5, warm_up=2, trainer_options={"accelerator": "cpu"}
     )
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize("form", ["data set", "loader", "data module"])
@@ -103,9 +101,7 @@ def test_a_fast_loader_does_not_bound_a_training() -> None:
     assert not found.bounds_training
 
 
-def test_a_slow_loader_is_gone_through_for_some_seconds_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_slow_loader_is_gone_through_for_some_seconds_only(monkeypatch: Any) -> None:
     monkeypatch.setattr(time_loader, "ENOUGH", 2.5 * 8 * EXAMPLE)
     source = Slow()
 

@@ -69,9 +69,11 @@ def test_rules_by_the_loss_are_asked_where_there_is_one() -> None:
     assert "--loss" in horizon(10e9, 300e6).to_text()
 
 
-def test_every_rule_has_a_meaning_and_grows_with_the_horizon() -> None:
+def test_every_rule_has_a_meaning_and_a_line_in_the_figure_and_grows_with_the_horizon() -> None:
     small, large = Setting(1e9, 1e8, 3.5), Setting(1e12, 1e8, 2.5)
+    (figure,) = horizon(10e9, 300e6, loss=2.9).document().figures()
 
+    assert [trace["name"] for trace in figure.drawing["data"]] == [rule.name for rule in RULES]
     for rule in RULES:
         assert rule.meaning in MEANINGS
         assert 1e3 < rule.batch_size(small) < rule.batch_size(large) < 1e9
@@ -89,12 +91,6 @@ def test_outside_of_what_it_was_fitted_on_a_rule_is_marked() -> None:
     assert ": Step Law" in outside
     assert "Schaipp" in unknown
     assert "papers" in second_hand
-
-
-def test_the_figure_has_a_line_for_each_rule() -> None:
-    (figure,) = horizon(10e9, 300e6, loss=2.9).document().figures()
-
-    assert [trace["name"] for trace in figure.drawing["data"]] == [rule.name for rule in RULES]
 
 
 def test_the_command() -> None:

@@ -66,7 +66,6 @@ def test_back_again_all_rules_give_the_old_settings() -> None:
     ("optimizer", "noise_scale", "recommended"),
     [
         ("sgd", 1000.0, "gain"),
-        ("sgd", 10.0, "gain"),
         ("momentum", 1000.0, "linear"),
         ("momentum", 10.0, "gain"),
         ("adam", 1000.0, "square root"),
@@ -115,7 +114,6 @@ def test_bounds_of_the_noise_scale_are_those_of_the_rate(recorded: dict[str, Any
         (OptimizerMix(OptimizerKind.SPECTRAL, OptimizerKind.ADAM, 0.6), "muon"),
         (OptimizerMix(OptimizerKind.ADAM, OptimizerKind.SPECTRAL, 0.6), "adam"),
         (OptimizerMix(OptimizerKind.SIGN), None),
-        (OptimizerMix(OptimizerKind.SCHEDULE_FREE), None),
         (None, None),
     ],
 )

@@ -50,26 +50,15 @@ GOOD = {"timings": [vars(ONE)], "device": "cpu", "torch": "2.9", "memory": None,
 GOOD |= {"too_large": None, "loader": None}
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        *("", "epoch,loss", "[]", "{}", json.dumps(GOOD)[:-1]),
-        *(
-            json.dumps(GOOD | wrong)
-            for wrong in (
-                {"timings": "all"},
-                {"timings": [3]},
-                {"timings": [{"seconds": 0.1}]},
-                {"timings": [vars(ONE) | {"seconds": -1}]},
-                {"timings": [vars(ONE) | {"seconds": "fast"}]},
-                {"timings": []},
-                {"peaks": [[3]]},
-                {"memory": "much"},
-                {"loader": {"seconds": 3}},
-            )
-        ),
-    ],
-)
+WRONG: list[dict[str, object]] = [
+    *({"timings": wrong} for wrong in ("all", [3], [{"seconds": 0.1}], [])),
+    *({"timings": [vars(ONE) | {"seconds": wrong}]} for wrong in (-1, "fast")),
+    *({"peaks": [[3]]}, {"memory": "much"}, {"loader": {"seconds": 3}}),
+]
+OTHERS = ["", "epoch,loss", "[]", "{}", json.dumps(GOOD)[:-1]]
+
+
+@pytest.mark.parametrize("content", [*OTHERS, *(json.dumps(GOOD | wrong) for wrong in WRONG)])
 def test_another_file_is_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "times.json"
     path.write_text(content)

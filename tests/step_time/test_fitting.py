@@ -2,6 +2,7 @@
 import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,14 +67,8 @@ def test_a_full_set_of_timings_gives_the_constants_back(p: float, update: float)
         (ONE_DEVICE[:6], [(4, 1, 1, 1), (16, 4, 1, 1), (32, 1, 1, 1)], 0.02, 2),
     ],
 )
-def test_bounds_of_noisy_timings_hold_further_timings(
-    plans: list[Plan], asked: list[Plan], scatter: float, sets: int
-) -> None:
-    """0.95, less two standard errors of 24 sets of timings with one further timing each: 0.09.
-
-    The share of all further timings is known here, and so many sets tell as much or more. With
-    100 to 400 sets: benchmarks/prediction/step_times.py.
-    """
+def test_bounds_hold_further_timings(plans: Any, asked: Any, scatter: float, sets: int) -> None:
+    """0.95, less two standard errors of 24 sets. More sets: benchmarks/prediction/step_times.py."""
     held = []
     for seed in range(sets):
         model = fit_step_time(timings(plans, 2.0, 0.01, scatter, seed))
@@ -126,10 +121,8 @@ def test_what_a_run_on_two_devices_was_timed_at_holds_its_synchronisation() -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("each", [0.001, 0.1, 1.0])
-def test_synchronisation_may_grow_by_any_factor_though_no_single_device_was_timed(
-    each: float,
-) -> None:
-    """Steps of 0.2 s, and some seconds more for each device."""
+def test_synchronisation_may_grow_by_any_factor(each: float) -> None:
+    """Steps of 0.2 s, and some seconds more for each device. No single device was timed."""
     counts = (2, 4, 8, 16)
 
     model = fit_step_time([StepTiming(32, 1, n, 1, 0.2 + each * n) for n in counts])

@@ -34,9 +34,7 @@ HEADER = "device_batch_size,accumulation,devices,nodes,seconds\n"
         (HEADER + "32,1,1,1\n", "have 5 cells"),
     ],
 )
-def test_files_of_something_else_are_refused_and_kept(
-    tmp_path: Path, content: str, requirement: str
-) -> None:
+def test_other_files_are_refused_and_kept(tmp_path: Path, content: str, requirement: str) -> None:
     path = tmp_path / "times.csv"
     path.write_text(content)
 

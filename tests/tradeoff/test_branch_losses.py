@@ -36,12 +36,9 @@ def test_orders_that_are_paired_tell_the_scatter_without_what_they_have_in_commo
     # Residuals of 0.001 each, 8 of them with (4 - 1)·(2 - 1) degrees of freedom.
     assert paired.scatter == pytest.approx(0.001 * (8 / 3) ** 0.5)
     assert fit_branch_losses(sizes, losses).scatter > 0.02
+    assert fit_branch_losses(SIZES, losses[:4]).scatter == LOSS_SCATTER  # without repeats
     with refused("orders"):
         fit_branch_losses(sizes, losses, orders=["a"] * len(sizes))
-
-
-def test_without_repeats_the_scatter_is_merrills_tolerance() -> None:
-    assert fit_branch_losses(SIZES, [loss(b) for b in SIZES]).scatter == LOSS_SCATTER
 
 
 def test_a_batch_size_keeps_up_only_with_all_smaller_ones() -> None:
@@ -51,9 +48,5 @@ def test_a_batch_size_keeps_up_only_with_all_smaller_ones() -> None:
     assert found.keeping_up == 128
     assert fit_branch_losses([64, 128, 256], [2.5, 2.6, 2.5]).keeping_up is None
     assert fit_branch_losses([64, 128, 256], [2.5, 2.5, 2.5]).keeping_up == 256
-
-
-def test_losses_that_fall_with_the_batch_size_have_no_upper_end() -> None:
-    found = fit_branch_losses(SIZES, [2.0, 1.9, 1.8, 1.7], 0.01)
-
-    assert found.critical_batch_size.high == np.inf
+    falling = fit_branch_losses(SIZES, [2.0, 1.9, 1.8, 1.7], 0.01)
+    assert falling.critical_batch_size.high == np.inf

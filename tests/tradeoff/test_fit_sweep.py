@@ -58,12 +58,17 @@ def test_unit_and_overhead_are_as_asked_for(sweep: Path, by_hand: TradeoffFit) -
     assert asked["overhead_batch_size"] == by_hand.overhead_batch_size(0.2, 16)
 
 
-def test_two_points_leave_the_law_open(tmp_path: Path) -> None:
+def test_two_points_leave_the_law_open_and_another_bend_than_the_theorys_is_a_doubt(
+    tmp_path: Path,
+) -> None:
     found = fit(written(tmp_path, SIZES[:2], STEPS[:2]))
 
     assert found.to_dict()["critical_batch_size"]["high"] is None
     assert found.to_dict()["min_steps"]["low"] == 0
     assert "112 examples" in found.document().headline
+    sizes, steps = [16, 32, 64, 128, 256, 512, 1024], [1000, 510, 260, 220, 219, 218, 218]
+    (doubt,) = fit(written(tmp_path, sizes, steps)).document().doubts
+    assert "sharply" in doubt  # another bend than the theory's
 
 
 def test_the_answers_have_their_intervals_and_the_table_its_residuals(
@@ -71,34 +76,19 @@ def test_the_answers_have_their_intervals_and_the_table_its_residuals(
 ) -> None:
     said = fit(sweep, optimal_batch_size=16).document()
 
-    found = {one.label: one for one in said.answers}
     critical = by_hand.regimes().critical_batch_size
     assert number(critical.value) in said.headline
     assert bounds(critical) in said.headline
-    (command,) = said.next
-    assert command.endswith(f"predict RUN --sweep {shlex.quote(str(sweep))}")
-    for name, label, unit in (
-        ("min_steps", "Fewest steps", " steps"),
-        ("min_examples", "Fewest examples", " examples"),
-        ("sharpness", "Exponent of the law", ""),
-    ):
+    assert said.next[0].endswith(f"predict RUN --sweep {shlex.quote(str(sweep))}")
+    found = {one.bounds: one.sentence for one in said.answers}
+    for name in ("min_steps", "min_examples", "sharpness"):
         band = getattr(by_hand.regimes(), name)
-        assert found[label].sentence.startswith(f"{number(band.value)}{unit} (95 %")
-        assert found[label].bounds == band
+        assert found[band].startswith(number(band.value))
     overhead = number(by_hand.overhead_batch_size(0.2, 16))
-    assert found["With 20 % overhead"].sentence.startswith(f"{overhead} examples")
-    (table,) = said.tables
-    size, measured, fitted, residual = (cell.text for cell in table.lines[2].cells)
+    assert any(one.sentence.startswith(f"{overhead} examples") for one in said.answers)
+    size, measured, fitted, residual = (cell.text for cell in said.tables[0].lines[2].cells)
     assert (size, measured, fitted) == ("64", "242", f"{by_hand.steps(64.0):.0f}")
     assert residual.startswith("-1.")
-
-
-def test_another_bend_than_the_theorys_is_a_doubt(tmp_path: Path) -> None:
-    sizes = [16, 32, 64, 128, 256, 512, 1024]
-    found = fit(written(tmp_path, sizes, [1000, 510, 260, 220, 219, 218, 218]))
-
-    (doubt,) = found.document().doubts
-    assert "sharply" in doubt
 
 
 def test_several_curves_have_their_names(tmp_path: Path) -> None:

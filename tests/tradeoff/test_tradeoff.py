@@ -7,6 +7,7 @@ import pytest
 from refused import refused
 
 from noisescale import Tradeoff
+from noisescale.tradeoff.run_sums import Parts, Sums
 
 
 def test_costs_lie_on_the_papers_hyperbola() -> None:
@@ -19,14 +20,6 @@ def test_costs_lie_on_the_papers_hyperbola() -> None:
     assert examples == pytest.approx(sizes * steps)
     assert tradeoff.critical_batch_size == 20  # at which both costs are twice their least
     assert (tradeoff.steps(20), tradeoff.examples(20)) == (steps[1], examples[1]) == (2000, 40_000)
-
-
-def test_a_run_costs_at_its_own_batch_size_what_it_cost() -> None:
-    rng = np.random.default_rng(0)
-    tradeoff = Tradeoff.from_run(rng.uniform(5, 50, 30), np.full(30, 64), np.full(30, 10))
-
-    assert tradeoff.steps(64) == pytest.approx(300)
-    assert tradeoff.examples(64) == pytest.approx(300 * 64)
 
 
 def test_a_run_predicts_the_steps_a_simulation_takes_at_another_batch_size() -> None:
@@ -50,23 +43,12 @@ def test_a_run_predicts_the_steps_a_simulation_takes_at_another_batch_size() -> 
         assert tradeoff.steps(batch_size) == pytest.approx(simulate(batch_size)[1], rel=0.02)
 
 
-def test_changes_of_the_batch_size_within_a_run_are_counted() -> None:
-    """One noise scale throughout: whatever the batch sizes were, the law is the same."""
-    fixed = Tradeoff.from_run([20, 20], batch_size=[20, 20], steps=[50, 50])
-    # 100 steps at B = 20 make 50 steps of progress; 25 steps at 20 and 75 · 2/3 at 60 do too.
-    changed = Tradeoff.from_run([20, 20], batch_size=[20, 60], steps=[50, 100 / 3])
-
-    assert changed.min_steps == pytest.approx(fixed.min_steps)
-    assert changed.min_examples == pytest.approx(fixed.min_examples)
-
-
 def test_segments_not_measured_take_the_next_value_and_the_last_one_at_the_end() -> None:
-    gaps = Tradeoff.from_run(
-        [math.nan, 10, math.nan, 30, math.nan], np.full(5, 32), np.array([1, 2, 3, 4, 5])
-    )
+    of_run = {"batch_size": np.full(5, 32), "steps": np.array([1, 2, 3, 4, 5])}
 
-    filled = Tradeoff.from_run([10, 10, 30, 30, 30], np.full(5, 32), np.array([1, 2, 3, 4, 5]))
-    assert gaps == filled
+    gaps = Tradeoff.from_run([math.nan, 10, math.nan, 30, math.nan], **of_run)
+
+    assert gaps == Tradeoff.from_run([10, 10, 30, 30, 30], **of_run)
 
 
 def test_a_saved_step_costs_the_exchange_rate() -> None:
@@ -111,11 +93,7 @@ def test_gamma_is_what_following_the_noise_scale_saves() -> None:
     ("call", "arguments", "got"),
     [
         (lambda: Tradeoff.from_run([math.nan] * 2, [32] * 2, [1] * 2), "noise_scale", "2 with"),
-        (
-            lambda: Tradeoff.from_run([10, 20], [32], [1, 1]),
-            "noise_scale batch_size steps",
-            "shapes (2,), (1,)",
-        ),
+        (lambda: Tradeoff.from_run([1, 2], [3], [1, 1]), "noise_scale batch_size steps", "shapes"),
         (lambda: Tradeoff.from_run([10, -20], [32, 32], [1, 1]), "noise_scale", "-20.0 at"),
         (lambda: Tradeoff.from_run([10, 20], [0, 32], [1, 1]), "batch_size", "0.0 at position 0"),
         (lambda: Tradeoff.from_run([0, 0], [32, 32], [1, 1]), "min_examples", "0.0"),
@@ -123,9 +101,7 @@ def test_gamma_is_what_following_the_noise_scale_saves() -> None:
         (lambda: Tradeoff(0, 10), "min_steps", "0"),
         (lambda: Tradeoff(10, math.nan), "min_examples", "nan"),
         (lambda: Tradeoff(10, 10).steps(-1), "batch_size", "-1"),
-        (lambda: Tradeoff(10, 10).examples(math.inf), "batch_size", "inf"),
         (lambda: Tradeoff(10, 10, gamma=1.1), "gamma", "1.1"),
-        (lambda: Tradeoff(10, 10, gamma=0), "gamma", "0"),
         (lambda: Tradeoff(10, 10).overhead_batch_size(0, 256), "overhead", "0"),
         (lambda: Tradeoff(10, 10).batch_size_for(-1), "exchange_rate", "-1"),
         (lambda: Tradeoff(10, 10).adaptive_examples(10), "steps", "10 <= 10"),
@@ -139,3 +115,39 @@ def test_impossible_numbers_are_refused(
         call()
 
     assert raised.value.got.startswith(got)
+
+
+B, BATCH, STEPS = np.array([5.0, 40.0, 90.0]), np.array([8.0, 64.0, 16.0]), np.array([10.0, 20, 5])
+
+
+def test_noise_scales_and_the_progress_they_mean_contribute_alike() -> None:
+    """Against the sums of McCandlish et al. 2018, appendix D, step by step."""
+    by_hand = [0.0, 0.0]
+    for b, size, steps in zip(B.tolist(), BATCH.tolist(), STEPS.tolist(), strict=True):
+        by_hand[0] += steps / (1 + b / size)
+        by_hand[1] += steps * b / (1 + b / size)
+
+    known, estimated = (
+        Parts.at_noise_scale(B, BATCH, STEPS),
+        Parts.at_progress(BATCH / (BATCH + B), BATCH, STEPS),
+    )
+
+    assert known.sums == pytest.approx(by_hand)
+    assert estimated.sums == pytest.approx(by_hand)
+    assert estimated.steps(32.0).sum() == pytest.approx(known.sums.steps(32.0))
+    assert estimated.of_blocks(np.array([0, 0, 1])).sums == pytest.approx(by_hand)
+
+
+def test_gamma_of_a_noise_scale_that_grows_as_the_root_of_the_steps_is_24_25ths() -> None:
+    """Per noise-free step b = √s: (∫ s^¼ ds)²/∫ √s ds = (4/5)²/(2/3)."""
+    s = (np.arange(20_000) + 0.5) / 20_000
+    b = np.sqrt(s)
+
+    parts = Parts.at_noise_scale(b, batch_size=1.0, steps=1 + b)
+
+    assert parts.gamma == pytest.approx(24 / 25, rel=1e-4)
+    assert Parts.at_noise_scale(B[:1], BATCH[:1], STEPS[:1]).gamma == pytest.approx(1.0)
+    # A run without noise or without progress has none.
+    assert math.isnan(Parts.at_noise_scale(np.zeros(2), 8.0, 10.0).gamma)
+    assert math.isnan(Parts.at_progress(np.zeros(1), np.ones(1), np.ones(1)).gamma)
+    assert Sums(0.0, 10.0).critical_batch_size == math.inf

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Halves of one batch against what two micro-batches give, and what must stay as it is."""
 
+import copy
 import gc
 import random
 import warnings
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import Any, ClassVar
 
@@ -60,18 +62,8 @@ def steps(
         meter.step()
 
 
-class Meter(NoiseScaleMeter):
-    """One that a `with` block closes."""
-
-    def __enter__(self) -> NoiseScaleMeter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def measured(model: nn.Module, **options: Any) -> Meter:
-    return Meter(model, **{"small_batch": "half", "every_n_steps": 1, **options})
+def measured(model: nn.Module, **options: Any) -> NoiseScaleMeter:
+    return NoiseScaleMeter(model, **{"small_batch": "half", "every_n_steps": 1, **options})
 
 
 def test_windows_of_several_are_measured_by_micro_batches(recorded: list[StepNorms]) -> None:
@@ -209,11 +201,17 @@ class AsGraph(Noisy):
 
 
 @pytest.mark.parametrize(
-    ("make", "measured_steps"),
-    [(Noisy, 5), (Counts, 0), (ShownSeveralTimes, 5), (AsGraph, 5)],
+    ("make", "measured_steps", "groups"),
+    [
+        (Noisy, 5, None),
+        (Noisy, 5, [0, 1, 0, 2, 2, 1]),
+        (Counts, 0, None),
+        (ShownSeveralTimes, 5, None),
+        (AsGraph, 5, None),
+    ],
 )
 def test_training_is_what_it_is_without(
-    make: Callable[[], Noisy], measured_steps: int, device: torch.device
+    make: Callable[[], Noisy], measured_steps: int, groups: Any, device: torch.device
 ) -> None:
     def trained(meter_of: Callable[[nn.Module], NoiseScaleMeter | None]) -> list[Any]:
         model = make().to(device)
@@ -230,7 +228,7 @@ def test_training_is_what_it_is_without(
             if meter is None:
                 loss.backward()
             else:
-                meter.backward(loss, ROWS)
+                meter.backward(loss, ROWS, row_groups=groups)
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", "NoiseScaleMeter has nothing to measure")
                     meter.step()
@@ -247,23 +245,35 @@ def test_training_is_what_it_is_without(
         assert torch.equal(ours, theirs)
 
 
-def why_not(
-    model: nn.Module, loss: Callable[..., Tensor] = mse, meter: NoiseScaleMeter | None = None
-) -> str:
-    """Why a training is not measured, as one warning says. Further steps are taken in silence."""
-    meter = meter or measured(model)
+def why_not(model: nn.Module, loss: Callable[..., Tensor] = mse, **options: Any) -> str:
+    """Why a training is not measured, as one warning says. It goes on as without, in silence."""
+    plain = copy.deepcopy(model)
+    loss(plain, batch()).backward()
+    meter = measured(model, **options)
     with pytest.warns(UserWarning, match="NoiseScaleMeter has nothing to measure") as told:
         steps(meter, model, [batch()], loss=loss)
     (warned,) = told
     assert meter.not_measured is not None
     assert meter.not_measured in str(warned.message)
     assert not meter.measuring
-    gradients = [p.grad for p in model.parameters()]
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert ours.grad is theirs.grad or torch.equal(ours.grad, theirs.grad)
     steps(meter, model, [])
     meter.close()
-    for p, gradient in zip(model.parameters(), gradients, strict=True):
-        p.grad = gradient
     return meter.not_measured
+
+
+class InPlace(torch.autograd.Function):
+    """Scales what it saved by the gradient, as fused losses do to save memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x.clone())
+        return x.square().sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return ctx.saved_tensors[0].mul_(2 * gradient)
 
 
 def penalized(model: nn.Module, one: tuple[Tensor, Tensor], by: float = 5) -> Tensor:
@@ -275,6 +285,7 @@ def penalized(model: nn.Module, one: tuple[Tensor, Tensor], by: float = 5) -> Te
     [
         (penalized, "`weight_decay`"),
         (lambda model, one: model(torch.cat([one[0], one[0] + 1])).square().mean(), "got none"),
+        (lambda model, one: InPlace.apply(model(one[0]) - one[1]), "got InPlace"),
         (
             lambda model, one: F.cross_entropy(
                 model(one[0]) @ model(one[0] + 0.1).T, torch.arange(ROWS)
@@ -282,7 +293,7 @@ def penalized(model: nn.Module, one: tuple[Tensor, Tensor], by: float = 5) -> Te
             "(Mm of shape (6, 6))",
         ),
     ],
-    ids=["penalized", "two views", "contrastive"],
+    ids=["penalized", "two views", "in place", "contrastive"],
 )
 def test_a_loss_whose_halves_would_mislead_is_refused(
     loss: Callable[..., Tensor], reason: str
@@ -307,42 +318,10 @@ def test_reentrant_checkpoints_are_refused(stem: bool) -> None:
             assert isinstance(out, Tensor)
             return out
 
-    model = Checkpointed()
-    message = why_not(model)
+    message = why_not(Checkpointed())
 
     assert "use_reentrant=False" in message
     assert ("When use_reentrant=True" if stem else "body.") in message
-    plain = Checkpointed()
-    plain.load_state_dict(model.state_dict())
-    mse(plain, batch()).backward()
-    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        assert ours.grad is theirs.grad or torch.equal(ours.grad, theirs.grad)
-
-
-class InPlace(torch.autograd.Function):
-    """Scales what it saved by the gradient, as fused losses do to save memory."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x.clone())
-        return x.square().sum()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (saved,) = ctx.saved_tensors
-        return saved.mul_(2 * gradient)
-
-
-def test_a_function_that_changes_what_it_saved_is_refused_and_trains_on() -> None:
-    def loss(model: nn.Module, one: tuple[Tensor, Tensor]) -> Tensor:
-        return InPlace.apply(model(one[0]) - one[1])
-
-    model, plain = network(), network()
-    loss(plain, batch()).backward()
-
-    assert "got InPlace" in why_not(model, loss)
-    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(ours.grad, theirs.grad)
 
 
 @pytest.mark.slow
@@ -406,7 +385,7 @@ def test_batch_norm_is_refused_while_it_goes_by_the_batch() -> None:
         assert "got a BatchNorm" in why_not(model)
 
     normalize.eval()
-    with measured(model) as meter:
+    with closing(measured(model)) as meter:
         steps(meter, model, [batch(0)], [batch(1)])
         normalize.train()
         with pytest.warns(UserWarning, match="got a BatchNorm"):
@@ -432,7 +411,7 @@ def test_what_is_made_of_batch_norm_with_one_row_is_measured() -> None:
         Standardized(1, 4, 2), nn.InstanceNorm1d(4), nn.Flatten(), nn.Linear(12, 3)
     )
     x, y = batch()
-    with measured(model) as meter:
+    with closing(measured(model)) as meter:
         steps(meter, model, [(x[:, None], y)])
         assert meter.measured_steps == 1
 
@@ -441,7 +420,7 @@ def test_a_term_past_the_cut_is_looked_at_in_each_measured_step() -> None:
     """Its weight grows: what passed the proof at first does not later."""
     model = network()
 
-    with measured(model) as meter:
+    with closing(measured(model)) as meter:
         steps(meter, model, [batch(0)], [batch(1)], loss=partial(penalized, by=0.0))
         assert meter.measured_steps == 2
         with pytest.warns(UserWarning, match=r"of \|g\|² in the proof"):
@@ -457,7 +436,7 @@ def test_a_small_parameter_that_rows_lead_to_is_measured(recorded: list[StepNorm
     def biased(model: nn.Module, one: tuple[Tensor, Tensor]) -> Tensor:
         return F.mse_loss(model(one[0]) + model.get_parameter("bias"), one[1])
 
-    with measured(model) as meter:
+    with closing(measured(model)) as meter:
         steps(meter, model, [batch()], loss=biased)
         assert meter.measured_steps == 1
     assert recorded[0].big_sq_norm == pytest.approx(sq_norm(biased(model, batch()), model))
@@ -475,27 +454,17 @@ def test_weights_of_losses_are_left_out_by_name_where_they_are_cut_past(
         out = model(one[0])
         return (-s[0]).exp() * F.mse_loss(out, one[1]) + (-s[1]).exp() * out.abs().mean() + s.sum()
 
-    with measured(model) as meter:
+    with closing(measured(model)) as meter:
         with pytest.warns(UserWarning, match="but log_variance"):
             steps(meter, model, [batch(0)], loss=weighted)
         steps(meter, model, [batch(1)], loss=weighted)
         assert meter.measured_steps == 2
-    gradients = torch.autograd.grad(weighted(model, batch(1)), list(model.parameters()))
-    names = [name for name, _ in model.named_parameters()]
-    expected = [
-        g.square().sum() for n, g in zip(names, gradients, strict=True) if n != "log_variance"
-    ]
-    assert recorded[1].big_sq_norm == pytest.approx(float(sum(expected)))
-
-
-def test_as_many_positions_as_rows_are_told_of() -> None:
-    torch.manual_seed(0)
-    model = nn.LSTM(WIDTH, 3)
-    x = torch.randn(ROWS, ROWS, WIDTH)
-    with measured(model) as meter:
-        with pytest.warns(UserWarning, match="as many positions as"):
-            meter.backward(model(x)[0].square().mean(), ROWS)
-        meter.step()
+    assert model.log_variance.grad is not None
+    model.log_variance.requires_grad_(False)
+    layers = [p for p in model.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(weighted(model, batch(1)), layers)
+    expected = sum(float(g.square().sum()) for g in gradients)
+    assert recorded[1].big_sq_norm == pytest.approx(expected)
 
 
 def test_a_cut_of_the_users_is_where_rows_are_signed() -> None:
@@ -504,20 +473,24 @@ def test_a_cut_of_the_users_is_where_rows_are_signed() -> None:
         measured(model, cut="body")
     with refused("cut", requirement="None"):
         NoiseScaleMeter(model, small_batch="micro_batch", cut=["2"])
-    with measured(model, cut=["2"]) as meter:
+    with closing(measured(model, cut=["2"])) as meter:
         steps(meter, model, [batch(0)], [batch(1)])
         assert meter.measured_steps == 2
     model.other = nn.Linear(1, 1)  # type: ignore[assignment]
-    meter = measured(model, cut=["other"])
-    assert "none of them was called" in why_not(model, lambda m, b: mse(m[:3], b), meter)
+    assert "none of them" in why_not(model, lambda m, b: mse(m[:3], b), cut=["other"])
 
 
-def test_a_batch_of_one_row_is_told_of() -> None:
-    model = network()
-    meter = measured(model)
-    with pytest.warns(UserWarning, match="has no halves"):
-        steps(meter, model, [batch(rows=1)])
-    assert (meter.measured_steps, meter.skipped_steps) == (0, 1)
+def test_batches_without_halves_are_told_of() -> None:
+    """Of one row; of as many positions as rows it is not known which are which."""
+    model, recurrent = network(), nn.LSTM(WIDTH, 3)
+    with closing(measured(model)) as meter:
+        with pytest.warns(UserWarning, match="has no halves"):
+            steps(meter, model, [batch(rows=1)])
+        assert (meter.measured_steps, meter.skipped_steps) == (0, 1)
+    with closing(measured(recurrent)) as meter:
+        with pytest.warns(UserWarning, match="as many positions as"):
+            meter.backward(recurrent(torch.randn(ROWS, ROWS, WIDTH))[0].square().mean(), ROWS)
+        meter.step()
 
 
 def test_another_graph_is_proved_anew_at_the_next_measured_step() -> None:
@@ -540,25 +513,22 @@ def test_between_steps_and_after_the_proof_modules_have_no_hooks() -> None:
         return len(of_torch._global_forward_hooks) + len(of_torch._global_forward_pre_hooks)
 
     model = network()
-    meter = measured(model)
-    assert hooks() == 2
-    meter.pause()
-    assert hooks() == 0
-    meter.resume()
-    assert hooks() == 2
-    steps(meter, model, [batch(0)])
-    assert hooks() == 0
-    meter.close()
+    with closing(measured(model)) as meter:
+        assert hooks() == 2
+        meter.pause()
+        assert hooks() == 0
+        meter.resume()
+        assert hooks() == 2
+        steps(meter, model, [batch(0)])
+        assert hooks() == 0
 
 
 def test_a_forward_pass_that_no_backward_pass_follows_is_not_kept() -> None:
     model = network()
-    meter = measured(model)
+    with closing(measured(model)):
+        hidden = model[0](batch()[0])
+        kept = hidden.untyped_storage()._weak_ref()
+        model[2](hidden.tanh())
+        del hidden
 
-    hidden = model[0](batch()[0])
-    kept = hidden.untyped_storage()._weak_ref()
-    out = model[2](hidden.tanh())
-    del hidden, out
-
-    assert torch.UntypedStorage._expired(kept)
-    meter.close()
+        assert torch.UntypedStorage._expired(kept)

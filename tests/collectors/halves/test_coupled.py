@@ -54,20 +54,9 @@ def of_cosines(model: nn.Module, x: Tensor) -> Tensor:
     return F.cross_entropy(F.cosine_similarity(z[:, None], z[None], dim=2), LABELS)
 
 
-def of_differences(model: nn.Module, x: Tensor) -> Tensor:
-    z = model(x)
-    return (z[:, None] - z[None]).abs().mean()
-
-
 def dice(model: nn.Module, x: Tensor) -> Tensor:
     p = model(x).sigmoid()
     return 1 - 2 * (p * (x[:, :1] > 0)).sum() / (p.sum() + 3)
-
-
-def correlation(model: nn.Module, x: Tensor) -> Tensor:
-    z = model(x)
-    centred = z - z.mean(0)
-    return -(centred * x[:, :1]).mean() / centred.square().mean().sqrt()
 
 
 MEETING: dict[str, Loss] = {
@@ -79,9 +68,7 @@ MEETING: dict[str, Loss] = {
     "distances": lambda model, x: F.cross_entropy(-torch.cdist(model(x), model(x + 1)), LABELS),
     "redundancy": lambda model, x: (model(x).T @ model(x + 1) / ROWS - 0.1).square().sum(),
     "cosines": of_cosines,
-    "differences": of_differences,
     "dice": dice,
-    "correlation": correlation,
     "matching of means": lambda model, x: (model(x).mean(0) - 1).square().mean(),
     "spread of features": lambda model, x: (1 - model(x).std(0)).relu().mean(),
     "softmax over the batch": lambda model, x: -F.log_softmax(model(x)[:, 0], dim=0)[0],
@@ -121,11 +108,6 @@ def products_within_rows(model: nn.Module, x: Tensor) -> Tensor:
     return (z.transpose(1, 2) @ z).square().mean()
 
 
-def divided_by_a_count(model: nn.Module, x: Tensor) -> Tensor:
-    counts = x[:, 0] > 0
-    return (model(x).square().mean(1) * counts).sum() / counts.sum().clamp(min=1)
-
-
 def scaled_to_another_loss(model: nn.Module, x: Tensor) -> Tensor:
     one, other = model(x).square().mean(), model(x + 1).abs().mean()
     return one + other * (one / other).detach()
@@ -138,7 +120,6 @@ def penalty_on_gradients_of_inputs(model: nn.Module, x: Tensor) -> Tensor:
 
 
 SIDE_BY_SIDE: dict[str, Loss] = {
-    "logits": lambda model, x: F.cross_entropy(model(x), LABELS % 4),
     "cosine to prototypes": cosine_to_prototypes,
     "several samples": lambda model, x: (
         (model(x)[:, None] + torch.randn(ROWS, ROWS, 4)).square().mean()
@@ -147,7 +128,6 @@ SIDE_BY_SIDE: dict[str, Loss] = {
     "siamese": lambda model, x: -F.cosine_similarity(model(x), model(x + 1)).mean(),
     "root of the mean": lambda model, x: (model(x) - x).square().mean(0).mean().sqrt(),
     "weighted tasks": weighted_tasks,
-    "divided by a count": divided_by_a_count,
     "scaled to another loss": scaled_to_another_loss,
     "of some positions": lambda model, x: F.cross_entropy(
         model(x)[x[:, 0] > -9][:5], LABELS[:5] % 4

@@ -25,76 +25,65 @@ def batch(step: int) -> Tensor:
     return torch.randn(ROWS, 5, generator=torch.Generator().manual_seed(step))
 
 
-class Opacus:
+Library = Callable[[nn.Sequential, list[float]], None]
+"""Registers hooks that write down what they see."""
+
+
+def opacus(model: nn.Sequential, seen: list[float]) -> None:
     """Keeps what goes in, and takes it off in the backward pass, once."""
+    inputs: list[Tensor] = []
 
-    def __init__(self, model: nn.Module) -> None:
-        self.seen: list[float] = []
-        for layer in model.modules():
-            if isinstance(layer, nn.Linear):
-                self.inputs: list[Tensor] = []
-                layer.register_forward_hook(lambda m, x, _: self.inputs.append(x[0].detach()))
-                layer.register_full_backward_hook(self.capture_backprops_hook)
+    def capture_backprops_hook(layer: nn.Module, _: Any, output: Any) -> None:
+        seen.append(float((inputs.pop().sum(1) * output[0].sum(1)).sum()))
 
-    def capture_backprops_hook(self, layer: nn.Module, _: Any, output: Any) -> None:
-        self.seen.append(float((self.inputs.pop().sum(1) * output[0].sum(1)).sum()))
+    for layer in (model[0], model[2]):
+        layer.register_forward_hook(lambda m, x, _: inputs.append(x[0].detach()))
+        layer.register_full_backward_hook(capture_backprops_hook)
 
 
-class Backpack:
+def backpack(model: nn.Sequential, seen: list[float]) -> None:
     """Deletes after a backward pass what its forward hooks kept on the module."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.seen: list[float] = []
-        for layer in model.children():
-            layer.register_forward_hook(lambda m, _, output: setattr(m, "output", output))
-            layer.register_full_backward_hook(self.hook_run_extensions)
-
-    def hook_run_extensions(self, layer: nn.Module, _: Any, output: Any) -> None:
-        self.seen.append(float(layer.output.sum()))
+    def hook_run_extensions(layer: nn.Module, _: Any, output: Any) -> None:
+        seen.append(float(layer.output.sum()))
         del layer.output
 
+    for layer in model.children():
+        layer.register_forward_hook(lambda m, _, output: setattr(m, "output", output))
+        layer.register_full_backward_hook(hook_run_extensions)
 
-class Watch:
+
+def watch(model: nn.Sequential, seen: list[float]) -> None:
     """Makes a histogram of each gradient of a parameter, as W&B does."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.seen: list[float] = []
-        for p in model.parameters():
-            p.register_hook(lambda g: self.seen.append(float(g.sum())))
+    for p in model.parameters():
+        p.register_hook(lambda g: seen.append(float(g.sum())))
 
 
-class Captum:
+def captum(model: nn.Sequential, seen: list[float]) -> None:
     """Keeps gradients of activations: each output gets a hook in the forward pass."""
+    kept: list[Tensor] = []
 
-    def __init__(self, model: nn.Module) -> None:
-        self.seen: list[float] = []
-        self.kept: list[Tensor] = []
-        model[1].register_forward_hook(self.hook_on_output)  # type: ignore[index]
+    def hook_on_output(layer: nn.Module, _: Any, output: Tensor) -> None:
+        kept.append(output.detach())
+        output.register_hook(lambda g: seen.append(float((kept.pop() * g).sum())))
 
-    def hook_on_output(self, layer: nn.Module, _: Any, output: Tensor) -> None:
-        self.kept.append(output.detach())
-        output.register_hook(lambda g: self.seen.append(float((self.kept.pop() * g).sum())))
+    model[1].register_forward_hook(hook_on_output)
 
 
-class Asks:
+def asks(model: nn.Sequential, seen: list[float]) -> None:
     """A user's hook on a module, which knows of our pass."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.seen: list[float] = []
-        model[1].register_full_backward_hook(self.hook)  # type: ignore[index]
-
-    def hook(self, layer: nn.Module, _: Any, output: Any) -> None:
+    def hook(layer: nn.Module, _: Any, output: Any) -> None:
         if not measuring():
-            self.seen.append(float(output[0].sum()))
+            seen.append(float(output[0].sum()))
 
-
-Library = type[Opacus | Backpack | Watch | Captum | Asks]
+    model[1].register_full_backward_hook(hook)
 
 
 def train(library: Library, *, measured: bool) -> tuple[list[float], list[Tensor], int | str]:
     """Return what the hooks saw, the weights, and the measured steps or why there are none."""
-    model = network()
-    hooks = library(model)
+    model, seen = network(), []
+    library(model, seen)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     meter = NoiseScaleMeter(model, small_batch="half", every_n_steps=1) if measured else None
     with warnings.catch_warnings():
@@ -111,19 +100,19 @@ def train(library: Library, *, measured: bool) -> tuple[list[float], list[Tensor
             optimizer.step()
     weights = [p.detach() for p in model.parameters()]
     if meter is None:
-        return hooks.seen, weights, 0
+        return seen, weights, 0
     meter.close()
-    return hooks.seen, weights, meter.not_measured or meter.measured_steps
+    return seen, weights, meter.not_measured or meter.measured_steps
 
 
 @pytest.mark.parametrize(
     ("library", "refused"),
     [
-        (Watch, ""),
-        (Captum, ""),
-        (Asks, ""),
-        (Opacus, "capture_backprops_hook (on 0)"),
-        (Backpack, "hook_run_extensions (on 0)"),
+        (watch, ""),
+        (captum, ""),
+        (asks, ""),
+        (opacus, "capture_backprops_hook (on 0)"),
+        (backpack, "hook_run_extensions (on 0)"),
     ],
 )
 def test_hooks_see_the_same_passes_with_and_without_the_measurement(

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from ranks import call_in_a_fork, in_a_fork
-from tiers import slow
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from torch.profiler import ProfilerActivity, profile
@@ -87,8 +86,15 @@ MADE: dict[str, Callable[[nn.Module], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of TorchScript
-@pytest.mark.parametrize("way", [slow(way) if way == "compiled" else way for way in MADE])
+@pytest.mark.parametrize("way", MADE)
 def test_a_watched_model_can_be(way: str) -> None:
+    if way == "compiled":
+        call_in_a_fork(check_made, way)  # see `in_a_fork`
+    else:
+        check_made(way)
+
+
+def check_made(way: str) -> None:
     model = network()
     expected = model(batch())
 

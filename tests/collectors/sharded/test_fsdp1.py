@@ -101,15 +101,13 @@ def hooks_of(model: nn.Module) -> list[Any]:
 # ---- norms
 
 
-class PartlyFrozen(Net):
+def partly_frozen() -> Net:
     """A flat gradient contains those of frozen parameters, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.again = PartlyFrozen  # type: ignore[assignment]
-        for block in self.blocks:
-            block.up.requires_grad_(False)  # type: ignore[union-attr]
-        self.last.bias.requires_grad_(False)
+    net: Any = Net()
+    net.again = partly_frozen
+    for part in (net.blocks[0].up, net.blocks[1].up, net.last.bias):
+        part.requires_grad_(False)
+    return net  # type: ignore[no-any-return]
 
 
 def made(policy: MixedPrecision | None = None, **options: Any) -> Callable[[], Any]:
@@ -136,7 +134,7 @@ runs.add(
         # In original parameters one without gradient counts as zeros, a flat one gets zeros.
         "without": Run(made(), EVERY_PASS, how=WITHOUT),
         "without, flat": Run(made(flat=True), EVERY_PASS, how=WITHOUT),
-        "frozen": Run(lambda: sharded(PartlyFrozen()), SINGLE, how=IN_GROUPS),
+        "frozen": Run(lambda: sharded(partly_frozen()), SINGLE, how=IN_GROUPS),
         "tied, flat": Run(made(nested=False, flat=True, tied=True), SUMMED, how=IN_GROUPS),
         "reentrant checkpoints": Run(made(reentrant=True), SINGLE, how=CAPTURE),
         "a user's hook": Run(with_a_users_hook, SUMMED, how=IN_GROUPS),
@@ -159,7 +157,7 @@ runs.add(
         "computed in 16 bits": Run(made(COMPUTED), EVERY_PASS, 5e-2, IN_GROUPS),
         "without, summed": Run(made(), SUMMED, how=WITHOUT),
         "without, flat and summed": Run(made(flat=True), SUMMED, how=WITHOUT),
-        "frozen, no groups": Run(lambda: sharded(PartlyFrozen()), SINGLE),
+        "frozen, no groups": Run(lambda: sharded(partly_frozen()), SINGLE),
     },
     quick=False,
 )
@@ -196,23 +194,24 @@ def test_a_module_called_twice_in_one_pass_is_whole() -> None:
     check(twice_in_one_pass())
 
 
+def compiled() -> dict[str, Any]:
+    model = sharded(Net())
+    model.forward = torch.compile(model.forward, backend="aot_eager")
+    return steps(model, SINGLE, groups=GROUPS)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @in_a_fork
 def test_compiled() -> None:
-    def compiled() -> dict[str, Any]:
-        model = sharded(Net())
-        model.forward = torch.compile(model.forward, backend="aot_eager")
-        return steps(model, SINGLE, groups=GROUPS)
-
     check(on_ranks(2, compiled))
 
 
 @two
-def equal_batches() -> list[tuple[float, float]]:
+def equal_batches() -> list[list[float]]:
     """Small and big norms of passes in which both ranks have the same batch: they are equal."""
 
-    def norms(model: nn.Module, collector: Fsdp1Collector) -> tuple[float, float]:
+    def norms(model: nn.Module, collector: Fsdp1Collector) -> list[float]:
         model.zero_grad()
         loss = model(torch.ones(4, 5)).square().mean()
         collector.before_backward(loss, 4)
@@ -222,7 +221,7 @@ def equal_batches() -> list[tuple[float, float]]:
         both = torch.cat([small / 2, big])
         dist.all_reduce(both)
         collector.reset()
-        return both[0].item(), both[1].item()
+        return both.tolist()  # type: ignore[no-any-return]
 
     model = sharded(Net())
     collector = collector_of(model)
@@ -237,18 +236,16 @@ def equal_batches() -> list[tuple[float, float]]:
     return [*found, norms(summed, collector_of(summed))]
 
 
-def test_what_is_frozen_after_the_meter_was_made_does_not_count() -> None:
-    """Autograd goes on to write its gradient into the flat one, and FSDP drops it."""
-    for (small, big), (small_later, big_later), _ in equal_batches():
-        assert (small, small_later) == pytest.approx((big, big_later), rel=1e-5)
-        assert big_later < 0.9 * big
+def test_what_is_frozen_later_does_not_count_and_summed_gradients_have_norms_of_the_sum() -> None:
+    """Autograd goes on to write its gradient into the flat one, and FSDP drops it.
 
-
-def test_gradients_that_are_summed_have_norms_of_the_sum() -> None:
-    """As where both divisors of FSDP1 are set to one."""
-    for (_, mean), _, (small, big) in equal_batches():
-        assert small == pytest.approx(big, rel=1e-5)
-        assert big == pytest.approx(4 * mean, rel=1e-5)
+    Gradients are summed where both divisors of FSDP1 are set to one.
+    """
+    for of_pairs in equal_batches():
+        assert all(small == pytest.approx(big, rel=1e-5) for small, big in of_pairs)
+        (_, mean), (_, later), (_, summed) = of_pairs
+        assert later < 0.9 * mean
+        assert summed == pytest.approx(4 * mean, rel=1e-5)
 
 
 # ---- which steps have norms
@@ -266,21 +263,6 @@ def test_what_has_no_norm_of_its_own_gets_none() -> None:
     for found in without_norms():
         assert not found.pop("a good step")
         assert all(found.values())
-
-
-@two
-def averaged_twice() -> list[bool]:
-    model = sharded(Net(), ShardingStrategy.NO_SHARD)
-    steps, found = WithoutNorms(collector_of(model), model), []
-    for _ in range(2):
-        steps.backward()
-        found.append(steps.collector.averaged_too_often)
-    return found
-
-
-def test_what_was_averaged_twice_is_told() -> None:
-    """Without shards the second pass adds to an average, as under DDP."""
-    assert averaged_twice() == [[False, True]] * 2
 
 
 @two
@@ -303,7 +285,7 @@ def test_rounds_of_some_roots_alone_have_no_norm() -> None:
 
 
 @two
-def dropped() -> list[bool]:
+def dropped_and_averaged_twice() -> list[bool]:
     found = []
     for flat in (False, True):
         model = sharded(Net(), flat=flat)
@@ -313,11 +295,17 @@ def dropped() -> list[bool]:
             found.append(steps.collector.gradients_dropped)
         model.zero_grad()
         found.append(steps.collector.gradients_dropped)
+    model = sharded(Net(), ShardingStrategy.NO_SHARD)
+    steps = WithoutNorms(collector_of(model), model)
+    for _ in range(2):
+        steps.backward()
+        found.append(steps.collector.averaged_too_often)
     return found
 
 
-def test_gradients_are_dropped_by_zero_grad_alone() -> None:
-    assert dropped() == [[False, False, True] * 2] * 2
+def test_gradients_are_dropped_by_zero_grad_alone_and_a_second_average_is_told() -> None:
+    """Without shards the second pass adds to an average, as under DDP."""
+    assert dropped_and_averaged_twice() == [[*[False, False, True] * 2, False, True]] * 2
 
 
 # ---- names and meters
@@ -369,14 +357,6 @@ def test_a_meter_measures_a_loop() -> None:
 # ---- what is refused: last, as later collectors find meshes of context parallelism
 
 
-def refusal(make: Callable[[], nn.Module]) -> str:
-    model = make()
-    with pytest.raises(NotMeasured) as error:
-        collector_of(model)
-    assert not any(hooks_of(model))
-    return str(error.value)
-
-
 def ignored() -> nn.Module:
     net = Net()
     return FullyShardedDataParallel(net, ignored_states=[net.last.weight], **OPTIONS)
@@ -424,18 +404,16 @@ REFUSED_OF_FOUR: dict[Callable[[], nn.Module], str] = {
 }
 
 
-@two
-def refusals() -> list[str]:
-    return [refusal(make) for make in REFUSED]
+def refuse(models: dict[Callable[[], nn.Module], str]) -> None:
+    for make, message in models.items():
+        model = make()
+        with pytest.raises(NotMeasured, match=message):
+            collector_of(model)
+        assert not any(hooks_of(model))
 
 
-@four
-def refusals_of_four() -> list[str]:
-    return [refusal(make) for make in REFUSED_OF_FOUR]
+refusals = two(partial(refuse, REFUSED)), four(partial(refuse, REFUSED_OF_FOUR))
 
 
 def test_what_is_not_averaged_over_one_set_of_ranks_is_not_measured() -> None:
-    for found, words in ((refusals(), REFUSED), (refusals_of_four(), REFUSED_OF_FOUR)):
-        for of_rank in found:
-            for message, word in zip(of_rank, words.values(), strict=True):
-                assert word in message
+    assert [of_ranks() for of_ranks in refusals] == [[None] * 2, [None] * 4]

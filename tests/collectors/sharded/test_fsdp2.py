@@ -5,6 +5,7 @@ import gc
 import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -116,11 +117,10 @@ def in_second_step_only(step: int, pass_: int) -> bool:
     return step == 1
 
 
-def second_if_even(p: nn.Parameter) -> Shard:
-    return Shard(1) if p.dim() == 2 and p.shape[1] % 2 == 0 else Shard(0)
-
-
 def along_another_dimension() -> Any:
+    def second_if_even(p: nn.Parameter) -> Shard:
+        return Shard(1) if p.dim() == 2 and p.shape[1] % 2 == 0 else Shard(0)
+
     return sharded(Net(8, 12), shard_placement_fn=second_if_even)
 
 
@@ -221,22 +221,19 @@ if "mesh" in inspect.signature(replicate).parameters:  # torch's own, and no oth
     }
     runs.add(two, {"replicated": Run(replicated, TWO_ROUNDS, how=IN_GROUPS)})
 runs.add(Ranks(2), further, quick=False)
-for mesh in ((4,), SQUARE, (2, 1)):
-    every_way = {
-        f"{mesh} {nested} {number} {capture}": Run(
-            made(mesh, nested=nested), rounds, how={"groups": groups, "capture": capture}
-        )
-        for nested in (False, True)
-        for number, (rounds, groups) in enumerate(EVERY_WAY)
-        for capture in (False, True)
-    }
-    without = {
-        f"{mesh} {nested} {branch.__name__} {number}": Run(
-            made(mesh, nested=nested), rounds, how={"groups": GROUPS, "branch": branch}
-        )
-        for nested in (False, True)
+every_way: list[tuple[Rounds, dict[str, Any]]] = [
+    *((way, {"groups": of, "capture": on}) for way, of in EVERY_WAY for on in (False, True)),
+    *(
+        (way, {"groups": GROUPS, "branch": branch})
         for branch in (in_first_pass_only, in_second_step_only)
-        for number, rounds in enumerate((EVERY_PASS, SUMMED))
+        for way in (EVERY_PASS, SUMMED)
+    ),
+]
+for mesh in ((4,), SQUARE, (2, 1)):
+    ways = {
+        f"{mesh} {nested} {number}": Run(made(mesh, nested=nested), rounds, how=how)
+        for nested in (False, True)
+        for number, (rounds, how) in enumerate(every_way)
     }
     # What is reduced in half precision is divided before by what depends on the ranks.
     in_fp16, ranks = made(mesh, None, FP16), math.prod(mesh)
@@ -246,7 +243,7 @@ for mesh in ((4,), SQUARE, (2, 1)):
         f"{mesh} divided": Run(divided(made(mesh), ranks), SINGLE),
         f"{mesh} divided, in fp16": Run(divided(in_fp16, ranks), SINGLE, REDUCED_IN_FP16),
     }
-    runs.add(Ranks(ranks), every_way | without | (divisors if ranks > 2 else {}), quick=False)
+    runs.add(Ranks(ranks), ways | (divisors if ranks > 2 else {}), quick=False)
 
 
 @pytest.mark.parametrize("name", runs.names)
@@ -327,21 +324,18 @@ def with_a_users_reduce_scatter() -> dict[str, Any]:
     units = [unit_of(module) for module in (*model.blocks, model)]
     before = [unit._reduce_scatter_comm for unit in units]
     result = steps(model, EVERY_PASS)
-    result["counts"] = own.allocated, own.reduced
-    result["restored"] = [u._reduce_scatter_comm is c for u, c in zip(units, before, strict=True)]
+    assert (own.allocated, own.reduced) == (2 * STEPS * 3, STEPS * 3)
+    assert all(u._reduce_scatter_comm is c for u, c in zip(units, before, strict=True))
     return result
 
 
 def test_a_users_reduce_scatter_is_used_and_restored() -> None:
     check(with_a_users_reduce_scatter())
-    for result in with_a_users_reduce_scatter():
-        assert result["counts"] == (2 * STEPS * 3, STEPS * 3)
-        assert result["restored"] == [True, True, True]
 
 
 @two
-def left_there() -> list[bool]:
-    """What is put in its place, and how buffers are allocated beside collectors."""
+def set_beside_collectors() -> None:
+    """A reduce-scatter, and how buffers are allocated."""
     replaced, model, own = sharded(Net()), sharded(Net()), CountingReduceScatter()
     collector = collector_of(replaced)
     replaced.set_custom_reduce_scatter(own)
@@ -350,12 +344,12 @@ def left_there() -> list[bool]:
     model.set_allocate_memory_from_process_group_for_comm(True)
     for collector in collectors:
         collector.close()
-    comm = unit_of(model)._reduce_scatter_comm
-    return [unit_of(replaced)._reduce_scatter_comm is own, isinstance(comm, ReduceScatter)]
+    assert unit_of(replaced)._reduce_scatter_comm is own
+    assert isinstance(unit_of(model)._reduce_scatter_comm, ReduceScatter)
 
 
 def test_what_is_set_beside_a_collector_stays() -> None:
-    assert left_there() == [[True, True]] * 2
+    assert set_beside_collectors() == [None, None]
 
 
 @two
@@ -384,7 +378,7 @@ def test_hooks_that_tell_which_gradients_came_are_gone_after_the_step() -> None:
 
 
 @two
-def beside_passes_that_are_not_announced() -> list[list[float]]:
+def beside_passes_that_are_not_announced() -> None:
     model = sharded(Net())
     collector = collector_of(model, GROUPS)
 
@@ -401,12 +395,11 @@ def beside_passes_that_are_not_announced() -> list[list[float]]:
     assert run(announced=False, branch=False) is None
     assert first is not None
     assert between is not None
-    return [first.tolist(), between.tolist()]
+    assert first.tolist() == between.tolist()
 
 
 def test_passes_that_are_not_announced_do_not_count() -> None:
-    for first, between in beside_passes_that_are_not_announced():
-        assert first == between
+    assert beside_passes_that_are_not_announced() == [None, None]
 
 
 class Halves(nn.Module):
@@ -440,7 +433,7 @@ def test_a_unit_that_reduces_twice_in_one_pass_has_no_norm() -> None:
 
 
 @four
-def without_norms() -> tuple[dict[str, bool], bool]:
+def without_norms() -> dict[str, bool]:
     model = sharded(Net(), SQUARE)
     steps = WithoutNorms(collector_of(model), model)
     steps.go_through_all()
@@ -451,22 +444,21 @@ def without_norms() -> tuple[dict[str, bool], bool]:
     steps.collector.reset()
     model.set_requires_all_reduce(False)
     steps.backward()
-    dropped = steps.collector.gradients_dropped
+    assert not steps.collector.gradients_dropped
     steps.close("gradients not summed over replicas")
     steps.run(True)
     steps.collector.reset()
     model.set_requires_all_reduce(True)
     steps.run(True)
     steps.close("a good step after them")
-    return steps.found, dropped
+    return steps.found
 
 
 def test_what_has_no_norm_of_its_own_gets_none() -> None:
-    for found, dropped in without_norms():
+    for found in without_norms():
         assert not found.pop("a good step")
         assert not found.pop("a good step after them")
         assert all(found.values())
-        assert not dropped
 
 
 @two
@@ -634,25 +626,15 @@ REFUSED_OF_FOUR: dict[Callable[[], nn.Module], str] = {
 }
 
 
-def refusal(make: Callable[[], nn.Module]) -> str:
-    model = make()
-    with pytest.raises(NotMeasured) as error:
-        collector_of(model)
-    return str(error.value)
+def refuse(models: dict[Callable[[], nn.Module], str]) -> None:
+    for make, message in models.items():
+        model = make()
+        with pytest.raises(NotMeasured, match=message):
+            collector_of(model)
 
 
-@two
-def refusals() -> list[str]:
-    return [refusal(make) for make in REFUSED]
-
-
-@four
-def refusals_of_four() -> list[str]:
-    return [refusal(make) for make in REFUSED_OF_FOUR]
+refusals = two(partial(refuse, REFUSED)), four(partial(refuse, REFUSED_OF_FOUR))
 
 
 def test_what_is_no_fsdp2_over_one_mesh_is_not_measured() -> None:
-    for found, words in ((refusals(), REFUSED), (refusals_of_four(), REFUSED_OF_FOUR)):
-        for of_rank in found:
-            for message, word in zip(of_rank, words.values(), strict=True):
-                assert word in message
+    assert [of_ranks() for of_ranks in refusals] == [[None] * 2, [None] * 4]

@@ -10,60 +10,20 @@ from typing import Any
 import pytest
 from program import ended
 from refused import refused
+from scripts import ROOT
 
 import noisescale
 from noisescale.made.targets import text_of
 from noisescale.prediction.branches import BranchedRun
 
 MODEL = """
-import torch
-from lightning.pytorch import LightningModule
-from torch import nn
-from torch.utils.data import TensorDataset
-
-class Model(LightningModule):
-    def __init__(self, features=16):
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Linear(features, 1)
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        loss = (self.net(x) - y).square().mean()
-        self.log("loss", loss)
-        return loss
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=0.02)
-
-def examples():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1000, 16, generator=generator)
-    return TensorDataset(x, x.sum(1, keepdim=True) + torch.randn(1000, 1, generator=generator))
+from lab.branch.regression import Regression, examples
 
 def make():
-    return Model(), examples()
+    return Regression(), examples()
 
 def other():
-    return Model(8), examples()
-
-def train():
-    from lightning.pytorch import Trainer
-    from lightning.pytorch.callbacks import ModelCheckpoint
-    from lightning.pytorch.loggers import CSVLogger
-    from noisescale import NoiseScaleMonitor
-    from torch.utils.data import DataLoader
-
-    torch.manual_seed(1)
-    monitor = NoiseScaleMonitor(small_batch="example")
-    saved = ModelCheckpoint("saved", every_n_train_steps=20, save_top_k=-1)
-    weights = ModelCheckpoint(
-        "weights", every_n_train_steps=40, save_top_k=-1, save_weights_only=True
-    )
-    Trainer(
-        accelerator="cpu", max_steps=80, callbacks=[monitor, saved, weights], log_every_n_steps=5,
-        logger=CSVLogger("."), enable_progress_bar=False, enable_model_summary=False,
-    ).fit(Model(), DataLoader(examples(), batch_size=8, shuffle=True))
+    return Regression(features=8), examples()
 """
 
 RUN = ("lightning_logs/version_0", "saved", "branched_model:make", "--accelerator", "cpu")
@@ -71,15 +31,11 @@ RUN = ("lightning_logs/version_0", "saved", "branched_model:make", "--accelerato
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from lab.branch.regression import train
+
     folder = tmp_path_factory.mktemp("trained")
     (folder / "branched_model.py").write_text(MODEL)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.syspath_prepend(folder)
-        sys.modules.pop("branched_model", None)
-        import branched_model  # type: ignore[import-not-found]
-
-        branched_model.train()
+    train(folder)
     return folder
 
 
@@ -87,6 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def there(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(trained)
     monkeypatch.syspath_prepend(trained)
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")  # of workers and ranks
 
 
 OPTIONS = ("--batch-sizes", "4x", "--loss-examples", 100)
@@ -114,7 +71,7 @@ def test_branches_are_trained_shown_and_predicted_from(tmp_path: Path) -> None:
 
 
 def test_the_function_trains_what_the_command_trains(tmp_path: Path) -> None:
-    import branched_model
+    import branched_model  # type: ignore[import-not-found]
 
     alone = tmp_path / "alone.json"
     code, shown, _ = ended("branch", *RUN, *OPTIONS, "--orders", 1, "--output", alone, "--json")
@@ -122,7 +79,7 @@ def test_the_function_trains_what_the_command_trains(tmp_path: Path) -> None:
     lines: list[str] = []
 
     found = noisescale.branch(
-        RUN[0], RUN[1], branched_model.Model(), branched_model.examples(),
+        *RUN[:2], branched_model.Regression(), branched_model.examples(),
         batch_sizes=["4x"], orders=1, loss_examples=100, accelerator="cpu",
         output=tmp_path / "here.json", progress=lines.append,
     )  # fmt: skip
@@ -148,17 +105,14 @@ def test_workers_need_a_target_that_they_can_import(tmp_path: Path) -> None:
 
     with refused("target", requirement="processes of the workers"):
         noisescale.branch(
-            RUN[0], RUN[1], branched_model.Model(), launcher="local", output=tmp_path / "b.json"
+            *RUN[:2], branched_model.Regression(), launcher="local", output=tmp_path / "b.json"
         )
     assert text_of(branched_model.make, "target") == "branched_model:make"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_branches_by_workers_are_those_that_are_trained_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(noisescale.__file__).parents[1]))
+def test_branches_by_workers_are_those_that_are_trained_here(tmp_path: Path) -> None:
     file, alone = tmp_path / "branches.json", tmp_path / "alone.json"
     journal = ("--storage", tmp_path / "branches.journal")
     options = [*OPTIONS, "--orders", 2, "--output"]
@@ -249,7 +203,6 @@ def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(tmp_path: Path) ->
         (f"{RUN[0]} saved branched_model:other --accelerator cpu", "`checkpoint` must be of this"),
         ("RUN --batch-sizes x", "`--batch-sizes` must be numbers of examples"),
         ("RUN --learning-rate x", "`--learning-rate` must be one of auto, linear"),
-        ("RUN --orders 0", "`--orders` must be at least 1"),
         ("RUN --devices 0", "`--devices` must be at least 1"),
         ("RUN --loss-examples 0", "`--loss-examples` must be at least 1"),
         ("RUN --max-device-batch-size -3", "`--max-device-batch-size` must be at least 1"),

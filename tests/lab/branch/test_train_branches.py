@@ -10,7 +10,7 @@ import lightning.pytorch
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lab.branch.regression import BATCH_SIZE, Regression, examples, seen, train
 from refused import refused
 from tiers import slow_but
 from torch import Tensor, nn
@@ -18,11 +18,10 @@ from torch.utils.data import (
     DataLoader,
     IterableDataset,
     Sampler,
-    TensorDataset,
     WeightedRandomSampler,
 )
 
-from noisescale import History, NoiseScaleMonitor
+from noisescale import History
 from noisescale.bounded import Bounded
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.lab.branch.planning import plan_branches
@@ -30,72 +29,24 @@ from noisescale.lab.branch.train_branches import train_branches
 from noisescale.lightning.checkpoints import Checkpoint
 from noisescale.prediction.branches import BranchedRun
 
-STEPS, BATCH_SIZE = 80, 8
-
 Run = tuple[History, Path]
 Train = Callable[..., BranchedRun]
-
-
-class Regression(lightning.pytorch.LightningModule):
-    """Linear, with noise in the targets; by the optimizer that is asked for."""
-
-    def __init__(self, make: Callable[..., Any] = torch.optim.AdamW, features: int = 16) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Linear(features, 1)
-        self.make = make
-        self.seen: list[tuple[float, Any, int]] = []
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        loss = (self.net(x) - y).square().mean()
-        self.log("loss", loss)
-        if self.net.training:
-            (group, *_) = self.trainer.optimizers[0].param_groups
-            self.seen.append((group["lr"], group.get("betas"), len(x)))
-            seen.append(self.seen[-1])
-        return loss
-
-    def configure_optimizers(self) -> Any:
-        optimizer = self.make(self.parameters(), lr=0.02)
-        decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, total_iters=STEPS)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
-
-
-seen: list[tuple[float, Any, int]] = []
-"""Of the copies that are trained: learning rate, betas and examples of each pass."""
-
-
-def examples() -> TensorDataset:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2000, 16, generator=generator)
-    y = x.sum(1, keepdim=True) + torch.randn(2000, 1, generator=generator)
-    return TensorDataset(x, y)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("run")
-    monitor = NoiseScaleMonitor(small_batch="example")
-    saved = ModelCheckpoint(folder, every_n_train_steps=20, save_top_k=-1)
-    torch.manual_seed(1)
-    lightning.pytorch.Trainer(
-        accelerator="cpu",
-        max_steps=STEPS,
-        callbacks=[monitor, saved],
-        log_every_n_steps=5,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    ).fit(Regression(), DataLoader(examples(), batch_size=BATCH_SIZE, shuffle=True))
-    return monitor.history, folder
+    return train(folder), folder / "saved"
 
 
 @pytest.fixture
 def trained(run: Run, tmp_path: Path) -> Train:
-    """Train branches of the run; at 4 times its batch size and in one order, unless asked else."""
+    """Train branches of the run; at 4 times its batch size in one order, unless asked else.
 
-    def train(
+    Learning rates are not searched for: it takes four branches in place of one.
+    """
+
+    def trained(
         module: Any = None,
         data: Any = None,
         options: dict[str, Any] | None = None,
@@ -103,7 +54,9 @@ def trained(run: Run, tmp_path: Path) -> Train:
         loss_examples: int | None = 64,
         **plan: Any,
     ) -> BranchedRun:
-        branching = plan_branches(*run, **{"batch_sizes": ["4x"], "orders": 1, **plan})
+        branching = plan_branches(
+            *run, **{"batch_sizes": ["4x"], "orders": 1, "rule": "none", **plan}
+        )
         return train_branches(
             branching,
             Regression() if module is None else module,
@@ -114,7 +67,7 @@ def trained(run: Run, tmp_path: Path) -> Train:
             **(options or {}),
         )
 
-    return train
+    return trained
 
 
 def test_the_middle_of_the_run_to_its_end_is_branched(run: Run) -> None:
@@ -191,7 +144,7 @@ def test_branches_go_on_from_the_checkpoint_to_the_loss_of_the_run(
 
 
 def test_what_they_cost_has_the_evaluations_of_the_loss_in_it(run: Run, trained: Train) -> None:
-    plan: dict[str, Any] = {"max_device_batch_size": 64, "rule": "none", "orders": 3}
+    plan: dict[str, Any] = {"max_device_batch_size": 64, "orders": 3, "rule": "none"}
     passes: list[int] = []
 
     class Counted(Regression):
@@ -251,7 +204,7 @@ def test_the_learning_rate_goes_as_recorded_whatever_the_module_sets(
     branching = plan_branches(*run, batch_sizes=["4x"], orders=1, rule="none")
     assert branching.learning_rate_at(0) == 1
     assert branching.learning_rate_at(1e9) == pytest.approx(0.5 / 0.75, rel=0.02)
-    trained(Warm(Seen), rule="none")
+    trained(Warm(Seen))
 
     falling = [lr for lr in stepped if lr > 0.001]  # before, one step took losses
     assert falling[0] == pytest.approx(0.75 * 0.02, rel=1e-3)

@@ -11,18 +11,19 @@ from typing import Any
 
 import pytest
 
-from noisescale.lab.jobs import launchers
+from noisescale.lab.jobs import launchers, trial_process, worker
 from noisescale.lab.jobs.jobs import Entry, Record, State, Task
 from noisescale.lab.jobs.ledger import results_of
 
 SCRIPT = """
-import json, sys, time
+import json, math, sys, time
 from pathlib import Path
 folder = Path(sys.argv[1])
 spec = json.loads((folder / "task.json").read_text())
 {body}
-(folder / "result.json").write_text(json.dumps({{"ended": "reached", "square": spec["n"] ** 2}}))
+(folder / "result.json").write_text(json.dumps({result}))
 """
+SQUARE = '{"ended": "reached", "square": spec["n"] ** 2}'
 
 
 TRAIN = """
@@ -115,10 +116,19 @@ def ended(task: Task, result: Record) -> Entry:
     return Entry(task.key, State.DONE, 0, 1, task.spec, {}, math.nan, result)
 
 
-def script(path: Path, body: str = "") -> list[str]:
+def script(path: Path, body: str = "", result: str = SQUARE) -> list[str]:
     """The command of a training that does something before its result is written."""
-    path.write_text(SCRIPT.format(body=body))
+    path.write_text(SCRIPT.format(body=body, result=result))
     return [sys.executable, str(path)]
+
+
+def scripted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, body: str, result: str = SQUARE
+) -> None:
+    """Let trainings be such a script."""
+    command = script(folder / "train_one.py", body, result)
+    monkeypatch.setattr(trial_process, "command_of", lambda place, _: [*command, str(place)])
+    monkeypatch.setattr(worker, "IDLE", 0.05)
 
 
 def squares_in(results: Mapping[str, Record]) -> dict[str, int]:

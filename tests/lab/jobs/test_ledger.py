@@ -101,11 +101,9 @@ def test_two_who_want_the_same_task_at_once_train_it_once(place: str) -> None:
     assert [entry and entry.key for entry in found] == ["a", "b", None]
 
 
-@pytest.mark.slow
-def test_of_two_who_claim_a_task_at_once_the_last_one_trains_it(tmp_path: Path) -> None:
+def test_of_two_who_claim_a_task_at_once_the_last_one_trains_it(place: str) -> None:
     """In SQLite two may change the same trial from waiting to running."""
-    first = begun(f"sqlite:///{tmp_path}/sweep.db")
-    second = Ledger.open(f"sqlite:///{tmp_path}/sweep.db")
+    first, second = begun(place), Ledger.open(place)
     before, change = second.entries(), second._storage.set_trial_state_values
     mine = claimed(first)
 

@@ -11,7 +11,7 @@ from unittest import mock
 
 import psutil
 import pytest
-from lab.jobs.jobs_for_tests import Squares, script, squares_in
+from lab.jobs.jobs_for_tests import Squares, script, scripted, squares_in
 
 from noisescale.lab.jobs import trial_process, worker
 from noisescale.lab.jobs.jobs import FAILED, Entry, State, Task
@@ -27,12 +27,6 @@ ALL = {"n=0": 0, "n=1": 1, "n=2": 4, "sum=5": 25}
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "IDLE", 0.05)
-
-
-def scripted(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
-    """Let trainings be a script."""
-    command = script(folder / "train.py", body)
-    monkeypatch.setattr(trial_process, "command_of", lambda place, _: [*command, str(place)])
 
 
 def working(

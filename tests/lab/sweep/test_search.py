@@ -94,7 +94,7 @@ def test_the_best_learning_rate_is_found_and_repeated(best: float) -> None:
 
 
 def test_one_worker_and_many_find_the_same_whatever_ends_first_and_whatever_is_stopped() -> None:
-    for case in range(8):
+    for case in range(20):
         truth = bowl(10 ** random.Random(case).uniform(-3, 1), scatter=0.3)
         alone, _ = searched(truth)
         together, _ = searched(truth, workers=4, order=case + 1)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from lab.jobs.jobs_for_tests import ended
+from tiers import slow
 
 from noisescale import fit_tradeoff
 from noisescale.history.metrics import Goal
@@ -93,11 +94,12 @@ def searched(reached: tuple[bool, ...] = (True,) * 3, best: float = 0.1) -> dict
     return found
 
 
+@pytest.mark.parametrize("order", [1, slow(2), slow(3)])
 def test_the_files_are_those_that_fit_and_compare_take(
-    tmp_path: Path, whole: dict[str, Entry]
+    order: int, tmp_path: Path, whole: dict[str, Entry]
 ) -> None:
     """They do not depend on the order of trainings."""
-    for name, entries in (("one", whole), ("other", finished(1))):
+    for name, entries in (("one", whole), ("other", finished(order))):
         (tmp_path / name).mkdir()
         write_files(found_in(entries), tmp_path / name)
 

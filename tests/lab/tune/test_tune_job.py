@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.jobs.jobs_for_tests import scripted
 
-from noisescale.lab.jobs import trial_process, worker
 from noisescale.lab.jobs.jobs import FAILED, Entry, State, Training
 from noisescale.lab.jobs.known_jobs import job_from
 from noisescale.lab.jobs.ledger import Ledger
@@ -29,19 +28,14 @@ SEARCH = ("learning_rate=0.001..1", "batch_size=8..256", "width=8..128")
 OWN = Own(1000, 32, 0.05, momentum=0.9)
 
 SCRIPT = """
-import json, math, sys, time
-from pathlib import Path
-folder = Path(sys.argv[1])
-spec = json.loads((folder / "task.json").read_text())
-p = spec["parameters"]
 {body}
+p = spec["parameters"]
 seconds = spec["most_steps"] * (0.001 + 1e-5 * spec["batch_size"])
-value = 1 / p["width"] + (math.log10(p["learning_rate"]) + 2) ** 2
-result = {{"value": value, "steps": spec["most_steps"], "seconds": seconds, "ended": "done"}}
+value, ended = 1 / p["width"] + (math.log10(p["learning_rate"]) + 2) ** 2, "done"
 if p["learning_rate"] > 0.5:
-    result |= {{"value": None, "ended": "diverged"}}
-(folder / "result.json").write_text(json.dumps(result))
+    value, ended = None, "diverged"
 """
+RESULT = '{"value": value, "steps": spec["most_steps"], "seconds": seconds, "ended": ended}'
 
 
 def job(*search: str, own: Own = OWN, **others: Any) -> TuneJob:
@@ -54,17 +48,9 @@ def job(*search: str, own: Own = OWN, **others: Any) -> TuneJob:
     )
 
 
-def script(tmp_path: Path, body: str = "") -> list[str]:
-    path = tmp_path / "train_one.py"
-    path.write_text(SCRIPT.format(body=body))
-    return [sys.executable, str(path)]
-
-
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, **others: Any) -> Ledger:
     """The ledger of a search by one worker in this process."""
-    command = script(tmp_path, others.pop("body", ""))
-    monkeypatch.setattr(trial_process, "command_of", lambda folder, _: [*command, str(folder)])
-    monkeypatch.setattr(worker, "IDLE", 0.05)
+    scripted(tmp_path, monkeypatch, SCRIPT.format(body=others.pop("body", "")), RESULT)
     begun = job(**others)
     ledger = Ledger.begin(str(tmp_path / f"{name}.journal"), "tune", begun)
     Worker(ledger, begun, tmp_path / name).work()

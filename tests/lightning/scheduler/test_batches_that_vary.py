@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loaders whose batches differ in size: what is counted, planned, scaled and logged."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 import torch
 from fits import classifier, data, fit
 from lightning.pytorch.loggers import TensorBoardLogger
-from named_batches import fitted, stays
+from named_batches import events, fitted, stays
 from tiers import slow
 from torch.utils.data import DataLoader
 
@@ -41,31 +42,6 @@ def varying(first: int, batches: int = 57) -> DataLoader[Any]:
     return DataLoader(data(), batch_sampler=Varying(first, batches))
 
 
-def trained(
-    first: int, policy: Any = stays, ranks: int = 1, epochs: int = 1, **options: Any
-) -> Any:
-    callback = BatchSizeScheduler(policy, **options)
-
-    def found(trainer: Any, module: Any) -> Any:
-        assert callback._fit is not None
-        controller = callback._fit.controller
-        sizes = controller.plan.batch_size, controller.base_batch_size
-        return controller.examples, sizes, callback._fit._max_batch_size, controller.lr_factor
-
-    result, *others = fit(
-        callback,
-        ranks=ranks,
-        strategy="ddp_fork" if ranks > 1 else "auto",
-        max_epochs=epochs,
-        train_loader=varying(first),
-        accumulate_grad_batches=2,
-        use_distributed_sampler=False,
-        results=found,
-    )
-    assert all(other == result for other in others)
-    return result
-
-
 def saved_after(data: Any, *callbacks: Any, callback: Any = None, **options: Any) -> Any:
     """The state of the controller after a fit on two batches a step."""
     callback = callback or BatchSizeScheduler(stays)
@@ -74,25 +50,40 @@ def saved_after(data: Any, *callbacks: Any, callback: Any = None, **options: Any
     return callback.state_dict()["controller"]
 
 
+def batch_size_of(saved: Any) -> float:
+    return math.prod(saved["plan"][of] for of in ("device_batch_size", "accumulation", "devices"))
+
+
 @pytest.mark.filterwarnings("ignore:BatchSizeScheduler. The first batch had")
 @pytest.mark.parametrize(("first", "ranks"), [(40, 1), (1, 2), slow(1, 1), slow(40, 2)])
 def test_examples_plans_and_the_cap_follow_the_batches_that_came(first: int, ranks: int) -> None:
-    examples, (size, base), cap, _ = trained(first, ranks=ranks, epochs=2)
+    callback = BatchSizeScheduler(stays)
 
+    def numbers(*_: Any) -> list[float]:
+        state = callback.state_dict()
+        saved = state["controller"]
+        sizes = saved["base_batch_size"], batch_size_of(saved)
+        return [saved["examples"], *sizes, state["max_batch_size"]]
+
+    found, *others = fit(
+        callback,
+        ranks=ranks,
+        max_epochs=2,
+        train_loader=varying(first),
+        accumulate_grad_batches=2,
+        use_distributed_sampler=False,
+        results=numbers,
+    )
+
+    assert all(other == found for other in others)
+    examples, base, planned, most = found
     came = 2 * ranks * sum(Varying(first, 57).sizes)
     usual = sum(Varying(first, 57).sizes[:-1]) / 56
     late = 0 if ranks == 1 else 0.15  # ranks add up every eighth step
     assert examples == pytest.approx(came, rel=late)
-    assert size == pytest.approx(2 * ranks * usual, rel=0.1 + late)
-    assert base == pytest.approx(size)
-    assert cap == pytest.approx(size * 2 * 57 / 2 / 50)
-
-
-def test_a_first_batch_that_is_odd_is_told_once() -> None:
-    with pytest.warns(UserWarning, match="had 40 examples") as told:
-        saved_after(varying(40))
-
-    assert len([w for w in told if "The first batch had" in str(w.message)]) == 1
+    assert base == pytest.approx(2 * ranks * usual, rel=0.1 + late)
+    assert planned == pytest.approx(base)
+    assert most == pytest.approx(base * 2 * 57 / 2 / 50)
 
 
 @pytest.mark.filterwarnings("ignore:BatchSizeScheduler. The first batch had")
@@ -102,14 +93,16 @@ def test_the_learning_rate_follows_the_number_of_micro_batches_alone() -> None:
     def policy(b: Any, plan: Any, progress: Any) -> float:
         return progress.base_batch_size * (4.0 if progress.steps > 8 else 1.0)
 
-    *_, factor = trained(1, policy, max_batch_size=1000)
+    saved = saved_after(varying(1), callback=BatchSizeScheduler(policy, max_batch_size=1000))
 
-    assert factor == pytest.approx(2.0)  # the square root of 4
+    assert saved["factors"]["learning_rate"] == pytest.approx(2.0)  # the square root of 4
 
 
 @pytest.mark.filterwarnings("ignore:BatchSizeScheduler. The first batch had")
 def test_bounds_that_the_batches_do_not_meet_are_widened() -> None:
-    _, (size, _), *_ = trained(1, min_batch_size=2, max_batch_size=3)
+    bounded = BatchSizeScheduler(stays, min_batch_size=2, max_batch_size=3)
+
+    size = batch_size_of(saved_after(varying(1), callback=bounded))
 
     assert size == pytest.approx(8, rel=0.1)  # one micro-batch, the nearest that there is
 
@@ -125,16 +118,15 @@ def test_batches_of_one_size_stay_as_they_are(batches: int) -> None:
     assert saved["steps"] == 2 * 4
 
 
-@pytest.mark.filterwarnings("ignore:BatchSizeScheduler. The first batch had")
-def test_what_came_and_what_is_planned_are_logged(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
+def test_what_came_is_logged_as_what_is_planned_and_an_odd_first_batch_told(tmp_path: Path) -> None:
     logger = TensorBoardLogger(tmp_path, name="", version="")
-    saved_after(varying(40), NoiseScaleMonitor(), logger=logger, log_every_n_steps=7)
+    with pytest.warns(UserWarning, match="had 40 examples") as told:
+        saved_after(varying(40), NoiseScaleMonitor(), logger=logger, log_every_n_steps=7)
 
-    events = EventAccumulator(str(tmp_path)).Reload()
+    assert len([w for w in told if "The first batch had" in str(w.message)]) == 1
+    logged = events(tmp_path)
     given, planned = (
-        [event.value for event in events.Scalars(f"batch_size/{name}")]
+        [event.value for event in logged.Scalars(f"batch_size/{name}")]
         for name in ("given", "planned")
     )
     sizes = torch.tensor(Varying(40, 57).sizes)
@@ -180,10 +172,9 @@ def test_sums_over_ranks_are_not_corrected_twice(monkeypatch: pytest.MonkeyPatch
     assert came.size == 15
 
 
-@pytest.mark.parametrize("most", [17, slow(None)])
-def test_a_run_that_has_outgrown_its_bounds_is_resumed(most: int | None, tmp_path: Path) -> None:
+def test_a_run_that_has_outgrown_its_bounds_is_resumed(tmp_path: Path) -> None:
     grows = DataLoader(data(), batch_sampler=Varying(8, 57, (9, 10)))
-    callback, again = (BatchSizeScheduler(stays, max_batch_size=most) for _ in range(2))
+    callback, again = (BatchSizeScheduler(stays, max_batch_size=17) for _ in range(2))
     options: dict[str, Any] = {"module": classifier(), "accumulate_grad_batches": 2}
     path = tmp_path / "last.ckpt"
     fitted(callback, data=grows, max_epochs=1, **options).save_checkpoint(path)

@@ -67,11 +67,10 @@ def sizes_of(module: Names) -> list[int]:
     return [len(batch) for batch in module.arrived]
 
 
-@pytest.mark.parametrize("shuffle", [slow(False), True], ids=["in order", "shuffled"])
-def test_batches_have_the_wanted_size_from_the_next_epoch_on(shuffle: bool) -> None:
+def test_batches_have_the_wanted_size_from_the_next_epoch_on() -> None:
     """16 are eight batches of two, then two of 8; 6 is one of 6 then, and 12 are two of those."""
     module = Validated(EXAMPLES)
-    data = DataLoader(range(EXAMPLES), batch_size=2, shuffle=shuffle)
+    data = DataLoader(range(EXAMPLES), batch_size=2, shuffle=True)
 
     fitted(scheduler(), module=module, data=data, max_epochs=4)
 
@@ -133,10 +132,7 @@ def test_two_ranks_are_dealt_the_resized_batches(recorded: list[StepNorms]) -> N
         assert examples == [32, 8, *(16, 16, 8), *(12, 12, 12, 4)]
 
 
-@pytest.mark.parametrize("estimates", [slow(False), True])
-def test_a_run_resumed_in_mid_epoch_has_the_resized_batches(
-    tmp_path: Path, estimates: bool
-) -> None:
+def test_a_run_resumed_in_mid_epoch_has_the_resized_batches(tmp_path: Path) -> None:
     """Lightning begins an unstateful loader anew, and takes what is left to take of an epoch.
 
     `estimated_stepping_batches` makes Lightning ask for the loader before callbacks are there.
@@ -144,8 +140,7 @@ def test_a_run_resumed_in_mid_epoch_has_the_resized_batches(
 
     class Module(Validated):
         def configure_optimizers(self) -> Any:
-            if estimates:
-                assert self.trainer.estimated_stepping_batches == 60
+            assert self.trainer.estimated_stepping_batches == 60
             return super().configure_optimizers()
 
     saves = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=5, save_top_k=-1)
@@ -178,7 +173,6 @@ def test_on_another_number_of_devices_the_plan_is_of_the_batches_that_arrive(
             callback,
             *callbacks,
             ranks=ranks,
-            strategy="ddp_fork" if ranks > 1 else "auto",
             model=Validated(128),
             train_loader=names(128, 2),
             results=lambda _, module: (
@@ -237,7 +231,7 @@ class OfDict(Names):
 def test_the_users_loaders_stay_as_they_are(kind: str) -> None:
     loader = names(EXAMPLES, 2, sized=kind != "a stream")
     given = CombinedLoader({"a": loader, "b": names(EXAMPLES, 2)}) if kind == "combined" else loader
-    fitting = trainer(1, strategy="auto", callbacks=[scheduler()], max_epochs=3)
+    fitting = trainer(1, callbacks=[scheduler()], max_epochs=3)
     source, module = fitting.fit_loop._data_source, OfDict(EXAMPLES)
 
     fitting.fit(module, given)
@@ -267,7 +261,7 @@ class Unbatched(Names):
     ids=["larger ones", "subclass", "no batches", "several sizes"],
 )
 def test_loaders_whose_batches_cannot_be_resized_are_refused(data: Any, got: str) -> None:
-    fitting = trainer(1, strategy="auto", callbacks=[scheduler(max_batch_size=64)])
+    fitting = trainer(1, callbacks=[scheduler(max_batch_size=64)])
 
     with refused("max_device_batch_size", got=got):
         fitting.fit(Unbatched(EXAMPLES), data)

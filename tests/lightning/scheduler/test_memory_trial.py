@@ -15,9 +15,8 @@ import torch
 import torch.distributed as dist
 from fits import CLASSES, FEATURES, fit, loader
 from lightning.pytorch import LightningModule
-from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import MixedPrecision
-from named_batches import Names, fitted, names, stays
+from named_batches import InMemory, Names, fitted, names, stays
 from ranks import in_a_fork
 from tiers import slow
 from torch import Tensor, nn
@@ -127,15 +126,13 @@ def seeded(callback: Any, module: Any, *others: Any, **options: Any) -> Any:
     return fitted(callback, *others, module=module, data=data, max_epochs=2, **options)
 
 
-@pytest.mark.parametrize("monitored", [slow(False), True])
 @pytest.mark.filterwarnings("ignore:A step of one micro-batch in one process")
-def test_a_trial_leaves_no_trace(monitored: bool) -> None:
-    """With the monitor hooks of its own are there."""
+def test_a_trial_leaves_no_trace() -> None:
+    """Beside a monitor, which has hooks of its own."""
 
     def parameters(callback: Any) -> list[Tensor]:
         module = Stateful()
-        others = [NoiseScaleMonitor(small_batch="micro_batch")] if monitored else []
-        seeded(callback, module, *others)
+        seeded(callback, module, NoiseScaleMonitor(small_batch="micro_batch"))
         return [*module.parameters(), *module.buffers()]
 
     tries = Tries()
@@ -174,28 +171,20 @@ class OutOfMemory(Names):
 def test_what_does_not_fit_on_one_rank_is_adopted_on_none(
     monitored: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def results(fitting: Any, module: Any) -> Any:
-        (callback,) = [c for c in fitting.callbacks if isinstance(c, BatchSizeScheduler)]
-        return str(callback.plan), [len(batch) for batch in module.arrived]
-
+    callback = BatchSizeScheduler({0: 32}, max_batch_size=32, max_device_batch_size=16)
     (first, second) = fit(
-        BatchSizeScheduler({0: 32}, max_batch_size=32, max_device_batch_size=16),
+        callback,
         *([NoiseScaleMonitor(small_batch="micro_batch")] if monitored else []),
         model=OutOfMemory(64, most=2),
         train_loader=names(64, 2),
         max_epochs=3,
-        results=results,
+        results=lambda _, module: (str(callback.plan), [len(batch) for batch in module.arrived]),
     )
 
     assert first == second == ("32 = 2 x 8 micro-batches x 2 devices", [2] * 48)
     told = [line for line in capfd.readouterr().out.splitlines() if "does not fit" in line]
-    assert [
-        re.findall(r"step (\d+):.* of (\d+) rows.* most (\d+) rows", line) for line in told
-    ] == [
-        [("2", "16", "9")],
-        [("4", "8", "5")],
-        [("6", "4", "3")],
-    ]
+    numbers = [re.findall(r"step (\d+):.* of (\d+) rows.* most (\d+) rows", line) for line in told]
+    assert numbers == [[("2", "16", "9")], [("4", "8", "5")], [("6", "4", "3")]]
     assert all(line.endswith("Reason: another device failed") for line in told)
 
 
@@ -233,7 +222,6 @@ def test_the_trial_is_of_the_rows_that_are_wanted_whatever_batch_it_repeats() ->
         lambda module, batch: {"loss": module.weight[batch].mean(), "more": 1},
         lambda module, batch: None,
     ],
-    ids=["batch alone", "a dict", "nothing"],
 )
 @pytest.mark.filterwarnings("ignore:.training_step. returned `None`")
 def test_every_kind_of_training_step_can_be_tried(gives: Callable[[Any, Any], Any]) -> None:
@@ -340,22 +328,6 @@ def cannot_be_copied(module: Any, x: Tensor) -> Tensor:
     return x
 
 
-class Logs(Logger):
-    """Everything, into a list."""
-
-    name, version = "logs", 0  # type: ignore[assignment]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[Any] = []
-
-    def log_hyperparams(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.lines.append(metrics)
-
-
 class Faulty(Stateful):
     def __init__(self, fault: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__()
@@ -370,7 +342,7 @@ class Faulty(Stateful):
 
 
 def trained(callback: Any, fault: Callable[[Any, Tensor], Tensor], precision: Any) -> Any:
-    module, logger = Faulty(fault), Logs()
+    module, logger = Faulty(fault), InMemory()
     mixed = precision == "16-mixed"
     precise: dict[str, Any] = {"precision": None if mixed else precision}
     precise["plugins"] = [MixedPrecision("16-mixed", "cpu")] if mixed else None
@@ -381,7 +353,7 @@ def trained(callback: Any, fault: Callable[[Any, Tensor], Tensor], precision: An
         "rate": fitting.optimizers[0].param_groups[0]["lr"],
         "scaler": fitting.precision_plugin.state_dict(),
         "autocast": torch.is_autocast_enabled("cpu"),
-        "lines": logger.lines,
+        "logs": logger.logged,
     }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schedulers of `noisescale.methods`, stepped by a Lightning Trainer."""
+"""AutoWarmUp, stepped by a Lightning Trainer."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from fits import classifier, fit, loader, loss_of
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from noisescale.methods.autowu.auto_warm_up import AutoWarmUp
-from noisescale.methods.legw import LegwWarmUp
 
 EPOCHS = 22
 STEPS = 7 * EPOCHS  # 100 examples in batches of 8 on each of two ranks
@@ -38,7 +37,6 @@ def warmed_up(*callbacks: Any, ranks: int = 2, max_epochs: int = EPOCHS, **optio
     return fit(
         *callbacks,
         ranks=ranks,
-        strategy="ddp_fork" if ranks > 1 else "auto",
         model=WarmingUp(),
         max_epochs=max_epochs,
         results=lambda _, module: {
@@ -99,33 +97,3 @@ def test_an_accumulated_step_counts_as_the_batch_that_it_makes_up() -> None:
 
     assert len(accumulated) == 4
     assert accumulated == pytest.approx(probabilities(16, accumulate=1), abs=1e-3)
-
-
-@pytest.mark.parametrize(("epochs", "rate"), [(1, 0.2 * 8 / 14), (3, 0.2)])
-def test_legw_is_stepped_by_lightning(epochs: int, rate: float) -> None:
-    class Legw(type(classifier())):  # type: ignore[misc]
-        def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-            warm_up = LegwWarmUp(
-                optimizer,
-                base_batch_size=4,
-                batch_size=16,
-                base_warmup_epochs=0.5,
-                steps_per_epoch=7,
-            )
-            return [optimizer], [{"scheduler": warm_up, "interval": "step"}]
-
-    def learning_rate(fitting: Any, module: Any) -> float:
-        (config,) = fitting.lr_scheduler_configs
-        return config.scheduler.get_last_lr()[0]
-
-    found = fit(
-        ranks=1,
-        strategy="auto",
-        model=Legw(),
-        train_loader=loader(16, examples=16 * 7),
-        results=learning_rate,
-        max_epochs=epochs,
-    )
-
-    assert found == [pytest.approx(rate)]

@@ -33,6 +33,13 @@ def weights(fitting: Any, module: Any) -> list[Tensor]:
     return [p.detach().clone() for p in module.parameters()]
 
 
+class OwnWeights(L.Callback):
+    """Keeps this rank's weights when training ends, before a mean takes their place."""
+
+    def on_train_end(self, fitting: Any, module: Any) -> None:
+        self.weights = weights(fitting, module)
+
+
 def mean_of(of_ranks: list[list[Tensor]]) -> list[Tensor]:
     return [torch.stack(same).mean(0) for same in zip(*of_ranks, strict=True)]
 

@@ -2,10 +2,12 @@
 """What AdasumOptimizer and DecentLaM have in common."""
 
 import copy
+import math
 from typing import Any
 
 import pytest
 import torch
+from forked_once import Ranks
 from methods.across_ranks.small_net import (
     adam,
     equal,
@@ -17,21 +19,21 @@ from methods.across_ranks.small_net import (
     values,
     with_scaler,
 )
-from methods.together import on
 from torch import nn
 
 from noisescale import AdasumOptimizer, DecentLaM
+from noisescale.methods.across_ranks.alike import check_alike, check_same_values
 
+three = Ranks(3)
 WAYS: dict[str, Any] = {
     "adasum": lambda net: AdasumOptimizer(adam(net)),
     "local steps": lambda net: AdasumOptimizer(adam(net), local_steps=3),
     "decentlam": lambda net: DecentLaM(sgd(net), "one-peer"),
     "exponential": lambda net: DecentLaM(sgd(net), "exponential"),
 }
-RANKS = 3
 
 
-@on(RANKS)
+@three
 def of_ranks() -> dict[str, dict[str, Any]]:
     return {
         name: resumed(make) | frozen(make) | scaled(make) | differing(make)
@@ -140,3 +142,25 @@ def test_one_process_trains_bit_by_bit_as_the_inner_optimizer(name: str) -> None
     steps(plain, adam(plain) if name == "adasum" else sgd(plain), 0, 3)
 
     assert equal(values(net), values(plain))
+
+
+@three
+def compared() -> list[Any]:
+    rank = this_rank()
+    finite = torch.randn(300, 301, generator=torch.Generator().manual_seed(0))
+    moved = finite.t().contiguous().t() if rank else finite  # other memory, the same bits
+    tensors = [torch.tensor([math.nan, 1.0]), torch.ones(2, dtype=torch.complex64)]
+    tensors += [moved, moved.half(), moved.double()]
+    check_alike(tensors, [None])
+    check_same_values(tensors, [None])
+    check_same_values([], [None])
+    same_sum = torch.tensor([3.0, -3.0] if rank else [1.0, -1.0])
+    mixed = torch.arange(4.0).flip(0) if rank else torch.arange(4.0)
+    others = [[torch.ones(1), same_sum], [mixed]]
+    return [error_of(lambda other=other: check_same_values(other, [None])) for other in others]
+
+
+def test_the_same_bits_pass_and_neither_another_sum_nor_another_order_does() -> None:
+    for same_sum, mixed in compared():
+        assert "parameter 1 (shape (2,)) on rank 1 than on rank 0" in str(same_sum)
+        assert "parameter 0 (shape (4,)) on rank 1 than on rank 0" in str(mixed)

@@ -13,7 +13,7 @@ import torch
 from fits import fit, loader
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
-from methods.across_ranks.fitted import adam, mean_of, module_by, momentum, weights
+from methods.across_ranks.fitted import OwnWeights, adam, mean_of, module_by, momentum, weights
 from methods.across_ranks.small_net import equal
 from resumable import Resumable
 from tiers import slow, slow_but
@@ -50,7 +50,7 @@ def name(request: pytest.FixtureRequest) -> str:
 def test_one_process_trains_as_without_it(name: str) -> None:
     def trained(*callbacks: Any) -> list[Tensor]:
         model = module_by(WAYS[name].configure)
-        return fit(*callbacks, ranks=1, strategy="auto", model=model, results=weights)[0]
+        return fit(*callbacks, ranks=1, model=model, results=weights)[0]
 
     assert equal(trained(), trained(WAYS[name].reduction()))
 
@@ -88,13 +88,6 @@ def test_under_16_mixed_all_ranks_leave_a_step_out_and_gradients_can_be_clipped(
     # Of 6 steps one is left out; of a monitor's the first sets the level.
     assert of_first == [128.0, [pytest.approx(4 if monitors else 5)]]
     assert all(p.isfinite().all() for p in first)
-
-
-class OwnWeights(L.Callback):
-    """Keeps this rank's weights when training ends, before a mean takes their place."""
-
-    def on_train_end(self, fitting: Any, module: Any) -> None:
-        self.weights = weights(fitting, module)
 
 
 def broken_off(folder: Path, name: str) -> tuple[list[list[Tensor]], Callable[[], Any]]:
@@ -170,7 +163,6 @@ def test_other_ranks_go_on_from_the_mean(
             WAYS[name].reduction(),
             *callbacks,
             ranks=ranks,
-            strategy="ddp_fork" if ranks > 1 else "auto",
             model=module_by(WAYS[name].configure),
             train_loader=loader(4),
             max_epochs=-1,
@@ -188,50 +180,29 @@ def test_other_ranks_go_on_from_the_mean(
 
 
 def test_a_batch_size_that_is_scheduled_goes_with_it(name: str) -> None:
-    seen: list[int] = []
-
-    class Accumulation(L.Callback):
-        def on_train_batch_end(self, fitting: Any, *_: Any) -> None:
-            seen.append(int(fitting.accumulate_grad_batches))
-
-    policy = lambda estimate, plan, progress: 32.0  # noqa: E731  # from step 0 on
-    (first, accumulated), (second, _) = fit(
-        BatchSizeScheduler(policy, max_batch_size=32, lr_scaling="linear"),
+    (first, batches), (second, _) = fit(
+        BatchSizeScheduler(lambda *_: 32.0, max_batch_size=32, lr_scaling="linear"),
         WAYS[name].reduction(),
-        Accumulation(),
         model=module_by(momentum),
-        results=lambda fitting, module: (weights(fitting, module), max(seen)),
-        max_steps=10,
+        results=lambda fitting, module: (
+            weights(fitting, module),
+            fitting.fit_loop.epoch_loop.total_batch_idx + 1,
+        ),
+        max_steps=8,
         max_epochs=-1,
     )
 
     assert equal(first, second)
-    assert accumulated == 2  # 2 x 8 x 2 devices
+    assert batches == 14  # in two epochs of seven: 2, 2, 2 and 1 a step
 
 
-def test_a_module_that_wraps_its_optimizer_itself_is_told_so(name: str) -> None:
+def test_wrapping_an_optimizer_twice_and_a_monitor_beside_other_weights_are_refused(
+    name: str,
+) -> None:
     wrapping = module_by(lambda module: WAYS[name].wrap(momentum(module)))
-
-    with pytest.raises(ValueError, match=r"`configure_optimizers` .* plain optimizers"):
-        fit(WAYS[name].reduction(), ranks=1, strategy="auto", model=wrapping)
-
-
-def test_a_schedule_moves_the_learning_rate_of_the_inner_optimizer(name: str) -> None:
-    def configure(module: Any) -> Any:
-        optimizer = torch.optim.SGD(module.parameters(), lr=1.0, momentum=0.9)
-        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-    def results(fitting: Any, module: Any) -> float:
-        return fitting.optimizers[0].param_groups[0]["lr"]
-
-    model = module_by(configure)
-
-    assert fit(WAYS[name].reduction(), model=model, results=results, max_steps=3) == [0.125] * 2
-
-
-def test_a_monitor_beside_ranks_with_other_weights_is_refused(name: str) -> None:
     reduction = WAYS["local steps" if name == "adasum" else name].reduction()
 
+    with pytest.raises(ValueError, match=r"`configure_optimizers` .* plain optimizers"):
+        fit(WAYS[name].reduction(), ranks=1, model=wrapping)
     with pytest.raises(Exception, match="gradients at different weights"):
         fit(reduction, NoiseScaleMonitor())

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from forked_once import Ranks
 from methods.across_ranks.small_net import error_of, this_rank
 from methods.adasum.oracle_of_adasum import expected
-from methods.together import on
 from ranks import on_ranks
 from tiers import slow_after, slow_but
 from torch import Tensor
@@ -72,7 +72,8 @@ def of_halves(ranks: int) -> list[list[list[Tensor]]]:
     return [random(ranks, [(length,)], torch.float64) for length in lengths]
 
 
-ON = {ranks: on(ranks)(everything) for ranks in range(1, 9)}
+on = {ranks: Ranks(ranks) for ranks in range(1, 9)}
+ON = {ranks: on[ranks](everything) for ranks in on}
 
 
 @pytest.mark.parametrize("ranks", slow_but(range(2, 9), 2, 3, 4, 5))
@@ -163,7 +164,7 @@ def test_statistics_are_those_of_the_tree(ranks: int) -> None:
             assert found[index].item() == pytest.approx(orthogonality)
 
 
-@on(2)
+@on[2]
 def of_odd_tensors() -> dict[str, Any]:
     mixed = [each[this_rank()] for each in (wides(), wides(), wides())]
     tensors = [
@@ -187,17 +188,13 @@ def wides() -> list[Tensor]:
     return [torch.randn(4, 6, generator=each, dtype=torch.float64) for each in generators]
 
 
-def test_a_vector_that_only_some_ranks_have_is_orthogonal_to_nothing() -> None:
-    tensors, statistics = of_odd_tensors()[0]["zero"]
-
-    assert tensors[0].tolist() == [1.0, 1.0, 1.0]
-    assert [each.item() for each in statistics] == [1, 0, 1]  # coefficient, cosine, orthogonality
-
-
-def test_non_finite_elements_stay_where_they_are() -> None:
+def test_non_finite_elements_stay_and_a_vector_of_some_ranks_is_orthogonal_to_nothing() -> None:
     for found in of_odd_tensors():
         assert [each.tolist() for each in found["infinite"]] == [[1.0, math.inf, 1.5], [1.0, 1.0]]
         assert found["none"] == []
+        tensors, statistics = found["zero"]
+        assert tensors[0].tolist() == [1.0, 1.0, 1.0]
+        assert [each.item() for each in statistics] == [1, 0, 1]  # of cosine 0
 
 
 def test_tensors_of_several_dtypes_complex_ones_and_ones_with_gaps() -> None:
@@ -211,7 +208,7 @@ def test_tensors_of_several_dtypes_complex_ones_and_ones_with_gaps() -> None:
     np.testing.assert_allclose(torch.view_as_real(first[2]), pairs)
 
 
-@on(3)
+@on[3]
 def in_a_group_of_two() -> float:
     group = dist.new_group([2, 0])
     tensor = torch.tensor([1.0 + dist.get_rank()])
@@ -250,6 +247,8 @@ def test_one_process_keeps_its_tensors() -> None:
         assert all(map(torch.equal, tensors, random(1, SHAPES, dtype)[0]))
     assert (coefficient.tolist(), orthogonality.tolist()) == ([1.0] * 2, [1.0] * 2)
     assert cosine.isnan().all()
+    with pytest.raises(RuntimeError, match="init_process_group"):  # without a group
+        adasum_all_reduce_([torch.ones(1)])
 
 
 OTHERS = [
@@ -261,7 +260,7 @@ OTHERS = [
 ]
 
 
-@on(3)
+@on[3]
 def with_others_on_the_last_rank() -> list[Any]:
     return [
         error_of(
@@ -280,14 +279,14 @@ def test_ranks_that_pass_other_tensors_are_told_so_on_all_ranks() -> None:
             assert remedy in error.remedy
 
 
-@on(4)
+@on[4]
 def a_difference_in_one_node() -> Any:
     within, across = groups_of(2, 2)
     tensor = torch.ones(3 + (this_rank() == 3))
     return error_of(lambda: adasum_all_reduce_([tensor], across, mean_group=within))
 
 
-@on(5)
+@on[5]
 def nodes_of_different_sizes() -> Any:
     within = [dist.new_group(ranks) for ranks in ([0, 1, 2], [3, 4])][this_rank() // 3]
     across = [dist.new_group(ranks) for ranks in ([0, 3], [1, 4], [2])][this_rank() % 3]
@@ -302,7 +301,7 @@ def test_differences_between_nodes_and_nodes_of_different_sizes_are_told_on_all_
         assert (error.arguments, error.got) == (("mean_group",), "ranks in 2 and 3")
 
 
-@on(2)
+@on[2]
 def wrong_arguments() -> list[Any]:
     outside = dist.new_group([0])
     wrong: list[Any] = [[torch.ones(2, dtype=torch.int32)], [torch.ones(2).to_sparse()]]
@@ -321,8 +320,3 @@ def test_tensors_that_cannot_be_combined_and_a_process_outside_the_group_are_ref
         assert sparse.got == "one of layout torch.sparse_coo"
         assert (integers.got, tensor.got) == ("torch.int32", "a tensor")
     assert (second[3].arguments, second[3].got) == (("group",), "a group without rank 1")
-
-
-def test_without_a_process_group_the_error_says_what_to_call() -> None:
-    with pytest.raises(RuntimeError, match="init_process_group"):
-        adasum_all_reduce_([torch.ones(1)])

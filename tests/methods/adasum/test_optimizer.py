@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from forked_once import Ranks
 from methods.across_ranks.small_net import (
     adam,
     closure_of,
@@ -19,10 +20,7 @@ from methods.across_ranks.small_net import (
     values,
 )
 from methods.adasum.oracle_of_adasum import expected
-from methods.together import on
-from ranks import on_ranks
 from refused import refused
-from tiers import slow
 from torch import Tensor, nn
 
 from noisescale import AdasumOptimizer
@@ -64,7 +62,8 @@ def combined() -> dict[str, list[Tensor]]:
 
 
 LOCAL_STEPS = {2: 1, 3: 1, 4: 2}
-COMBINED = {ranks: on(ranks)(combined) for ranks in LOCAL_STEPS}
+on = {ranks: Ranks(ranks) for ranks in LOCAL_STEPS}
+COMBINED = {ranks: on[ranks](combined) for ranks in on}
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -78,7 +77,7 @@ def test_the_changes_of_each_rank_are_combined(name: str, ranks: int) -> None:
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
 
 
-@on(2)
+@on[2]
 def without_a_gradient() -> tuple[list[Tensor], int]:
     net = model()
     net[0].weight.requires_grad_(False)
@@ -123,7 +122,7 @@ def test_schedules_of_either_optimizer_and_hooks_and_groups() -> None:
     assert inner.state == {}
 
 
-@on(2)
+@on[2]
 def by_a_closure() -> tuple[float, list[Tensor]]:
     net = model()
     optimizer = AdasumOptimizer(torch.optim.LBFGS(net.parameters(), max_iter=3))
@@ -150,83 +149,37 @@ def test_the_state_of_a_plain_optimizer_can_be_loaded_and_the_other_way_round() 
     assert optimizer.state_dict()["state"][0]["step"] == 1
 
 
-@on(3)
-def refusals_of_three() -> dict[str, Any]:
-    rank = this_rank()
-    resumed = AdasumOptimizer(sgd(model()), local_steps=3)
-    own = {"steps_done": min(rank, 1), "start": values(model()) if rank else []}
-    resumed.load_state_dict(resumed.state_dict() | {"adasum": own})
-    other = AdasumOptimizer(sgd(model()), local_steps=1 + rank)
-    return {"local_steps": error_of(other.step), "steps_done": error_of(resumed.step)}
-
-
-def test_ranks_at_different_places_of_a_round_are_told_so() -> None:
-    for said in refusals_of_three():
-        for name, got in (("local_steps", "1 and 3"), ("steps_done", "0 and 1")):
-            assert (said[name].arguments, said[name].got) == ((name,), got)
-
-
-@on(2)
-def refusals_of_two() -> dict[str, Any]:
+@on[2]
+def refusals() -> dict[str, Any]:
     rank, net = this_rank(), model()
-    other = AdasumOptimizer(sgd(model()), local_steps=2)
-    own = {"steps_done": 1, "start": [torch.ones(2)]}
-    other.load_state_dict(other.state_dict() | {"adasum": own})
+    own = {"steps_done": rank, "start": values(net) if rank else []}
+    others = {"steps_done": own, "start": {"steps_done": 1, "start": [torch.ones(2)]}}
+    resumed = {name: AdasumOptimizer(sgd(model()), local_steps=3) for name in others}
+    for name, optimizer in resumed.items():
+        optimizer.load_state_dict(optimizer.state_dict() | {"adasum": others[name]})
     net[0].requires_grad_(False)
     optimizer = AdasumOptimizer(sgd(net))
     steps(net, optimizer, 0, 1)
     net[0].requires_grad_(rank == 0)  # on rank 1 a step later
-    outside = AdasumOptimizer(sgd(model()), dist.new_group([0]))
     return {
-        "start": error_of(other.step),
-        "unfrozen": error_of(lambda: steps(net, optimizer, 1, 2)),
-        "outside": error_of(outside.step),
+        **{name: error_of(other.step) for name, other in resumed.items()},
+        "local_steps": error_of(AdasumOptimizer(sgd(model()), local_steps=1 + rank).step),
+        "tensors": error_of(lambda: steps(net, optimizer, 1, 2)),
+        "group": error_of(AdasumOptimizer(sgd(model()), dist.new_group([0])).step),
     }
 
 
-def test_a_state_of_other_parameters_and_unfreezing_at_different_steps_are_refused() -> None:
-    for said in refusals_of_two():
-        assert said["start"].arguments == ("start",)
-        assert said["unfrozen"].arguments == ("tensors",)
-        assert said["unfrozen"].got == "4 on rank 0 and 2 on rank 1"
-
-
-def test_a_process_outside_the_group_is_told_so() -> None:
-    assert refusals_of_two()[1]["outside"].got == "a group without rank 1"
-
-
-def test_wrong_arguments() -> None:
+def test_ranks_at_different_places_and_states_of_other_parameters_are_told_on_all_ranks() -> None:
+    for said in refusals():
+        found = {name: (*said[name].arguments, said[name].got) for name in said if name != "group"}
+        assert found.pop("start")[0] == "start"
+        assert found == {
+            "local_steps": ("local_steps", "1 and 2"),
+            "steps_done": ("steps_done", "0 and 1"),
+            "tensors": ("tensors", "4 on rank 0 and 2 on rank 1"),
+        }
+    assert refusals()[1]["group"].got == "a group without rank 1"
     with refused("optimizer", error=TypeError, got="Linear"):
         AdasumOptimizer(nn.Linear(1, 1))  # type: ignore[arg-type]
     with refused("local_steps", got="0"):
         AdasumOptimizer(sgd(model()), local_steps=0)
-
-
-@pytest.mark.parametrize("power", [2, slow(3)])
-def test_polynomials_are_fitted_in_fewer_steps_than_by_averaging(power: int) -> None:
-    """Horovod's demonstration, in its spirit: y = x**power from rows of 1, x, x², ..., with SGD."""
-
-    def count(adasum: bool) -> int:
-        generator = torch.Generator().manual_seed(dist.get_rank())
-        weights = torch.zeros(power + 1, requires_grad=True)
-        inner = torch.optim.SGD([weights], lr=0.3)
-        optimizer = AdasumOptimizer(inner) if adasum else inner
-        wanted = torch.zeros(power + 1)
-        wanted[power] = 1
-        for step in range(1, 1000):
-            x = torch.rand(8, 1, generator=generator) * 2 - 1
-            rows = x ** torch.arange(power + 1)
-            optimizer.zero_grad()
-            (rows @ (weights - wanted)).square().mean().backward()
-            if not adasum:
-                dist.all_reduce(weights.grad)
-                weights.grad /= dist.get_world_size()
-            optimizer.step()
-            if (weights.detach() - wanted).norm() < 0.1:
-                return step
-        return 1000
-
-    by_adasum, by_mean = on_ranks(2, lambda: (count(True), count(False)))[0]
-
-    assert by_adasum < 0.9 * by_mean
-    assert by_mean < 1000

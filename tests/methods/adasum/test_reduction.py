@@ -83,8 +83,7 @@ def test_ranks_are_combined_by_adasum_and_not_by_the_mean(
         torch.testing.assert_close(got, by_hand(ranks, 3, each), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("first", ["monitor", slow("adasum")])
-@pytest.mark.parametrize("accumulation", [1, slow(2)])
+@pytest.mark.parametrize(("first", "accumulation"), [("monitor", 1), slow("adasum", 2)])
 def test_the_noise_scale_is_the_same_as_under_averaging(first: str, accumulation: int) -> None:
     def noise_scale(*callbacks: Any) -> Any:
         return fit(
@@ -258,21 +257,17 @@ def test_a_moment_that_only_some_ranks_have_is_no_error() -> None:
     assert [value.item() for _, _, value in _moments(base)] == [1.5, 1.5]
 
 
-def test_a_static_graph_and_ranks_that_do_not_make_up_nodes_are_refused() -> None:
+def test_a_static_graph_ranks_that_do_not_make_up_nodes_and_wrong_numbers_are_refused() -> None:
+    """And strategies without whole weights."""
+    sharded: Any = SimpleNamespace(world_size=2, strategy=SimpleNamespace(model=nn.Linear(1, 1)))
+
     with pytest.raises(Exception, match=r"`static_graph` .* AdasumReduction"):
         fit(AdasumReduction(), strategy=DDPStrategy(start_method="fork", static_graph=True))
     with pytest.raises(Exception, match=r"`ranks_per_node` .* 3, got 2"):
         fit(AdasumReduction(ranks_per_node=2), ranks=3)
-
-
-def test_strategies_without_whole_weights_are_refused() -> None:
-    fitting: Any = SimpleNamespace(world_size=2, strategy=SimpleNamespace(model=nn.Linear(1, 1)))
-
     with pytest.raises(MisconfigurationException, match='`strategy="ddp"`'):
-        AdasumReduction().on_fit_start(fitting, classifier())
-
-
-@pytest.mark.parametrize("argument", ["local_steps", "ranks_per_node"])
-def test_wrong_numbers(argument: str) -> None:
-    with refused(argument, got="0"):
-        AdasumReduction(**{argument: 0})
+        AdasumReduction().on_fit_start(sharded, classifier())
+    with refused("local_steps", got="0"):
+        AdasumReduction(0)
+    with refused("ranks_per_node", got="0"):
+        AdasumReduction(ranks_per_node=0)

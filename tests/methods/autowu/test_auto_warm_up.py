@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import functools
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -8,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from ranks import on_ranks
 from refused import refused
 from tiers import slow_but
 from torch.optim import SGD
@@ -165,31 +162,6 @@ def test_resuming_continues_bit_by_bit(half: int, tmp_path: Path) -> None:
     assert resumed.scheduler.state_dict().keys() == whole.scheduler.state_dict().keys()
 
 
-def test_ranks_decide_alike_on_the_losses_of_all() -> None:
-    """The valley is in the mean over ranks alone; each by itself falls or rises throughout."""
-
-    def on_one() -> tuple[Any, list[float]]:
-        scheduler = AutoWarmUp(sgd(), 1000, steps_per_epoch=20)
-        slope = (1 - 2 * dist.get_rank()) * np.arange(1000) / 10
-        learning_rates = follow(scheduler, (np.array(valley(1000, 200)) + slope).tolist())
-        return scheduler.peak_step, learning_rates
-
-    one, other = on_ranks(2, on_one)
-
-    assert one == other
-    assert one[0] == pytest.approx(200, abs=10)
-
-
-def test_losses_that_are_not_finite_are_left_out() -> None:
-    losses = valley(1000, bottom=200)
-    losses[::7] = [math.inf, math.nan] * 71 + [math.nan]
-    scheduler = AutoWarmUp(sgd(), 1000, steps_per_epoch=20)
-
-    follow(scheduler, losses)
-
-    assert scheduler.peak_step == pytest.approx(200, abs=10)
-
-
 def test_a_step_may_count_as_more_than_an_epoch() -> None:
     """As steps of a batch that has grown do: there is no test where there is no new loss."""
     scheduler = AutoWarmUp(sgd(), 4000, steps_per_epoch=20)
@@ -201,16 +173,6 @@ def test_a_step_may_count_as_more_than_an_epoch() -> None:
 
     assert scheduler.switch_step is not None
     assert scheduler.peak_step == pytest.approx(5 + 5 * 50, abs=60)
-
-
-def test_a_loss_that_is_never_observed_is_an_error() -> None:
-    scheduler = AutoWarmUp(sgd(), 1000, steps_per_epoch=20)
-    for _ in range(19):
-        scheduler.optimizer.step()
-        scheduler.step()
-
-    with pytest.raises(RuntimeError, match=r"`observe` .* 20 steps"):
-        scheduler.step()
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_a_valley_is_found_where_it_is() -> None:
     assert abs(errors.mean()) < 3 * errors.std(ddof=1) / math.sqrt(10), errors
 
 
-@pytest.mark.parametrize(("slope", "runs"), [(0.0, 40), slow(0.0, 100), slow(-3.0, 100)])
+@pytest.mark.parametrize(("slope", "runs"), [(0.0, 40), slow(-3.0, 100)])
 def test_a_loss_that_does_not_rise_seldom_seems_to(slope: float, runs: int) -> None:
     x, rng = np.arange(200) / 200, np.random.default_rng(0)
 
@@ -156,12 +156,9 @@ def test_losses_that_are_not_finite_are_left_out() -> None:
     assert loss_minimum(holes).probability > 0.99
 
 
-@pytest.mark.parametrize("losses", [[2.0], [2.0] * 50, [math.nan, 1.0]])
-def test_losses_without_a_shape_have_no_minimum_in_the_past(losses: list[float]) -> None:
-    assert loss_minimum(losses).probability == pytest.approx(0.5, abs=0.01)
-
-
-@pytest.mark.parametrize(("losses", "count"), [([], 0), ([math.nan, math.inf], 2)])
-def test_nothing_finite_is_refused(losses: list[float], count: int) -> None:
-    with refused("losses", got=f"{count} without one"):
-        loss_minimum(losses)
+def test_losses_without_a_shape_have_no_minimum_in_the_past_and_nothing_finite_is_refused() -> None:
+    for losses in ([2.0], [2.0] * 50, [math.nan, 1.0]):
+        assert loss_minimum(losses).probability == pytest.approx(0.5, abs=0.01)
+    for losses in ([], [math.nan, math.inf]):
+        with refused("losses", got=f"{len(losses)} without one"):
+            loss_minimum(losses)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from forked_once import Ranks
 from methods.across_ranks.small_net import (
     closure_of,
     equal,
@@ -19,13 +20,13 @@ from methods.across_ranks.small_net import (
     values,
 )
 from methods.decentlam.oracle_of_decentlam import decentlam, ring
-from methods.together import on
 from refused import refused
 from tiers import slow_but
 from torch import Tensor, nn
 
 from benchmarks.lib.regressions import Array, regressions
 from noisescale import DecentLaM, metropolis_weights
+from noisescale.methods.decentlam.mixing import _add
 
 WIDTH = 30
 LRS = [0.02] * 5 + [0.01] * 5 + [0.03] * 3
@@ -101,7 +102,8 @@ def all_regressions() -> dict[str, Array]:
     return found
 
 
-REGRESSIONS = {ranks: on(ranks)(all_regressions) for ranks in HOPS}
+on = {ranks: Ranks(ranks) for ranks in HOPS}
+REGRESSIONS = {ranks: on[ranks](all_regressions) for ranks in on}
 
 
 @pytest.mark.parametrize("ranks", slow_but(HOPS, 2, 3, 5))
@@ -113,6 +115,7 @@ def test_each_rank_is_where_the_paper_has_it(ranks: int) -> None:
         "exponential": ([exponential(ranks)], 0.8, 0.01),
         "one-peer": (one_peer, 0.8, 0.01),
         "star": ([star(ranks)], 0.8, 0.01),
+        "equal": ([np.full((ranks, ranks), 1 / ranks)], 0.8, 0.01),
         "ring without momentum": ([ring(ranks)], 0.0),
         "one-peer without momentum": (in_turn, 0.0),
     }
@@ -128,22 +131,7 @@ def test_each_rank_is_where_the_paper_has_it(ranks: int) -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-11, err_msg=name)
 
 
-@pytest.mark.parametrize("ranks", slow_but(HOPS, 2, 3))
-def test_equal_shares_of_all_are_momentum_sgd_on_the_mean_gradient(ranks: int) -> None:
-    _, _, squares, products = regressions(ranks)
-    a, b = torch.tensor(squares.mean(0)), torch.tensor(products.mean(0))
-    x = torch.zeros(WIDTH, dtype=torch.float64, requires_grad=True)
-    plain = torch.optim.SGD([x], lr=1, momentum=0.8, weight_decay=0.01)
-    for lr in LRS:
-        plain.param_groups[0]["lr"] = lr
-        x.grad = a @ x.detach() - b
-        plain.step()
-
-    for found in REGRESSIONS[ranks]():
-        np.testing.assert_allclose(found["equal"], x.detach().numpy(), rtol=1e-10, atol=1e-11)
-
-
-@on(2)
+@on[2]
 def without_a_gradient_on_rank_1() -> tuple[Tensor, Tensor]:
     net = model()
     optimizer = DecentLaM(sgd(net, lr=0.1, weight_decay=0.5), "ring")
@@ -163,7 +151,7 @@ def test_a_parameter_without_a_gradient_on_one_rank_is_averaged_all_the_same() -
     torch.testing.assert_close([first, second], [(stepped + before) / 2] * 2)
 
 
-@on(3)
+@on[3]
 def without_any_gradient() -> list[Tensor]:
     net = model()
     optimizer = DecentLaM(sgd(net), "ring")
@@ -177,7 +165,7 @@ def test_ranks_that_agree_stay_as_they_are_to_the_last_bit() -> None:
         assert equal(got, values(model()))
 
 
-@on(2)
+@on[2]
 def of_other_kinds() -> list[Tensor]:
     torch.manual_seed(0)
     rank = this_rank()
@@ -201,7 +189,7 @@ def test_sparse_and_complex_and_half_precision_parameters_take_part() -> None:
         torch.testing.assert_close(found, [table, wave, half])
 
 
-@on(3)
+@on[3]
 def in_a_subgroup() -> list[Tensor]:
     groups = [dist.new_group([0, 2]), dist.new_group([1])]
     net = model()
@@ -218,7 +206,7 @@ def test_a_subgroup_averages_among_its_own_ranks() -> None:
     assert not torch.allclose(first[0], alone[0], rtol=1e-3)
 
 
-@on(2)
+@on[2]
 def by_a_closure() -> tuple[float, float, int, list[Tensor], list[Tensor]]:
     net, other, calls = model(), model(), []
     optimizer = DecentLaM(sgd(net), "ring")
@@ -234,7 +222,7 @@ def test_a_closure_is_called_once_and_its_loss_returned() -> None:
         assert equal(got, plainly)
 
 
-@on(2)
+@on[2]
 def by_schedules() -> dict[str, Any]:
     """Of the inner and of the outer optimizer, and one that goes to zero and back."""
     found: dict[str, Any] = {}
@@ -272,7 +260,7 @@ def of_a_plain_optimizer() -> tuple[nn.Module, torch.optim.Optimizer, Any, Any]:
     return net, plain, *copy.deepcopy((plain.state_dict(), net.state_dict()))
 
 
-@on(2)
+@on[2]
 def from_a_plain_optimizer() -> tuple[list[Tensor], dict[str, Any]]:
     _, _, state, weights = of_a_plain_optimizer()
     again = model()
@@ -300,7 +288,7 @@ def test_the_momentum_of_a_plain_optimizer_is_taken_over_and_given_back() -> Non
     assert not torch.equal(got[0], values(net)[0])
 
 
-@on(2)
+@on[2]
 def paused_and_thawed() -> list[Tensor]:
     other, paused = (nn.Parameter(torch.zeros(3)) for _ in range(2))
     optimizer = DecentLaM(torch.optim.SGD([other, paused], lr=0.1, momentum=0.9), "ring")
@@ -324,7 +312,7 @@ SETTINGS = {"lr": 0.1, "momentum": 0.5, "weight_decay": 0.1}
 EQUAL, WRONG = np.full((3, 3), 1 / 3), np.full((3, 3), 0.3)
 
 
-@on(3)
+@on[3]
 def refusals() -> dict[str, Any]:
     """What each rank is told at the construction or the first step."""
     rank, net = this_rank(), model()
@@ -348,7 +336,7 @@ def refusals() -> dict[str, Any]:
     return {name: error_of(lambda m=m: m().step()) for name, m in (made | of_one).items()}
 
 
-def test_settings_that_differ_are_told_on_all_ranks() -> None:
+def test_what_differs_or_is_wrong_on_any_rank_is_told_on_all() -> None:
     for said in refusals():
         for name, value in SETTINGS.items():
             assert said[name].arguments == (name,)
@@ -356,20 +344,12 @@ def test_settings_that_differ_are_told_on_all_ranks() -> None:
         assert said["topology"].arguments == ("topology",)
         assert said["topology"].got.startswith("[0.333333 0.333333")
         assert said["topology"].got.endswith('"ring" on rank 1')
-
-
-def test_what_is_wrong_on_any_rank_is_told_on_all() -> None:
-    for said in refusals():
         for name in ("wrong on all", "wrong on rank 1"):
             assert "`topology`" in str(said[name])
             assert "0.9 in row 0" in str(said[name])
         assert isinstance(said["adam"], TypeError)
         assert "`optimizer`" in str(said["adam"])
-
-
-def test_momentum_that_drives_ranks_apart_is_refused_also_later() -> None:
-    for said in refusals():
-        for name in ("momentum at once", "momentum later"):
+        for name in ("momentum at once", "momentum later"):  # which would drive ranks apart
             assert (said[name].arguments, said[name].got) == (("momentum",), "0.9")
             assert "0.501" in said[name].requirement
 
@@ -393,6 +373,85 @@ def test_other_optimizers_are_refused_with_a_remedy(make: Any) -> None:
         DecentLaM(make(model().parameters(), lr=0.1))
 
 
-def test_a_matrix_for_other_ranks_than_the_one_process_is_refused() -> None:
-    with refused("topology", got="2 x 2"):
-        DecentLaM(sgd(model()), [[0.5, 0.5], [0.5, 0.5]])
+@pytest.mark.parametrize("shares", [[0.2] * 2, [0.2] * 3, [0.1, 0.1, 0.3, 0.3, 0.05]])
+def test_weighted_differences_from_all_neighbours_are_added(shares: list[float]) -> None:
+    torch.manual_seed(0)
+    into, own = torch.randn(100), torch.randn(100)
+    theirs = [torch.randn(100) for _ in shares]
+    wanted = into.double()
+    for share, each in zip(shares, theirs, strict=True):
+        wanted += share * (own.double() - each.double())
+
+    _add(into, own, theirs, shares)
+
+    torch.testing.assert_close(into, wanted.float())
+
+
+def test_a_small_difference_in_16_bits_is_not_lost_in_a_sum() -> None:
+    """1 + 2^-7 and 1 are both in bfloat16, and their sum is not."""
+    into, own = torch.zeros(3, dtype=torch.bfloat16), torch.ones(3, dtype=torch.bfloat16)
+
+    _add(into, own, [own + 2**-7, own.clone()], [0.25, 0.25])
+
+    assert torch.equal(into, torch.full((3,), -(2.0**-9), dtype=torch.bfloat16))
+
+
+LINE = [[0.75, 0.25, 0.0], [0.25, 0.5, 0.25], [0.0, 0.25, 0.75]]
+
+
+@on[3]
+def swapped() -> dict[str, Any]:
+    net = model()
+    net[0].requires_grad_(False)
+    optimizer = DecentLaM(sgd(net), LINE)
+    steps(net, optimizer, 0, 4)
+    found: dict[str, Any] = {"own": values(net)}
+    with optimizer.use_mean() as mean:
+        found |= {"inside": values(net), "kept": [p.clone() for p in optimizer.own_weights]}
+        found["error"] = error_of(optimizer.step)
+    found |= {"after": values(net), "distances": [mean.consensus_distance]}
+    found["distances"].append(optimizer.consensus_distance())
+    optimizer.average_()
+    return found | {"last": values(net)}
+
+
+def test_the_mean_is_swapped_in_and_out_and_frozen_weights_stay_to_the_last_bit() -> None:
+    of_ranks = swapped()
+
+    frozen = values(model())[:2]
+    flat = torch.stack([torch.cat([p.flatten() for p in each["own"][2:]]) for each in of_ranks])
+    mean = flat.mean(0)
+    distance = float(((flat - mean) ** 2).sum(1).mean() / mean.square().sum())
+    assert distance > 1e-4
+    for each in of_ranks:
+        for name in ("own", "inside", "last"):
+            assert equal(each[name][:2], frozen)
+        assert equal(each["after"], each["own"])
+        assert equal(each["kept"], each["own"])
+        assert equal(each["inside"], of_ranks[0]["inside"])
+        assert equal(each["inside"], each["last"])
+        torch.testing.assert_close(torch.cat([p.flatten() for p in each["inside"][2:]]), mean)
+        assert each["distances"] == pytest.approx([distance] * 2, rel=1e-3)
+        assert isinstance(each["error"], RuntimeError)
+        assert "`use_mean()`" in str(each["error"])
+
+
+@on[3]
+def frozen_in_mid_run() -> tuple[list[Tensor], list[Tensor], float]:
+    net, never = model(), model().requires_grad_(False)
+    optimizer = DecentLaM(sgd(net), LINE)
+    steps(net, optimizer, 0, 1)
+    own = values(net)
+    net.requires_grad_(False)
+    optimizer.average_()
+    return own, values(net), DecentLaM(sgd(never), "ring").consensus_distance()
+
+
+def test_weights_that_were_frozen_in_mid_run_are_averaged_and_others_have_no_distance() -> None:
+    of_ranks = frozen_in_mid_run()
+
+    mean = [torch.stack(same).mean(0) for same in zip(*(own for own, *_ in of_ranks), strict=True)]
+    for own, averaged, distance in of_ranks:
+        assert not torch.allclose(own[0], mean[0])
+        torch.testing.assert_close(averaged, mean)
+        assert distance == 0

@@ -10,7 +10,15 @@ import pytorch_lightning
 import torch
 from fits import fit, loader, loss_of, network
 from lightning.pytorch.callbacks import ModelCheckpoint
-from methods.across_ranks.fitted import batches_of, mean_of, module_by, momentum, rows, weights
+from methods.across_ranks.fitted import (
+    OwnWeights,
+    batches_of,
+    mean_of,
+    module_by,
+    momentum,
+    rows,
+    weights,
+)
 from methods.across_ranks.small_net import equal
 from methods.decentlam.oracle_of_decentlam import ring
 from tiers import slow
@@ -109,35 +117,31 @@ def module_that_validates() -> Any:
     )
 
 
-class LooksAtOwn(L.Callback):
-    """Keeps this rank's weights when training ends, and as an error in a validation leaves them."""
+class FailsWhileSwapped(L.Callback):
+    """Keeps this rank's weights as an error in a validation leaves them."""
 
-    def __init__(self, reduction: DecentLaMReduction, *, fails: bool) -> None:
-        self.reduction, self.fails, self.own, self.swapped = reduction, fails, None, None
+    def __init__(self, reduction: DecentLaMReduction) -> None:
+        self.reduction = reduction
 
     def on_validation_batch_start(self, fitting: Any, module: Any, *_: Any) -> None:
-        if self.fails and fitting.global_step == 2:
+        if fitting.global_step == 2:
             self.swapped = [each.is_swapped for each in fitting.optimizers]
             self.reduction.on_exception(fitting, module, KeyError())  # workers do not call it
             self.restored = weights(fitting, module)
-
-    def on_train_end(self, fitting: Any, module: Any) -> None:
-        self.own = weights(fitting, module)
 
 
 def test_the_mean_is_validated_and_saved_and_training_goes_on_from_each_ranks_own(
     tmp_path: Path,
 ) -> None:
     def run(*callbacks: Any, model: Any, **options: Any) -> Any:
-        reduction = DecentLaMReduction("ring")
-        looks = LooksAtOwn(reduction, fails=False)
+        own = OwnWeights()
         return fit(
-            reduction,
-            looks,
+            DecentLaMReduction("ring"),
+            own,
             *callbacks,
             ranks=3,
             model=model,
-            results=lambda _, module: (looks.own, getattr(module, "validated", None)),
+            results=lambda _, module: (own.weights, getattr(module, "validated", None)),
             max_steps=4,
             **options,
         )
@@ -164,7 +168,7 @@ def test_the_mean_is_validated_and_saved_and_training_goes_on_from_each_ranks_ow
 
 def test_an_error_while_the_mean_is_swapped_in_gives_each_rank_its_own_back() -> None:
     reduction = DecentLaMReduction("ring")
-    looks = LooksAtOwn(reduction, fails=True)
+    looks = FailsWhileSwapped(reduction)
 
     found = fit(
         reduction,
@@ -181,12 +185,7 @@ def test_an_error_while_the_mean_is_swapped_in_gives_each_rank_its_own_back() ->
     assert_close([restored for _, restored in found], by_hand(3, 2))
 
 
-def test_a_scheduler_that_follows_the_noise_scale_leaves_the_batch_size() -> None:
-    with pytest.raises(Exception, match=r"under DDP alone\. .* leaves the batch size"):
-        fit(DecentLaMReduction(), BatchSizeScheduler("tradeoff", max_batch_size=32))
-
-
-def test_other_optimizers_and_a_parameter_of_two_are_refused() -> None:
+def test_other_optimizers_a_parameter_of_two_and_following_the_noise_scale_are_refused() -> None:
     def shared(module: Any) -> Any:
         return [torch.optim.SGD(module.net[2:].parameters(), lr=0.1), momentum(module)]
 
@@ -198,6 +197,8 @@ def test_other_optimizers_and_a_parameter_of_two_are_refused() -> None:
         )
     with pytest.raises(Exception, match=r"`configure_optimizers` .* in several"):
         fit(DecentLaMReduction(), model=manual)
+    with pytest.raises(Exception, match=r"under DDP alone\. .* leaves the batch size"):
+        fit(DecentLaMReduction(), BatchSizeScheduler("tradeoff", max_batch_size=32))
 
 
 def test_a_model_with_several_optimizers_has_a_distance_for_each() -> None:

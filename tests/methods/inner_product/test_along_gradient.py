@@ -82,15 +82,3 @@ def test_momentum_that_is_nearly_all_noise_tells_nothing() -> None:
 
     assert 0.09 < found.alignment(1000).value < 0.24
     assert found.estimate(whole.estimate(), 0.0).low == 0
-
-
-def test_it_goes_on_from_its_state() -> None:
-    first, whole = measured(G)
-    second = AlongGradient()
-    second.load_state_dict(first.state_dict())
-
-    assert second.estimate(whole.estimate(), 0.9) == first.estimate(whole.estimate(), 0.9)
-
-
-def test_before_it_is_measured_nothing_is_known() -> None:
-    assert not AlongGradient().estimate(RecentSteps().estimate(), 0.9).resolved

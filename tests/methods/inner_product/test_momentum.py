@@ -4,14 +4,13 @@
 import copy
 import gc
 import itertools
-import math
 import weakref
 from typing import Any
 
 import pytest
 import torch
 from brute_force import gradients_of_examples
-from methods.together import on
+from forked_once import Ranks
 from refused import refused
 from tiers import slow
 from torch import Tensor, nn
@@ -42,6 +41,12 @@ def loss_of(model: nn.Module, number: int) -> Tensor:
     x = torch.randn(ROWS, 4, generator=generator)
     y = x.sum(1, keepdim=True) + torch.randn(ROWS, 1, generator=generator)
     return nn.functional.mse_loss(model(x), y)
+
+
+def squares(collector: Collector, loss: Tensor) -> tuple[Any, Any]:
+    collector.before_backward(loss, ROWS)
+    loss.backward()
+    return collector.small_sq_norms(), collector.big_sq_norms()
 
 
 def following(model: nn.Module, optimizer: Any, **options: Any) -> NoiseScaleMeter:
@@ -78,7 +83,7 @@ def direction_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
 CASES = list(itertools.product(("SGD", "AdamW"), (False, True)))
 
 
-@on(2)
+@Ranks(2)
 def of_two_ranks() -> list[tuple[float, float, float]]:
     """Of each case the product by hand, its small square and this rank's share of the big one."""
     found, rank = [], torch.distributed.get_rank()
@@ -92,10 +97,7 @@ def of_two_ranks() -> list[tuple[float, float, float]]:
         for _ in range(3):  # the last of which capture A sees, unless `.grad` is the bucket
             optimizer.zero_grad()
             collector.reset()
-            loss = loss_of(ddp, rank)
-            collector.before_backward(loss, ROWS)
-            loss.backward()
-            small, big = collector.small_sq_norms(), collector.big_sq_norms()
+            small, big = squares(collector, loss_of(ddp, rank))
         found.append((by_hand, float(small[-1]), float(big[-1])))
     return found
 
@@ -119,12 +121,8 @@ def test_micro_batches_are_squared_one_by_one() -> None:
 
     for number in range(3):
         dots.append(float(gradient(model, loss_of(model, number)).double() @ v))
-        loss = loss_of(model, number)
-        collector.before_backward(loss, ROWS)
-        loss.backward()
-    small, big = collector.small_sq_norms(), collector.big_sq_norms()
+        small, big = squares(collector, loss_of(model, number))
 
-    assert small is not None
     assert float(small[-1]) == pytest.approx(sum(d**2 for d in dots), rel=1e-5)
     assert float(big[-1]) == pytest.approx(sum(dots) ** 2, rel=1e-5)  # of the sum of gradients
 
@@ -204,7 +202,6 @@ def test_products_are_exact(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     ("make", "argument", "requirement"),
     [
         (lambda p: torch.optim.SGD(p, lr=0.1), "optimizer", "all parameter groups"),
-        (torch.optim.Adagrad, "optimizer", "all parameter groups"),
         (lambda p: torch.optim.Adam(p, betas=(0.0, 0.9)), "optimizer", "all parameter groups"),
         # It keeps no mean of gradients.
         (lambda p: torch.optim.RMSprop(p, momentum=0.9), "optimizer", "all parameter groups"),
@@ -256,11 +253,8 @@ def test_frozen_parameters_are_no_part_of_the_direction() -> None:
     grads = torch.autograd.grad(loss, list(model[2].parameters()), retain_graph=True)
     dot = float(torch.cat([g.flatten() for g in grads]) @ v / v.norm())
 
-    collector.before_backward(loss, ROWS)
-    loss.backward()
-    small = collector.small_sq_norms()
+    small, _ = squares(collector, loss)
 
-    assert small is not None
     assert float(small[-1]) == pytest.approx(dot**2, rel=1e-5)
 
 
@@ -273,11 +267,3 @@ def test_a_closed_meter_keeps_the_optimizer_no_longer() -> None:
     gc.collect()
 
     assert kept() is None
-
-
-def test_without_it_nothing_is_computed() -> None:
-    meter = NoiseScaleMeter(model_of())
-
-    assert not meter.extra_noise_scales
-    assert math.isnan(meter.noise_scale.value)
-    meter.close()

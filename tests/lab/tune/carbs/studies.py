@@ -47,7 +47,7 @@ def study(sampler: Any, trials: Sequence[FrozenTrial] = (), **settings: Any) -> 
     return made
 
 
-def train(made: optuna.Study, count: int, **attributes: Any) -> None:
+def train(made: optuna.Study, count: int) -> None:
     """Ask and tell so many trials, whose cost is their width."""
     for _ in range(count):
         trial = made.ask(SPACE)

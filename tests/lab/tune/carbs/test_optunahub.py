@@ -47,6 +47,7 @@ def test_the_package_has_the_files_and_fields_of_the_registry() -> None:
     assert "## Example" in body
 
 
+@pytest.mark.slow
 def test_its_example_prints_a_front(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

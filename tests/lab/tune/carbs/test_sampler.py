@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-from lab.tune.carbs.studies import CENTER, SPACE, ended, params_of, study, train
+from lab.tune.carbs.studies import CENTER, SPACE, ended, loss, params_of, study, train
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 from refused import refused
-from tiers import slow_but
+from tiers import slow, slow_but
 
 import noisescale
 from noisescale import CarbsSampler
@@ -162,20 +162,21 @@ def test_every_fifth_suggestion_repeats_the_cheapest_of_the_front() -> None:
     assert trial.params == next(p for p in front if params_of(made)[:14].count(p) == fewest)
 
 
-def test_a_front_of_one_member_is_not_repeated_for_ever() -> None:
+@pytest.mark.parametrize("count", [16, slow(25)])
+def test_a_front_of_one_member_is_not_repeated_for_ever(count: int) -> None:
     """At equal cost one trial is the whole front."""
     made = study(CarbsSampler(seed=0, centers=CENTER))
-    told(made, SPACE, 11, lambda params: 0.0 if params == CENTER else 1.0 + params["lr"])
+    told(made, SPACE, count, lambda params: 0.0 if params == CENTER else 1.0 + params["lr"])
 
     assert [why(made.trials[i]) for i in (4, 9)] == ["resample"] * 2
     assert [params for params in params_of(made) if params == CENTER] == [CENTER] * 3
-    assert len({repr(params) for params in params_of(made)}) == 9
+    assert len({repr(params) for params in params_of(made)}) == count - 2
 
 
-@pytest.mark.slow
-def test_the_search_goes_on_below_the_cost_of_its_centre() -> None:
+@pytest.mark.parametrize("count", [25, slow(40)])
+def test_the_search_goes_on_below_the_cost_of_its_centre(count: int) -> None:
     made = study(CarbsSampler(seed=0, centers=CENTER | {"width": 128}))
-    train(made, 40)
+    train(made, count)
 
     front = pareto_front(made)
 
@@ -183,7 +184,6 @@ def test_the_search_goes_on_below_the_cost_of_its_centre() -> None:
     assert front[-1].cost > 128
 
 
-@pytest.mark.slow
 def test_suggestions_spread_over_costs_where_cost_does_not_help() -> None:
     """The cheapest settings alone gain most there: all known ones cost 32 and more."""
     rng = np.random.default_rng(0)
@@ -217,10 +217,11 @@ def test_the_search_steps_farther_as_trials_grow() -> None:
     assert distance(12) > 2.2 * distance(1)
 
 
-def test_nothing_is_repeated_without_resampling() -> None:
-    made = after(10, resample_every=0)
+@pytest.mark.parametrize("count", [10, slow(15)])
+def test_nothing_is_repeated_without_resampling(count: int) -> None:
+    made = after(count, resample_every=0)
 
-    assert len({repr(params) for params in params_of(made)}) == 10
+    assert len({repr(params) for params in params_of(made)}) == count
 
 
 def test_a_failure_that_is_not_the_parameters_fault_is_tried_again() -> None:
@@ -260,22 +261,24 @@ def test_the_search_keeps_away_from_failures(state: TrialState) -> None:
     assert np.mean(asked(trials)) < np.mean(asked([t for t in trials if t.params["x"] <= 0])) - 0.05
 
 
-def test_no_suggestion_costs_more_than_the_limit() -> None:
-    made = after(14, max_cost=40.0)
+@pytest.mark.parametrize(("count", "predicted"), [(14, 9), slow(25, 20)])
+def test_no_suggestion_costs_more_than_the_limit(count: int, predicted: int) -> None:
+    made = after(count, max_cost=40.0)
 
     costs = [
         t.system_attrs["carbs:suggestion"]["cost"]
         for t in made.trials
         if "cost" in t.system_attrs.get("carbs:suggestion", {})
     ]
-    assert len(costs) >= 9
+    assert len(costs) >= predicted
     assert max(costs) <= 40.0
     # The cost is the width.
     assert max(t.params["width"] for t in made.trials) <= 44
 
 
-def test_a_predicted_cost_holds_the_limit_from_the_start() -> None:
-    made = after(8, max_cost=20.0, cost_prior=lambda params: params["width"])
+@pytest.mark.parametrize("count", [8, slow(12)])
+def test_a_predicted_cost_holds_the_limit_from_the_start(count: int) -> None:
+    made = after(count, max_cost=20.0, cost_prior=lambda params: params["width"])
 
     assert max(t.params["width"] for t in made.trials[1:]) <= 20
     found = made.trials[6].system_attrs["carbs:suggestion"]["cost"]
@@ -430,10 +433,11 @@ def test_a_study_in_which_all_failed_goes_on_around_the_centre() -> None:
     assert pareto_front(made) == []
 
 
-def test_duplicates_in_a_small_space_do_no_harm() -> None:
+@pytest.mark.parametrize("count", [12, slow(20)])
+def test_duplicates_in_a_small_space_do_no_harm(count: int) -> None:
     space = {"x": IntDistribution(1, 2), "y": CategoricalDistribution(["a", "b"])}
     made = study(CarbsSampler(seed=0))
-    for _ in range(12):
+    for _ in range(count):
         trial = made.ask(space)
         trial.set_user_attr("cost", float(trial.params["x"]))
         made.tell(trial, float(trial.params["x"]))
@@ -453,3 +457,7 @@ def test_the_sampler_names_the_extra_that_it_needs(
         noisescale.CarbsSampler  # noqa: B018
 
     assert "noisescale[tune]" in str(missing.value)
+
+
+def test_a_loss_is_what_the_tests_say() -> None:
+    assert loss({"width": 16, "lr": 10**-2.150515, "dropout": 0.3}) == pytest.approx(0.25)
