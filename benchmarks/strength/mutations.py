@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many faults of the core do the tests find? (mutation testing)
+"""Put faults into the core, one at a time, and count those that the tests find.
 
-Each fault of `_mutations.py` is put into a copy of the repository, and the tests of its room and the
-contract of the collectors run there until one fails. The tests may be those of another commit.
+Each fault of `_mutations.py` is put into a copy of the repository. The tests of its room and the
+contract of the collectors run there until one fails. They may be the tests of another commit.
 """
 
 import argparse
