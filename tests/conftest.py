@@ -123,17 +123,15 @@ collect_ignore = ["goldens/record.py", "save_transfers.py"]
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Modules in which no test would run are not even imported.
 
-    They are of the other tier, or on a device nothing in them takes it. The tests of the fake
+    All of their tests are slow, or on a device nothing in them takes it. The tests of the fake
     device run on no other.
     """
     if FAKE in collection_path.parents and devices.name != "fake":
         return True
     if collection_path.suffix != ".py" or collection_path.name == "conftest.py":
         return None
-    text, tier = collection_path.read_text(), config.option.markexpr
-    if tier == QUICK and re.search(r"^pytestmark = .*\bslow\b", text, re.MULTILINE):
-        return True
-    if tier == "slow" and "slow" not in text:
+    text, all_slow = collection_path.read_text(), r"^pytestmark = .*\bslow\b"
+    if config.option.markexpr == QUICK and re.search(all_slow, text, re.MULTILINE):
         return True
     if devices.name == "cpu" or FAKE in collection_path.parents:
         return None

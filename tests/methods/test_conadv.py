@@ -169,7 +169,10 @@ def test_the_noise_scale_counts_an_example_with_its_copy_once(way: str) -> None:
     adversary = ConcurrentAdversary(net, RADIUS, RADIUS)
     adversarial = adversary.perturb(x, lambda out: cross_entropy(out, y.long()))
     both = torch.stack([x, adversarial], 1)
-    of_both = lambda output, label: cross_entropy(output[0], label.expand(2))  # noqa: E731
+
+    def of_both(output: Tensor, label: Tensor) -> Tensor:
+        return cross_entropy(output[0], label.expand(2))
+
     gradients = torch.stack(gradients_of_examples(net, (both, y), of_both))
     # They are drawn with replacement.
     truth = float(gradients.var(0, correction=0).sum() / gradients.mean(0).square().sum())

@@ -496,7 +496,9 @@ def test_batches_without_halves_are_told_of() -> None:
 def test_another_graph_is_proved_anew_at_the_next_measured_step() -> None:
     model = network()
     meter = measured(model)
-    doubled: Callable[..., Tensor] = lambda m, b: 2 * mse(m, b)  # noqa: E731
+
+    def doubled(*of: Any) -> Tensor:
+        return 2 * mse(*of)
 
     steps(meter, model, [batch(0)])
     steps(meter, model, [batch(1)], [batch(2)], loss=doubled)

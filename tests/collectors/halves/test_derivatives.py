@@ -167,8 +167,14 @@ def row_by_row(z: Tensor, t: Tensor) -> Tensor:
     return torch.stack([(a - a.roll(1)).abs().sum() for a in (z - t).unbind(0)]).mean()
 
 
-cross_entropy: Loss = lambda z, t: F.cross_entropy(z, t.argmax(1))  # noqa: E731
-root_of_the_mean: Loss = lambda z, t: F.mse_loss(z, t).sqrt()  # noqa: E731
+def cross_entropy(z: Tensor, t: Tensor) -> Tensor:
+    return F.cross_entropy(z, t.argmax(1))
+
+
+def root_of_the_mean(z: Tensor, t: Tensor) -> Tensor:
+    return F.mse_loss(z, t).sqrt()
+
+
 SOUND: dict[str, Loss] = {
     "cross-entropy": cross_entropy,
     "weighted classes": lambda z, t: (

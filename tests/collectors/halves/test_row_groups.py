@@ -121,8 +121,13 @@ def reward_pairs(z: Tensor) -> Tensor:
     return -F.logsigmoid(chosen - rejected - 0.5).mean()
 
 
-siamese: Loss = lambda z: F.relu(1.5 - (z[0::2] - z[1::2]).norm(dim=1)).square().mean()  # noqa: E731
-plain: Loss = lambda z: z.square().mean()  # noqa: E731
+def siamese(z: Tensor) -> Tensor:
+    return F.relu(1.5 - (z[0::2] - z[1::2]).norm(dim=1)).square().mean()
+
+
+def plain(z: Tensor) -> Tensor:
+    return z.square().mean()
+
 
 PAIRS_IN_TURN = torch.arange(ROWS) // 2
 UNEQUAL = torch.tensor([0] * 9 + [1] * 2 + [2] * 6 + [3] * 3 + [4] * 8 + [5] * 4)

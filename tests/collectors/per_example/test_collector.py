@@ -456,11 +456,14 @@ def test_a_gradient_that_is_zero_on_one_rank_is_compared_on_the_other() -> None:
         model.module.gate.data.fill_(0.5)
         collector = collector_of(model, group=model.process_group)
         batch, steps = numbers(4, 6, seed=dist.get_rank()), 0
+
+        def loss(*of: Tensor) -> Tensor:
+            return mean_loss(*of) * dist.get_rank()
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             while collector._probe is not None:
                 steps += 1
-                loss = lambda *of: mean_loss(*of) * dist.get_rank()  # noqa: E731
                 step(model, collector, [batch], loss=loss)
         return steps, collector.norms.names
 
