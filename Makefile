@@ -17,8 +17,9 @@ export PYTHONDONTWRITEBYTECODE :=
 # Tests of several ranks start two to four processes each.
 WORKERS := -n logical --maxprocesses 4 --dist worksteal
 
-# The CPU seconds of tests, the most first.
-TOOK = --save-durations build/durations
+# The CPU seconds of tests, the most first. Without the "=" pytest would take a file that is there
+# already for a test, and would not know the option.
+TOOK = --save-durations=build/durations
 
 # Both tiers: what `make test` runs, and the slow tests that it leaves out.
 ALL := -m "not weekly"
