@@ -17,12 +17,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from benchmarks.lib.results import saved_rows, write_results
+from benchmarks.strength._mutations import MUTATIONS, Mutation
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.lib.results import saved_rows, write_results  # noqa: E402
-from benchmarks.strength._mutations import MUTATIONS, Mutation  # noqa: E402
-
 NAME = "strength/mutations"
 CONTRACT = "tests/collectors/test_contract.py"
 SECONDS = 1200
