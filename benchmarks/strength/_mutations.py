@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults to be found by the tests: in each one a line of the core is wrong.
 
-Most are drawn by chance from the core's operators, constants and calls. Those that change nothing
+They are drawn by chance from the core's operators, constants and calls. Those that change nothing
 (a default that is never used, a limit of a search) are left out.
 """
 
@@ -20,7 +20,7 @@ def dropped(file: str, call: str) -> Mutation:
     return Mutation(file, f"{call}\n", "pass\n")
 
 
-MUTATIONS = [
+FIRST = [
     Mutation(
         "estimation/moments.py",
         "(1 / small_batch - 1 / big_batch)",
@@ -123,3 +123,118 @@ MUTATIONS = [
         "trainer.accumulate_grad_batches != 0",
     ),
 ]
+
+FRESH = [
+    Mutation(
+        "lightning/monitor/noise_scale_monitor.py",
+        "self._report and self._measuring",
+        "self._report or self._measuring",
+    ),
+    Mutation("history/run_law.py", "progress - 1, 0.0)", "progress - 1, 1.0)"),
+    Mutation("estimation/ratio_interval.py", "self.sq_share, 1e-300)", "self.sq_share, 1.0)"),
+    Mutation(
+        "meter/choosing.py",
+        "is None and not sharded and _processes(",
+        "is None and sharded and _processes(",
+    ),
+    dropped("collectors/sharded/fsdp1.py", "self._begins_round(unit)"),
+    Mutation("history/blocks.py", "- 1).sum()) + len(between", "- 1).sum()) - len(between"),
+    Mutation(
+        "batches/batch_size.py",
+        "like_examples = length > _MOST_FIELDS",
+        "like_examples = length >= _MOST_FIELDS",
+    ),
+    Mutation("collectors/rows/window_layout.py", "max(window, 1),", "max(window, 2),"),
+    Mutation(
+        "history/optimizers.py", "if not total or len(ranked)", "if not total and len(ranked)"
+    ),
+    Mutation(
+        "lightning/scheduler/scheduled_fit.py",
+        "plan.batch_size, base or 0.0))",
+        "plan.batch_size, base and 0.0))",
+    ),
+    Mutation(
+        "prediction/position.py",
+        "+ (LITTLE - 1) * c, self.critical",
+        "+ (LITTLE - 2) * c, self.critical",
+    ),
+    Mutation(
+        "lightning/scheduler/device_batches.py",
+        "loader.batch_sampler is None or type(loader.batch_sampler",
+        "loader.batch_sampler is not None or type(loader.batch_sampler",
+    ),
+    Mutation(
+        "collectors/sharded/fsdp1.py",
+        "self._shards.values()) and not self.norms.any_gradient(",
+        "self._shards.values()) or not self.norms.any_gradient(",
+    ),
+    Mutation(
+        "tradeoff/regimes.py", "= RATE_TILT**2 * np.outer(away", "= RATE_TILT**4 * np.outer(away"
+    ),
+    Mutation("frozen/measure.py", "not width > 1:", "not width > 2:"),
+    Mutation("history/segments.py", "np.append(rate[0], rate[:-1]", "np.append(rate[1], rate[:-1]"),
+    Mutation(
+        "prediction/watching.py",
+        '[] if course is None else [Statement("so',
+        '[] if course is not None else [Statement("so',
+    ),
+    dropped("meter/meter.py", "self._capture.pause(False)"),
+    dropped("meter/options.py", "check_unit(self.unit)"),
+    Mutation("meter/options.py", "and self.cut is None", "and self.cut is not None"),
+    dropped(
+        "prediction/figures/noise_along_run.py",
+        'drawn.add_scatter(\n        **curve.batch_size(),\n        name="batch size of the run",\n        mode="lines",\n        line={"color": BLACK, "width": 2, "shape": "vh"},\n        hovertemplate="step %{x:,}: batch size %{y:,.4g}<extra></extra>",\n    )',
+    ),
+    Mutation("history/log.py", "np.flatnonzero(of >= 0)", "np.flatnonzero(of > 0)"),
+    Mutation(
+        "collectors/per_example/exclusions.py",
+        "module._compiled_call_impl is not None:",
+        "module._compiled_call_impl is None:",
+    ),
+    Mutation(
+        "prediction/warnings_and_assumptions.py",
+        "0 and second is None:",
+        "0 and second is not None:",
+    ),
+    Mutation("prediction/questions.py", 'if row.basis == "timed"]', 'if row.basis != "timed"]'),
+    Mutation("meter/watched_steps.py", "NEARLY_ZERO).sum())) - 1", "NEARLY_ZERO).sum())) - 2"),
+    Mutation(
+        "tradeoff/document.py",
+        "found.source is None or len(found.curves",
+        "found.source is None and len(found.curves",
+    ),
+    Mutation("prediction/arguments.py", "in timed if not size % 1}", "in timed if size % 1}"),
+    Mutation(
+        "prediction/figures/time_compute_front.py",
+        'mode="markers" if alone and p.resolved else',
+        'mode="markers" if alone or p.resolved else',
+    ),
+    dropped("collectors/tensor_parallel.py", "self.norms.add(self._step.captured.found, [piece])"),
+    Mutation(
+        "collectors/tensor_parallel.py",
+        "mesh != where[0] for mesh in",
+        "mesh != where[1] for mesh in",
+    ),
+    Mutation("collectors/ddp.py", "parameter.grad is None:", "parameter.grad is not None:"),
+    dropped("collectors/halves/proved_cuts.py", "self._leave_out(left_out)"),
+    dropped("prediction/warnings_and_assumptions.py", "found.append(calibration.source)"),
+    Mutation(
+        "prediction/warnings_and_assumptions.py", 'f"In {100 * unresolved', 'f"In {200 * unresolved'
+    ),
+    Mutation("frozen/along_run.py", "assert history is not None", "assert history is None"),
+    Mutation(
+        "collectors/gradient_norms.py", "self.partition + len(extra)", "self.partition - len(extra)"
+    ),
+    Mutation(
+        "lightning/scheduler/batch_size_scheduler.py",
+        "found is None or not is_positive(found",
+        "found is None or is_positive(found",
+    ),
+    Mutation("collectors/squared_norms.py", "if not tensor.is_cpu", "if tensor.is_cpu"),
+    Mutation(
+        "prediction/second_run.py", "if abs(counts[0] - counts[1]", "if abs(counts[1] - counts[1]"
+    ),
+]
+"""Drawn when the tests had been divided into two tiers: no test was written for them."""
+
+MUTATIONS = {"first": FIRST, "fresh": FRESH}

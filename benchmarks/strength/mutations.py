@@ -12,7 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -95,7 +97,7 @@ def main() -> None:
     saved = saved_rows(NAME)
     others = [row for row in saved if row["tests"] != tests or not options.again]
     done = {(row["file"], row["old"]) for row in others if row["tests"] == tests}
-    left = [m for m in MUTATIONS if (m.file, m.old) not in done]
+    left = [m for m in chain(*MUTATIONS.values()) if (m.file, m.old) not in done]
     with tempfile.TemporaryDirectory() as name:
         copies: SimpleQueue[Path] = SimpleQueue()
         for process in range(options.processes):
@@ -115,9 +117,12 @@ def main() -> None:
                 write_results(NAME, others, quiet=True)
                 print(row["file"], "->", row["new"], ":", row["tier"], row["by"], row["seconds"])
 
-    for found in ("whole", "test", "test-all", ""):
-        rows = [row for row in others if row["tier"] == found and row["tests"] == tests]
-        print(f"{len(rows)} found by {found or 'no test'}")
+    for drawn, mutations in MUTATIONS.items():
+        faults = {(m.file, m.old) for m in mutations}
+        by = Counter(
+            r["tier"] for r in others if (r["file"], r["old"]) in faults and r["tests"] == tests
+        )
+        print(f"{drawn}:", ", ".join(f"{n} found by {tier or 'no test'}" for tier, n in by.items()))
 
 
 if __name__ == "__main__":
