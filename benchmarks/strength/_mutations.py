@@ -181,9 +181,10 @@ FRESH = [
     dropped("meter/meter.py", "self._capture.pause(False)"),
     dropped("meter/options.py", "check_unit(self.unit)"),
     Mutation("meter/options.py", "and self.cut is None", "and self.cut is not None"),
-    dropped(
+    Mutation(
         "prediction/figures/noise_along_run.py",
-        'drawn.add_scatter(\n        **curve.batch_size(),\n        name="batch size of the run",\n        mode="lines",\n        line={"color": BLACK, "width": 2, "shape": "vh"},\n        hovertemplate="step %{x:,}: batch size %{y:,.4g}<extra></extra>",\n    )',
+        "drawn.add_scatter(\n        **curve.batch_size(),",
+        "dict(\n        **curve.batch_size(),",
     ),
     Mutation("history/log.py", "np.flatnonzero(of >= 0)", "np.flatnonzero(of > 0)"),
     Mutation(
