@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line, called in this process as its script calls it."""
 
+import functools
 import io
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -8,8 +9,12 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import typer.main
 
 from noisescale.cli.app import main
+
+command_of = functools.cache(typer.main.get_command)
+"""The commands are read from their functions once, not at each call: that takes half of it."""
 
 
 def ended(*arguments: Any) -> tuple[int, str, str]:
@@ -17,6 +22,7 @@ def ended(*arguments: Any) -> tuple[int, str, str]:
     words = ["noisescale", *map(str, arguments)]
     with (
         mock.patch.object(sys, "argv", words),
+        mock.patch.object(typer.main, "get_command", command_of),
         redirect_stdout(io.StringIO()) as output,
         redirect_stderr(io.StringIO()) as errors,
         pytest.raises(SystemExit) as exited,
