@@ -15,6 +15,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,13 @@ def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> 
         folder = Path(name)
         deadline = time.monotonic() + SECONDS
         with _ranks(world_size, folder, function, arguments) as processes:
-            while any(process.is_alive() for process in processes):
-                if time.monotonic() > deadline or any(folder.glob("*.error")):
+            running = {process.sentinel for process in processes}
+            while running and not any(folder.glob("*.error")):
+                if not (ended := wait(running, deadline - time.monotonic())):
                     break
-                time.sleep(0.005)
+                running -= {*ended}
         _raise_errors(folder)
-        assert time.monotonic() < deadline, f"ranks were still running after {SECONDS} s"
+        assert not running, f"ranks were still running after {SECONDS} s"
         return [
             torch.load(folder / f"{rank}.result", weights_only=False) for rank in range(world_size)
         ]
@@ -98,10 +100,11 @@ def until_killed(world_size: int, function: Callable[[], Any], *, grace: float =
         tempfile.TemporaryDirectory() as folder,
         _ranks(world_size, Path(folder), function, ()) as processes,
     ):
-        deadline = time.monotonic() + SECONDS
-        while all(process.exitcode is None for process in processes):
-            assert time.monotonic() < deadline, f"no rank was killed in {SECONDS} s"
-            time.sleep(0.005)
+        ended = wait([process.sentinel for process in processes], SECONDS)
+        assert ended, f"no rank was killed in {SECONDS} s"
+        for process in processes:
+            if process.sentinel in ended:
+                process.join()
         if not any(process.exitcode == -signal.SIGKILL for process in processes):
             _raise_errors(Path(folder))
             raise AssertionError("a rank ended, and none was killed")
