@@ -168,7 +168,7 @@ class Launched(NamedTuple):
 
 
 def launched(way: Way, steps: Sequence[Step]) -> Launched:
-    """Count what is launched once a training has value_from_bounds, whose steps were `counted`."""
+    """Count what is launched once a training has begun, whose steps were `counted`."""
     steps = [*steps, *counted(way, measured=False)]
 
     def least(phase: str) -> int:
