@@ -70,6 +70,8 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         extra: What is measured beside, see `NoiseScaleMonitor`.
         cut: Names of the submodules at whose outputs the halves of a batch are separated, see
             `NoiseScaleMeter`.
+        backward_twice: Whether a backward pass may go twice through Functions, hooks and saved
+            tensors that are not known, see `NoiseScaleMeter`.
         cost: The share of the run's time that measuring may take, see `NoiseScaleMeter`.
 
     Raises:
@@ -104,6 +106,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         layers: Layers = "all",
         extra: Sequence[Extra] = (),
         cut: Sequence[str] | None = None,
+        backward_twice: bool = False,
         cost: float | None = None,
     ) -> None:
         if batch_size_fn is not None and not callable(batch_size_fn):

@@ -89,6 +89,9 @@ class NoiseScaleMeter(Meter):
             of the batch as their first dimension. All trained parameters must act on the loss
             through these outputs. Default: modules that the training step calls, or else the
             tensors nearest to the loss.
+        backward_twice: True says that a backward pass may go twice through the model's graph and
+            changes nothing the second time: through Functions, hooks and saved tensors that are not
+            known. Halves of a batch take one more pass, and are refused where these keep state.
         averaged: Whether training averages gradients over ranks before `optimizer.step()`. Pass
             False if the optimizer averages them in its step, as nanochat's does, or if each rank
             steps on its own gradient, as with `AdasumOptimizer`. A measured step then averages
@@ -140,6 +143,7 @@ class NoiseScaleMeter(Meter):
         extra: Sequence[Extra] = (),
         optimizer: Optimizer | None = None,
         cut: Sequence[str] | None = None,
+        backward_twice: bool = False,
         averaged: bool = True,
         log_to: str | PathLike[str] | None = None,
         log_every_n_steps: int = 50,

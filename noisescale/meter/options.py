@@ -41,6 +41,7 @@ class MeterOptions:
     small_batch: SmallBatch = "auto"
     layers: Layers = "all"
     cut: Sequence[str] | None = None
+    backward_twice: bool = False
     extra: Sequence[Extra] = ()
 
     @classmethod

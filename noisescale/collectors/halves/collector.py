@@ -74,6 +74,7 @@ class HalvesCollector(MicroBatchCollector):
         cut: Names of modules at whose outputs to cut; None: the modules that the training step
             calls.
         compiled: Whether a part of the model is compiled: hooks would compile it again.
+        backward_twice: Whether the user says that what is not known bears a second backward pass.
 
     Raises:
         ValueError: If `cut` names no module.
@@ -93,9 +94,10 @@ class HalvesCollector(MicroBatchCollector):
         cut: Sequence[str] | None = None,
         *,
         compiled: bool = False,
+        backward_twice: bool = False,
     ) -> None:
         super().__init__(norms, group=None)
-        self._cuts = ProvedCuts(model, norms, cut, compiled=compiled)
+        self._cuts = ProvedCuts(model, norms, cut, compiled=compiled, backward_twice=backward_twice)
         self._lone_steps = _LONE_STEPS
         self._draws = 0
         self._halves: Halves | None = None

@@ -20,7 +20,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from noisescale.collectors.halves.calls import tensors_in
 from noisescale.collectors.halves.graph import Graph, Node
-from noisescale.collectors.own_pass import measuring
+from noisescale.collectors.names_of_hooks import name_of
+from noisescale.collectors.own_pass import asks_whether_measuring
 
 _OURS = __name__.partition(".")[0]
 
@@ -82,31 +83,6 @@ class _Before(NamedTuple):
         if not differs.is_cpu or bool(differs):
             _distinct(self.tensor.data).copy_(self.value)  # which does not count as a write
         return differs
-
-
-class Buffers:
-    """The buffers that a backward pass writes to, as checkpointing runs forward again."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self.written: set[str] = set()
-        """The names of buffers that passes have been seen to write to."""
-
-    def values(self) -> Values:
-        """Return the values of all buffers."""
-        return Values(self._model.named_buffers())
-
-    @contextmanager
-    def keep_values(self) -> Iterator[None]:
-        """Restore after a block the buffers that passes write to."""
-        named = self._model.named_buffers() if self.written else ()
-        kept = [_distinct(b.data) for n, b in named if n in self.written and _counts(b)]
-        before = [(buffer, buffer.clone()) for buffer in kept]
-        try:
-            yield
-        finally:
-            for buffer, value in before:
-                buffer.copy_(value)
 
 
 def values_saved_in(graph: Graph) -> Values:
@@ -209,7 +185,7 @@ class ChangingHooks:
         self._wrapped: list[tuple[Hooks, int, Any, Any]] = []
         for hooks in all_hooks:
             for key, hook in hooks.items():
-                if not _is_ours(name := _name(hook)):
+                if not _is_ours(name := name_of(hook)):
                     noting = partial(self._call, hook, name)
                     hooks[key] = noting
                     self._wrapped.append((hooks, key, hook, noting))
@@ -259,25 +235,11 @@ def hooks_of_modules(model: nn.Module) -> list[str]:
 
 
 def _named_unless_it_asks(hook: Any) -> str:
-    code = getattr(_function(hook), "__code__", None)
-    return "" if code is not None and measuring.__name__ in code.co_names else _name(hook)
+    return "" if asks_whether_measuring(hook) else name_of(hook)
 
 
 def _is_ours(name: str) -> bool:
     return name.partition(".")[0] == _OURS
-
-
-def _function(hook: Any) -> Any:
-    while isinstance(hook, partial):
-        hook = hook.func
-    return getattr(hook, "__func__", hook)
-
-
-def _name(hook: Any) -> str:
-    function = _function(hook)
-    if not hasattr(function, "__qualname__"):
-        function = type(function)
-    return f"{function.__module__}.{function.__qualname__}"
 
 
 def _saved_tensors(node: Node) -> list[Tensor]:

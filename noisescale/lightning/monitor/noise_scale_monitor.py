@@ -148,6 +148,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         extra: What is measured beside, such as `NoiseAlongGradient`. See `ExtraMeasurement`.
         cut: Names of the submodules at whose outputs the halves of a batch are separated. Default:
             the modules that the training step calls. See `NoiseScaleMeter`.
+        backward_twice: Whether a backward pass may go twice through Functions, hooks and saved
+            tensors that are not known. See `NoiseScaleMeter`.
         cost: The share of the run's time that measuring may take. See `NoiseScaleMeter`.
         weight_fn: A function from a batch to its weight, where the loss is one mean over the tokens
             (or positives, or groups) of a step. The weight is their number in the batch, or a
@@ -198,6 +200,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         layers: Layers = "all",
         extra: Sequence[Extra] = (),
         cut: Sequence[str] | None = None,
+        backward_twice: bool = False,
         cost: float | None = None,
         weight_fn: Callable[[Any], Any] | None = None,
         group_fn: Callable[[Any], Any] | None = None,
