@@ -20,4 +20,4 @@ def name_of(hook: Any) -> str:
     """Return the full name of the function that a hook calls, or of an object's class."""
     function = function_of(hook)
     named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
+    return f"{named.__module__ or 'builtins'}.{named.__qualname__}"

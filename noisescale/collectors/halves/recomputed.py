@@ -26,8 +26,8 @@ from noisescale.collectors.halves.second_pass import cells_of
 from noisescale.collectors.names_of_hooks import name_of
 from noisescale.collectors.own_pass import asks_whether_measuring
 
-_DEPTH = 2
-"""How far below a module state is looked for."""
+_DEPTH = 3
+"""How far below a module state is looked for: its attributes, and two levels down from each."""
 
 _MOST = 4096
 """The most entries of a container that is looked into."""
