@@ -25,30 +25,55 @@ from noisescale.collectors.own_pass import asks_whether_measuring
 _KNOWN = frozenset(
     {
         # Trained here with a second pass, bit for bit as without.
-        "torch",
         "timm",
+        "torch",
         "torch_geometric",
         "transformers",
-        # Their sources were read.
+        # Each of their Functions was read.
         "apex",
         "bitsandbytes",
         "causal_conv1d",
+        "diffusers",
+        "entmax",
         "fla",
         "flash_attn",
+        "kornia",
+        "lightly",
         "liger_kernel",
         "mamba_ssm",
+        "peft",
+        "snntorch",
+        "torchaudio",
+        "torchvision",
+        "trl",
         "xformers",
     }
 )
-"""Packages whose Functions bear a second backward pass."""
+"""Packages whose Functions bear a second backward pass.
+
+Some write to what they save. `ProvedCuts` restores that, and refuses it.
+"""
 
 _NOT_KNOWN = (
+    "apex.contrib.bottleneck.",  # buffers of communication
+    "apex.contrib.cudnn_gbn.",
+    "apex.contrib.groupbn.",  # counts passes
+    "apex.contrib.transducer.",  # a backward pass inside
+    "apex.mlp.",  # deletes what it saved
     "apex.transformer.",  # adds to `main_grad`
     "bitsandbytes.autograd._functions.MatMul8bitLt",
+    "liger_kernel.ops.backends._ascend.",  # gradients by the address of a tensor
+    "liger_kernel.ops.cute.ops.moe.",  # pops from a stack
+    "liger_kernel.ops.cutile.ops.tiled_mlp.",  # a backward pass inside
+    "liger_kernel.ops.swiglu.LigerFusedGateUpSiLUMulFunction",
+    "liger_kernel.ops.tiled_mlp.",
+    "peft.tuners.lora.velora.",
+    "snntorch.surrogate.CustomSurrogate",  # runs a function of the user's
     "torch.distributed.fsdp.",
-    "torch.utils.checkpoint.CheckpointFunction",
-    "torch_geometric.nn.models.rev_gnn.",
+    "torch_geometric.nn.models.rev_gnn.",  # reverses activations in place
+    "transformers.loss.loss_lsd.",  # frees a graph inside
     "transformers.models.reformer.",
+    "xformers.fwbw_overlap.",
 )
 """How the names of Functions in known packages begin that do not bear it."""
 
