@@ -135,22 +135,24 @@ def steps_of(
     branch: Branch = always,
     *,
     capture: bool = False,
+    together: bool = False,
 ) -> dict[str, Any]:
-    """Go through a few steps; return what was captured and what it should be."""
-    rank = dist.get_rank()
-    passes = [pass_ for round_ in rounds for pass_ in round_]
+    """Go through a few steps; return what was captured and what it should be.
+
+    `together`: a round is one backward pass, through all of its forward passes.
+    """
+    rank, passes = dist.get_rank(), [pass_ for round_ in rounds for pass_ in round_]
     result: dict[str, Any] = {"rows": []}
     for step in range(STEPS):
         expected = brute_force(whole(model), step, rounds, branch, collector.norms, len(passes))
         model.zero_grad()
         for round_ in rounds:
-            for pass_ in round_:
-                with reducing(model, pass_ == round_[-1]):
-                    loss = loss_of(model, step, pass_, rank, branch(step, pass_)) / len(passes)
-                    last = pass_ == passes[-1]
-                    collector.before_backward(
-                        loss, examples(pass_, rank), capture_average=capture and last
-                    )
+            for of_pass in [round_] if together else [[pass_] for pass_ in round_]:
+                with reducing(model, of_pass[-1] == round_[-1]):
+                    losses = [loss_of(model, step, p, rank, branch(step, p)) for p in of_pass]
+                    loss, size = sum(losses) / len(passes), sum(examples(p, rank) for p in of_pass)
+                    last = of_pass[-1] == passes[-1]
+                    collector.before_backward(loss, size, capture_average=capture and last)
                     loss.backward()
                 assert not collector.gradients_dropped
         if capture:
@@ -166,25 +168,11 @@ def steps_of(
     return result
 
 
-def called_twice(collector: RoundsCollector, model: Any) -> dict[str, Any]:
-    """What is captured of a pass that goes through a model twice, and what it should be."""
-    rank = dist.get_rank()
-    expected = brute_force(whole(model), 0, [[0, 1]], always, collector.norms, 2)
-    loss = (loss_of(model, 0, 0, rank) + loss_of(model, 0, 1, rank)) / 2
-    collector.before_backward(loss, 8)
-    loss.backward()
-    small, big = collector.small_sq_norms(), collector.big_sq_norms()
-    dist.all_reduce(big)
-    assert small is not None
-    return {"rows": [(small.tolist(), big.tolist(), *expected)]}
-
-
 class WithoutNorms:
-    """Steps of a model, and which of them had no small norms."""
+    """Steps of a model that should have no small norms, and some that should."""
 
     def __init__(self, collector: RoundsCollector, model: Any) -> None:
         self.collector, self.model = collector, model
-        self.found: dict[str, bool] = {}
 
     def run(self, *reduces: bool, announced: bool = True) -> None:
         """One pass after the other, that reduces gradients or adds to them."""
@@ -198,8 +186,8 @@ class WithoutNorms:
             self.collector.before_backward(loss, 1)
         loss.backward()
 
-    def close(self, what: str) -> None:
-        self.found[what] = self.collector.small_sq_norms() is None
+    def close(self, what: str, *, norms: bool = False) -> None:
+        assert (self.collector.small_sq_norms() is not None) == norms, what
         self.collector.reset()
         self.model.zero_grad()
 
@@ -214,7 +202,7 @@ class WithoutNorms:
         self.run(True, False, True)
         self.close("rounds of unequal length")
         self.run(True)
-        self.close("a good step")
+        self.close("a good step", norms=True)
 
 
 def check(results: list[dict[str, Any]], tolerance: float = EXACT) -> None:
@@ -228,6 +216,7 @@ GROUPS = {"first block": r"blocks\.0", "vectors": r"bias|norm"}
 CAPTURE: dict[str, Any] = {"capture": True}
 WITHOUT: dict[str, Any] = {"branch": in_first_pass_only, "groups": GROUPS}
 IN_GROUPS: dict[str, Any] = {"groups": GROUPS}
+TOGETHER: dict[str, Any] = {"together": True}
 EVERY_WAY = [(SINGLE, GROUPS), (EVERY_PASS, None), (SUMMED, None), (TWO_ROUNDS, GROUPS)]
 
 

@@ -279,7 +279,6 @@ def spoiled(really: bool) -> Iterator[None]:
 
 
 def measured(way: Way, names: Sequence[str]) -> dict[str, Measured]:
-    """Go through cases on one rank."""
     found = {}
     for name in names:
         training = Training(way, CASES[name])
@@ -427,8 +426,7 @@ def expectations(way: Way, case: Case, step: int, columns: Sequence[int]) -> lis
             micros = micros[-1:]
         for micro, rows in micros:
             weight = case.weights[rank][micro] if case.weights else 1.0
-            branch = case.branch(rank, micro)
-            single = gradients(case.frozen, branch, step, rank, micro, rows)
+            single = gradients(case.frozen, case.branch(rank, micro), step, rank, micro, rows)
             if way.part == "example":
                 mine += examples_of(single, weight, rows * case.size(micro))
             else:
@@ -448,10 +446,9 @@ def expectations(way: Way, case: Case, step: int, columns: Sequence[int]) -> lis
 
 
 def agree(got: StepNorms, want: Expected, tolerance: float) -> bool:
-    signal, trace = got.moments()
     close = pytest.approx(tuple(want), rel=tolerance)
     solved = pytest.approx(want.moments, rel=1e-3, abs=1e-3 * want.small_sq_norm)
-    return bool(got[:4] == close and (signal, trace) == solved)
+    return bool(got[:4] == close and got.moments() == solved)
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,7 @@ class Double(torch.autograd.Function):
 
 
 def contrastive(z: Tensor, gathered: Tensor) -> Tensor:
-    labels = torch.arange(len(z)) + dist.get_rank() * len(z)
-    return F.cross_entropy(z @ gathered.T, labels)
+    return F.cross_entropy(z @ gathered.T, torch.arange(len(z)) + dist.get_rank() * len(z))
 
 
 def by_torch(z: Tensor) -> Tensor:

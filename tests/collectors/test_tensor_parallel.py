@@ -41,7 +41,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ways_of_capture import reducing
 
 from noisescale import NoiseScaleMeter
-from noisescale.collectors.rows.step_rows import MeasuredStep, StepRows
+from noisescale.collectors.rows.step_rows import MeasuredStep
 from noisescale.guard import NotMeasured
 from noisescale.meter.choosing import choose_collector
 from noisescale.meter.options import MeterOptions
@@ -100,8 +100,7 @@ def batch(step: int, rank: int, micro: int) -> Tensor:
 
 
 def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
-    logits = model(rows[:, :-1])
-    return nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+    return nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
 
 def parallelized(model: Model, mesh: Any, *, sequence: bool, by_loss: bool = False) -> None:
@@ -159,11 +158,21 @@ CASES = {
 }
 
 
+def averaging(model: Any, mesh: Any, by: Callable[..., Any] | None) -> Any:
+    """Have the gradients of parts averaged over the ranks of data parallelism."""
+    if by is DDP:
+        _pre_dp_module_transform(model)
+        return DDP(model, process_group=mesh["data"].get_group())
+    for block in model.blocks if by is not None else ():
+        by(block, mesh=mesh["data"])
+    return model if by is None else by(model, mesh=mesh["data"])
+
+
 class Trained(NamedTuple):
     steps: list[MeasuredStep]
     groups: tuple[str, ...]
     same: bool
-    """Whether the gradients are bitwise those without a collector."""
+    """Whether the gradients are bitwise those without a meter."""
 
 
 def trained(case: Case) -> Trained:
@@ -178,52 +187,35 @@ def _run(case: Case, *, measured: bool) -> tuple[Any, list[Tensor], Any]:
     mesh = init_device_mesh("cpu", (case.data, tensor), mesh_dim_names=("data", "tensor"))
     model: Any = case.model()
     parallelized(model, mesh["tensor"], sequence=case.sequence, by_loss=case.by_loss)
-    if case.by is DDP:
-        _pre_dp_module_transform(model)
-        model = DDP(model, process_group=mesh["data"].get_group())
-    elif case.by is not None:
-        for block in model.blocks:
-            case.by(block, mesh=mesh["data"])
-        model = case.by(model, mesh=mesh["data"])
+    model = averaging(model, mesh, case.by)
     parameters = list(model.parameters())  # DDP's are not in the model later
-    collector = choose_collector(model, MeterOptions(groups=case.groups)) if measured else None
+    meter = NoiseScaleMeter(model, every_n_steps=1, groups=case.groups) if measured else None
     rank = mesh.get_local_rank("data")
     found: list[MeasuredStep] = []
     gradients: list[Tensor] = []
     for step in range(STEPS):
         for p in parameters:
             p.grad = None
-        sizes = []
         for micro in range(MICROS):
             last = micro == MICROS - 1
             rows = batch(step, rank, micro)
             once = reducing(model, last or not case.reduced_once)
             with once, loss_parallel() if case.by_loss else torch.enable_grad():
                 loss = loss_of(model, rows) / MICROS
-                if collector is not None:
-                    collector.before_backward(loss, len(rows), capture_average=last)
-                    sizes.append(float(len(rows)))
+                if meter is not None:
+                    meter.before_backward(loss, len(rows), capture_average=last)
                 loss.backward()
-        if collector is not None:
-            queue = StepRows(collector.norms, collector.group, collector.sharing)
-            queue.add(
-                collector.small_sq_norms(),
-                collector.big_sq_norms(),
-                collector.layout(sizes, MICROS),
-                examples=sum(sizes),
-                unmeasured_examples=0,
-                unmeasured_steps=0,
-            )
-            found += queue.read()
-            collector.reset()
+        if meter is not None:
+            meter.step()
+            found += meter._capture.unread.read()
         gradients += [
             getattr(p.grad, "_local_tensor", p.grad).clone()
             for p in parameters
             if p.grad is not None
         ]
-    names = () if collector is None else collector.norms.group_names
-    if collector is not None:
-        collector.close()
+    names = () if meter is None else meter._capture.collector.norms.group_names
+    if meter is not None:
+        meter.close()
     return found, gradients, names
 
 
@@ -257,8 +249,7 @@ def test_norms_are_those_of_the_model_on_one_process(name: str) -> None:
     assert all(repr(other.steps) == repr(first.steps) for other in others)
     assert first.same
     for step, got in enumerate(first.steps):
-        wanted = expectation(case, step)
-        assert got.norms[:4] == pytest.approx(tuple(wanted), rel=EXACT)
+        assert got.norms[:4] == pytest.approx(tuple(expectation(case, step)), rel=EXACT)
         assert got.norms.examples == sum(
             len(batch(step, rank, micro)) for rank in range(case.data) for micro in range(MICROS)
         )
@@ -294,21 +285,13 @@ def as_torchtitan_trains(by: Any, *, tensor: int = 2) -> tuple[float, ...]:
     """
     torch.set_num_threads(1)
     mesh = init_device_mesh("cpu", (2, tensor), mesh_dim_names=("data", "tensor"))
-    rank, model, factor = mesh.get_local_rank("data"), Model(), 1
-    made: Any = model
+    rank, model, factor = mesh.get_local_rank("data"), Model(), 2 if by is DDP else 1
     if tensor > 1:
         parallelized(model, mesh["tensor"], sequence=True)
-    if by is fully_shard:
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh["data"])
-        made = fully_shard(model, mesh=mesh["data"])
-        for module in (made, *model.blocks):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
-    else:
-        if tensor > 1:
-            _pre_dp_module_transform(model)
-        made, factor = DDP(model, process_group=mesh["data"].get_group()), 2
+    made = averaging(model, mesh, by)
+    for module in (made, *model.blocks) if by is fully_shard else ():
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
     optimizer = torch.optim.SGD(made.parameters(), lr=0)
     meter = NoiseScaleMeter(made, every_n_steps=1)
     for step in range(STEPS):
@@ -321,9 +304,7 @@ def as_torchtitan_trains(by: Any, *, tensor: int = 2) -> tuple[float, ...]:
         meter.backward(loss, local_batch_size=len(x), weight=tokens)
         meter.step()
     assert meter.measured_steps == STEPS, meter.not_measured
-    sums = meter.average_moments
-    assert sums is not None
-    return (sums.grad_sq_norm, sums.noise_trace, meter.examples)
+    return (*meter.sums.mean, meter.examples)
 
 
 plain = two(lambda: as_torchtitan_trains(DDP, tensor=1))

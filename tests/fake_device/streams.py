@@ -253,8 +253,7 @@ class Clocks:
         self.freed[owner] = unknown
         for freed, _, _, earlier in unknown:
             if allocated and max(allocated) > freed:
-                hazard = Hazard("reused while in use", str(earlier), str(operation))
-                self.found[hazard] += 1
+                self.found[Hazard("reused while in use", str(earlier), str(operation))] += 1
 
     def _free(self, address: int) -> None:
         """Its owner may have it anew from now on, but for what `record_stream` was said of."""

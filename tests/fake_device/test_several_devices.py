@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from brute_force import columns_of, gradient_of, gradients_of_examples
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FakeProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from ways_of_capture import FEATURES, OUTPUTS, batch, half_squares
@@ -19,12 +18,11 @@ from ways_of_capture import FEATURES, OUTPUTS, batch, half_squares
 from fake_device.expectations import ROWS, agreed, expectations
 from fake_device.transfers import READ, TO_HOST, Transfers
 from noisescale import NoiseScaleMeter
-from noisescale.collectors.collector import Collector
 from noisescale.collectors.ddp import Phase
 from noisescale.collectors.gradient_norms import Norms, Piece
 from noisescale.collectors.loss_scale import LossScale
 from noisescale.collectors.micro_batch import MicroBatchCollector
-from noisescale.collectors.rows.step_rows import MeasuredStep, StepRows
+from noisescale.collectors.rows.step_rows import MeasuredStep
 from noisescale.meter.choosing import choose_collector
 from noisescale.meter.options import MeterOptions
 from noisescale.methods.inner_product import NoiseAlongGradient
@@ -86,22 +84,18 @@ def small_parameters_are_kept_and_large_ones_not(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("noisescale.collectors.captured._MOST_BYTES_KEPT", 50)
 
 
-def measured(model: Split, collector: Collector, step: int, rows: tuple[int, ...]) -> MeasuredStep:
-    """One step, of micro-batches of so many rows."""
+def meter_of(model: nn.Module, way: str, **options: Any) -> NoiseScaleMeter:
+    return NoiseScaleMeter(model, small_batch=way, every_n_steps=1, **options)  # type: ignore[arg-type]
+
+
+def measured(model: Any, meter: NoiseScaleMeter, way: str, step: int) -> MeasuredStep:
+    """One step, of whose passes each is checked."""
     model.zero_grad()
-    for micro, n in enumerate(rows):
-        loss = model.loss(*batch(step, 0, micro, n)) / len(rows)
-        collector.expect(rows=n, last=micro == len(rows) - 1)
-        collector.check_next_passes(True)
-        collector.before_backward(loss, n)
-        loss.backward()
-    small, changes = collector.small_sq_norms(), collector.changes
-    queue = StepRows(collector.norms, collector.group)
-    counts: Any = {"examples": sum(rows), "unmeasured_examples": 0, "unmeasured_steps": 0}
-    layout = collector.layout(rows, len(rows))
-    queue.add(small, collector.big_sq_norms(), layout, changes=changes, **counts)
-    (found,) = queue.read()
-    collector.reset()
+    for micro, n in enumerate(ROWS[way]):
+        meter._capture.collector.check_next_passes(True)
+        meter.backward(model.loss(*batch(step, 0, micro, n)) / len(ROWS[way]), n)
+    meter.step()
+    (found,) = meter._capture.unread.read()
     return found
 
 
@@ -111,10 +105,9 @@ def test_norms_of_the_whole_and_of_groups_are_those_of_single_gradients(
     place: str, way: str
 ) -> None:
     model = Split(PLACES[place])
-    groups = {"first": "^first", "last": "^last"}
-    collector = choose_collector(model, MeterOptions(small_batch=way, groups=groups))  # type: ignore[arg-type]
+    meter = meter_of(model, way, groups={"first": "^first", "last": "^last"})
 
-    steps = [measured(model, collector, step, ROWS[way]) for step in range(STEPS)]
+    steps = [measured(model, meter, way, step) for step in range(STEPS)]
 
     for step in range(1 if way == "example" else 0, STEPS):  # the first is a probe
         got = steps[step]
@@ -130,31 +123,26 @@ class TwoHeads(nn.Module):
     def __init__(self, places: Places = ON_CPU, *, summed: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.summed = summed
+        self.places, self.summed = places, summed
         self.heads = nn.ModuleList(nn.Linear(FEATURES, OUTPUTS).to(to) for to in places[:2])
 
     def forward(self, x: Tensor) -> Any:
         outputs = [head(x.to(head.weight.device)) for head in self.heads]
         return sum(outputs) if self.summed else outputs
 
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        first, last = self(x)
+        sq = half_squares(first + last.to(first.device), y.to(first.device))
+        return sq.to(self.places.loss)
+
 
 @pytest.mark.parametrize("place", PLACES)
 def test_halves_are_cut_at_outputs_on_several_devices(place: str) -> None:
     model = TwoHeads(PLACES[place])
-    meter = NoiseScaleMeter(model, every_n_steps=1)
-    recorded = []
+    meter = meter_of(model, "half")
 
     for step in range(3):
-        model.zero_grad()
-        x, y = batch(step, 0, 0, 6)
-        first, last = model(x)
-        loss = half_squares(first + last.to(first.device), y.to(first.device))
-        meter.backward(loss.to(PLACES[place].loss), 6)
-        meter.step()
-        recorded += [row.norms for row in meter._capture.unread.read()]
-
-    assert len(recorded) == 3
-    for step, got in enumerate(recorded):
+        got = measured(model, meter, "half", step).norms
         assert agreed(got, expectations(TwoHeads(summed=True), "half", step))
 
 
@@ -179,15 +167,14 @@ def test_an_optimizer_s_state_is_found_on_each_device(place: str, kept: str) -> 
     """Its state of the steps before; in the first step there is none."""
     model = Split(PLACES[place])
     optimizer = OPTIMIZERS[kept](model.parameters())
-    beside = NoiseAlongGradient(MeterOptions(), optimizer)
-    collector = choose_collector(model, MeterOptions(small_batch="micro_batch"), extra=[beside])
-    rows = ROWS["micro_batch"]
+    meter = meter_of(model, "micro_batch", extra=[NoiseAlongGradient], optimizer=optimizer)
 
     for step in range(STEPS):
         known = optimizer.state if step else {}
         means = [known[p][kept].cpu().double().flatten() for p in model.parameters() if known]
-        parts = torch.stack([gradient(model, step, micro, n) for micro, n in enumerate(rows)])
-        got = measured(model, collector, step, rows).entries[-1]
+        rows = enumerate(ROWS["micro_batch"])
+        parts = torch.stack([gradient(model, step, micro, n) for micro, n in rows])
+        got = measured(model, meter, "micro_batch", step).entries[-1]
         optimizer.step()
 
         found = [got.small_sq_norm, got.big_sq_norm]
@@ -213,10 +200,6 @@ def passes(model: Split, way: str, meter: NoiseScaleMeter | None = None) -> Iter
             meter.step()
         optimizer.step()
         optimizer.zero_grad()
-
-
-def meter_of(model: Split, way: str) -> NoiseScaleMeter:
-    return NoiseScaleMeter(model, small_batch=way, every_n_steps=1)  # type: ignore[arg-type]
 
 
 def transfers_of(places: Places, way: str) -> Counter[str]:
@@ -286,23 +269,6 @@ def test_a_gradient_that_comes_while_those_of_another_device_are_normed_counts(
     assert float(small) == pytest.approx(sum(float(g.square().sum()) for g in gradients) + OUTPUTS)
 
 
-@pytest.fixture
-def two_ranks() -> Iterator[None]:
-    """One of two; the other has the same gradients, as far as it answers."""
-    backend = "one of two"
-    dist.Backend.register_backend(
-        backend,
-        lambda common, options: FakeProcessGroup._create_internal(
-            common.group_rank, common.group_size, options
-        ),
-        extended_api=True,
-        devices=["fake", "cpu"],
-    )
-    dist.init_process_group(backend, rank=0, world_size=2, store=FakeStore())
-    yield
-    dist.destroy_process_group()
-
-
 def halved(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """An average with gradients of zeros."""
     average: torch.futures.Future[Tensor] = torch.futures.Future()
@@ -310,11 +276,10 @@ def halved(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]
     return average
 
 
-@pytest.mark.usefixtures("two_ranks")
 def test_ddp_measures_a_module_on_two_devices() -> None:
-    """DistributedDataParallel takes one on devices of one type."""
-    model = Split(TWO)
-    ddp = DistributedDataParallel(model)
+    """DistributedDataParallel takes one on devices of one type. Of two ranks one is there."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    ddp = DistributedDataParallel(Split(TWO))
     ddp.register_comm_hook(None, halved)
     collector = choose_collector(ddp, MeterOptions())
 

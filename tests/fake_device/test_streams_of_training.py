@@ -33,6 +33,7 @@ from noisescale.collectors.rows import step_rows
 from noisescale.collectors.rows.step_rows import StepRows
 from noisescale.methods.inner_product import NoiseAlongGradient
 
+MICRO_BATCHES = 2
 STEPS = 6  # after two of DDP, hooks have given way to the end of the backward pass
 
 
@@ -72,6 +73,29 @@ class TwoStreams(nn.Module):
         h.record_stream(self.stream)
         there.record_stream(now)
         return self.last(here + there)
+
+
+class TwoBranches(nn.Module):
+    """Two branches, the second on a stream of its own, that waits once a step."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 24))
+        self.second = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 24))
+        self.to(device)
+        self.stream, self.passes = torch.Stream(device), 0
+
+    def forward(self, x: Tensor, branch: bool) -> Tensor:
+        now = torch.accelerator.current_stream()
+        if self.passes % MICRO_BATCHES == 0:  # for the weights
+            self.stream.wait_stream(now)
+        self.passes += 1
+        with self.stream:
+            z = self.second(x)
+        y = self.first(x)
+        now.wait_stream(self.stream)
+        return (y + z)[:, :3]
 
 
 class OneStream(TwoStreams):
@@ -270,6 +294,36 @@ def test_streams_wait_for_what_they_read(way: str) -> None:
         assert none == []
         for dropped, with_it in zip(mutations, found, strict=True):
             assert any("(noisescale/" in hazard for hazard in with_it), dropped.__name__
+
+
+@pytest.mark.parametrize(
+    ("options", "dropped"),
+    [
+        (MICRO, "captured.current_stream"),
+        (MICRO | ADAM, "gradient_norms.GradientNorms.keep"),
+        (EXAMPLE, "gradient_norms.GradientNorms.keep"),
+        (MICRO, "captured.keep_from"),
+    ],
+)
+def test_norms_are_read_once_they_are_there_and_freed_once_they_were_read(
+    options: dict[str, Any], dropped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their memory is that of the stream that made them, and they are gone after the pass."""
+
+    def of_package() -> set[str]:
+        found, _ = run(Way(1, TwoBranches, options, MICRO_BATCHES))
+        return {hazard.partition(":")[0] for hazard in found if "(noisescale/" in hazard}
+
+    if dropped != "captured.keep_from":
+        # Gradients of each branch are normed in mid-pass, while some of the other are kept.
+        monkeypatch.setattr("noisescale.collectors.captured._MOST_BYTES_KEPT", 560)
+    assert not of_package()
+
+    monkeypatch.setattr(f"noisescale.collectors.{dropped}", lambda *_: None)
+    if dropped == "captured.current_stream":
+        assert "read before written" in of_package()
+    else:
+        assert of_package() == {"reused while in use"}
 
 
 @pytest.mark.parametrize("dropped", [nullcontext, norms_of_streams_that_are_not_waited_for])

@@ -125,8 +125,7 @@ def test_a_batch_of_a_trainer_transfers_what_the_table_says(name: str) -> None:
 
 
 def test_the_table_keeps_the_limits() -> None:
-    ways = {name: {**EXPECTED.get(name, OTHERS)} for name in WAYS}
-    for name, phases in (ways | FITTED).items():
+    for name, phases in ({way: EXPECTED.get(way, OTHERS) for way in WAYS} | FITTED).items():
         for phase, table in phases.items():
             waits = {kind: n for (kind, _), n in table.items() if kind in (READ, TO_HOST)}
             assert sum(waits.values()) <= MOST_READS.get(phase, 1), (name, phase)

@@ -154,8 +154,7 @@ def test_checksums_of_32_bits_are_told_apart(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_ranks_add_up_and_compare_what_they_want(monkeypatch: pytest.MonkeyPatch) -> None:
     OtherRank(monkeypatch, [100.0])
-    strategy = SimpleNamespace(root_device=DEVICE)
-    trainer: Any = SimpleNamespace(world_size=2, strategy=strategy)
+    trainer: Any = SimpleNamespace(world_size=2, strategy=SimpleNamespace(root_device=DEVICE))
     assert _mean_over_ranks(64.0, trainer) == 82.0
 
     OtherRank(monkeypatch, [100.0, -100.0, 0.0, 0.0])

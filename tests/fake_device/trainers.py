@@ -53,8 +53,7 @@ class Watch:
         transfers, self._transfers = self._transfers, None
         if transfers is not None:
             transfers.__exit__(None, None, None)
-            phase = self._phase + self.occasion
-            self.steps.append(Step(phase, transfers.of_package(), transfers.launched))
+            self.steps.append(Step.of(self._phase + self.occasion, transfers))
 
     @contextmanager
     def decisions(self) -> Iterator[None]:

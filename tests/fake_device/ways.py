@@ -29,6 +29,12 @@ class Step(NamedTuple):
     phase: str
     transfers: Mapping[Transfer, int]
     launched: int
+    kinds: Mapping[str, int]
+    """Transfers outside of the package, too."""
+
+    @classmethod
+    def of(cls, phase: str, transfers: Transfers) -> "Step":
+        return cls(phase, transfers.of_package(), transfers.launched, transfers.kinds())
 
 
 class Way(NamedTuple):
@@ -58,7 +64,6 @@ def network() -> nn.Module:
 
 
 def with_frozen_norms() -> nn.Module:
-    """Ten BatchNorms in evaluation mode: thirty buffers."""
     torch.manual_seed(0)
     norms = [nn.BatchNorm1d(FEATURES).eval() for _ in range(10)]
     return nn.Sequential(*norms, nn.Linear(FEATURES, CLASSES))
@@ -83,10 +88,10 @@ def ddp(**options: Any) -> Callable[[nn.Module], nn.Module]:
     return lambda model: DistributedDataParallel(model, **options)
 
 
-def sharded(model: nn.Module) -> Any:
-    mesh = init_device_mesh("fake", (2,))
-    fully_shard(model[0], mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+def sharded(model: nn.Module, **options: Any) -> Any:
+    options["mesh"] = init_device_mesh("fake", (2,))
+    fully_shard(model[0], **options)
+    return fully_shard(model, **options)
 
 
 def adam(**options: Any) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
@@ -163,7 +168,7 @@ class Launched(NamedTuple):
 
 
 def launched(way: Way, steps: Sequence[Step]) -> Launched:
-    """Count what is launched once a training has value_from_bounds, whose steps were `counted`."""
+    """Count what is launched once a training has begun, whose steps were `counted`."""
     steps = [*steps, *counted(way, measured=False)]
 
     def least(phase: str) -> int:
@@ -204,11 +209,11 @@ def _steps(way: Way, measured: bool) -> list[Step]:
                 scaler.step(optimizer)
                 scaler.update()
             optimizer.zero_grad()
-        steps.append(Step(phase, transfers.of_package(), transfers.launched))
+        steps.append(Step.of(phase, transfers))
         if meter is not None and step % READ_EVERY == READ_EVERY - 1:
             with Transfers() as transfers:
                 _ = meter.noise_scale, meter.measured_steps, meter.coverage
-            steps.append(Step("read", transfers.of_package(), transfers.launched))
+            steps.append(Step.of("read", transfers))
     if meter is not None:
         assert meter.measured_steps > 0, meter.noise_scale
         meter.close()

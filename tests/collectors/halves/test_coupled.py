@@ -59,6 +59,19 @@ def dice(model: nn.Module, x: Tensor) -> Tensor:
     return 1 - 2 * (p * (x[:, :1] > 0)).sum() / (p.sum() + 3)
 
 
+def penalized(model: nn.Module, x: Tensor) -> Tensor:
+    """Found by the shape of the gradient, but for a layer that is as wide as there are rows."""
+    loss = model(x).square().mean()
+    (gradient,) = torch.autograd.grad(loss, model.get_parameter("0.weight"), create_graph=True)
+    return loss + gradient.square().sum()
+
+
+def scaled(model: nn.Module, x: Tensor) -> Tensor:
+    """No rows lead to the scales, so similarities are all that can be cut."""
+    logits = (model(x) @ model(x + 1).T)[:, :, None] * model.get_parameter("prototypes")[0]
+    return F.cross_entropy(logits.sum(2), LABELS)
+
+
 MEETING: dict[str, Loss] = {
     "towers": of_towers,
     "views": of_views,
@@ -74,23 +87,6 @@ MEETING: dict[str, Loss] = {
     "softmax over the batch": lambda model, x: -F.log_softmax(model(x)[:, 0], dim=0)[0],
     "Donsker-Varadhan": lambda model, x: model(x).logsumexp(0).mean() - model(x + 1).mean(),
 }
-
-
-@pytest.mark.parametrize("name", MEETING)
-@pytest.mark.parametrize("width", [4, ROWS])
-def test_rows_that_are_compared_with_each_other_are_found(name: str, width: int) -> None:
-    assert meeting(MEETING[name], width) is not None
-
-
-def test_a_penalty_on_the_gradient_is_found_by_its_shape() -> None:
-    """As wide a layer as there are rows cannot be told from them."""
-
-    def penalized(model: nn.Module, x: Tensor) -> Tensor:
-        loss = model(x).square().mean()
-        (gradient,) = torch.autograd.grad(loss, model.get_parameter("0.weight"), create_graph=True)
-        return loss + gradient.square().sum()
-
-    assert meeting(penalized) is not None
 
 
 def cosine_to_prototypes(model: nn.Module, x: Tensor) -> Tensor:
@@ -137,22 +133,18 @@ SIDE_BY_SIDE: dict[str, Loss] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("loss", "width", "classes"),
+    [
+        *((loss, width, 5) for loss in MEETING.values() for width in (4, ROWS)),
+        *((penalized, 4, 5), (scaled, 4, 5)),
+        (cosine_to_prototypes, 4, ROWS),  # as many as rows, which they cannot be told from
+    ],
+)
+def test_rows_that_are_compared_are_found(loss: Loss, width: int, classes: int) -> None:
+    assert meeting(loss, width, classes) is not None
+
+
 @pytest.mark.parametrize("name", SIDE_BY_SIDE)
 def test_rows_that_only_stand_side_by_side_are_let_be(name: str) -> None:
     assert meeting(SIDE_BY_SIDE[name]) is None
-
-
-def test_similarities_are_found_where_they_are_all_that_can_be_cut() -> None:
-    """As where a vector of scales acts on them, which no rows lead to."""
-
-    def scaled(model: nn.Module, x: Tensor) -> Tensor:
-        scales = model.get_parameter("prototypes")[0]
-        logits = (model(x) @ model(x + 1).T)[:, :, None] * scales
-        return F.cross_entropy(logits.sum(2), LABELS)
-
-    assert meeting(scaled) is not None
-
-
-def test_as_many_prototypes_as_rows_are_taken_for_rows() -> None:
-    """Their rows cannot be told from the batch's: refused, rather than signed."""
-    assert meeting(cosine_to_prototypes, classes=ROWS) is not None

@@ -166,8 +166,7 @@ def test_signed_rows_give_half_the_difference_of_the_halves(make: Callable[[], G
     for got, gradient in zip(doubled, torch.autograd.grad(loss, graph.parameters), strict=True):
         torch.testing.assert_close(got, 2 * gradient)
     loss, _ = graph.loss()
-    again = find_again(get_gradient_edge(loss), ROWS, cut.pattern)
-    assert again is not None
+    again: Any = find_again(get_gradient_edge(loss), ROWS, cut.pattern)
     assert [edge[1:] for edge in again] == [edge[1:] for edge in cut.edges]
     for one, other in zip(gradients(graph, again, loss, factors), found, strict=True):
         assert torch.equal(one, other)

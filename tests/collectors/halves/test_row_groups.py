@@ -173,8 +173,7 @@ def test_what_a_loss_was_divided_by_is_taken_out(groups: list[int] | None) -> No
         torch.manual_seed(0)
         model = nn.Linear(3, 1)
         meter = NoiseScaleMeter(model, every_n_steps=1)
-        loss = model(torch.randn(8, 3)).square().mean() / divisor
-        meter.backward(loss, 8, row_groups=groups)
+        meter.backward(model(torch.randn(8, 3)).square().mean() / divisor, 8, row_groups=groups)
         meter.step(loss_divisor=divisor)
         shown.append((meter.sums.mean.grad_sq_norm, meter.sums.mean.noise_trace))
     assert shown[1] == pytest.approx(shown[0])
@@ -223,18 +222,7 @@ ACTING: dict[str, tuple[Loss, Tensor, Tensor]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("loss", "within", "across"), ACTING.values(), ids=ACTING)
-def test_rows_may_act_on_each_other_within_groups_alone(
-    loss: Loss, within: Tensor, across: Tensor
-) -> None:
-    assert said(loss, within) == ""
-    assert "nothing to measure" in said(loss, across)
-    assert "nothing to measure" in said(loss, None)
-
-
 class Mixing(nn.Module):
-    """Attention over the rows of a group."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = network(), nn.Linear(3, 2)
@@ -244,10 +232,17 @@ class Mixing(nn.Module):
         return self.last(z + z.mean(1, keepdim=True)).flatten(0, 1)
 
 
-def test_a_network_may_mix_the_rows_of_a_group_alone() -> None:
-    assert said(plain, IN_TURN, Mixing()) == ""
-    assert "nothing to measure" in said(plain, PAIRED, Mixing())
-    assert "nothing to measure" in said(plain, None, Mixing())
+ACTING["in the network"] = (plain, IN_TURN, PAIRED)
+
+
+@pytest.mark.parametrize("name", ACTING)
+def test_rows_may_act_on_each_other_within_groups_alone(name: str) -> None:
+    loss, within, across = ACTING[name]
+    make = Mixing if name == "in the network" else network
+
+    assert said(loss, within, make()) == ""
+    assert "nothing to measure" in said(loss, across, make())
+    assert "nothing to measure" in said(loss, None, make())
 
 
 @pytest.mark.parametrize(

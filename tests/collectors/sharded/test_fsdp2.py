@@ -27,6 +27,7 @@ from rounds import (
     SINGLE,
     STEPS,
     SUMMED,
+    TOGETHER,
     TWO_ROUNDS,
     WITHOUT,
     Branch,
@@ -37,7 +38,6 @@ from rounds import (
     WithoutNorms,
     always,
     batch,
-    called_twice,
     check,
     in_first_pass_only,
     loss_of,
@@ -186,6 +186,8 @@ runs.add(
         "another dimension": Run(along_another_dimension, EVERY_PASS, how={"groups": str}),
         "reentrant checkpoints": Run(made(reentrant=True), SUMMED, how=CAPTURE),
         "complex": Run(with_a_complex_unit, SINGLE),
+        # Autograd accumulates once all uses have arrived, so it is reduced once.
+        "called twice in one pass": Run(made(), SUMMED, how=TOGETHER),
         "offloaded": Run(offloaded_in_a_shared_unit, EVERY_PASS, how=WITHOUT),
         # No reduce-scatter is called, as by `replicate`.
         "one shard": Run(made((2, 1)), TWO_ROUNDS, how=IN_GROUPS),
@@ -250,17 +252,6 @@ for mesh in ((4,), SQUARE, (2, 1)):
 def test_norms_are_those_of_brute_force(name: str) -> None:
     """For more ways of training see the contract of all collectors."""
     runs.check(name)
-
-
-@two
-def twice_in_one_pass() -> dict[str, Any]:
-    """Autograd accumulates once all uses have arrived, so it is reduced once."""
-    model = sharded(Net())
-    return called_twice(collector_of(model), model)
-
-
-def test_a_module_called_twice_in_one_pass_is_whole() -> None:
-    check(twice_in_one_pass())
 
 
 @pytest.mark.parametrize(
@@ -382,7 +373,7 @@ def beside_passes_that_are_not_announced() -> None:
     model = sharded(Net())
     collector = collector_of(model, GROUPS)
 
-    def run(announced: bool, branch: bool = True) -> Tensor | None:
+    def run(announced: bool, branch: bool = True) -> Any:
         loss = loss_of(model, 0, 0, dist.get_rank(), branch)
         if announced:
             collector.before_backward(loss, 1)
@@ -393,8 +384,6 @@ def beside_passes_that_are_not_announced() -> None:
     between = run(announced=False)  # in the same step
     collector.reset()
     assert run(announced=False, branch=False) is None
-    assert first is not None
-    assert between is not None
     assert first.tolist() == between.tolist()
 
 
@@ -433,7 +422,7 @@ def test_a_unit_that_reduces_twice_in_one_pass_has_no_norm() -> None:
 
 
 @four
-def without_norms() -> dict[str, bool]:
+def without_norms() -> None:
     model = sharded(Net(), SQUARE)
     steps = WithoutNorms(collector_of(model), model)
     steps.go_through_all()
@@ -450,15 +439,11 @@ def without_norms() -> dict[str, bool]:
     steps.collector.reset()
     model.set_requires_all_reduce(True)
     steps.run(True)
-    steps.close("a good step after them")
-    return steps.found
+    steps.close("a good step after them", norms=True)
 
 
 def test_what_has_no_norm_of_its_own_gets_none() -> None:
-    for found in without_norms():
-        assert not found.pop("a good step")
-        assert not found.pop("a good step after them")
-        assert all(found.values())
+    assert without_norms() == [None] * 4
 
 
 @two
@@ -496,8 +481,7 @@ def summed_over_replicas_at_last() -> list[int]:
     for step in range(3):
         for pass_ in range(2):
             model.set_requires_all_reduce(pass_ == 1)
-            loss = loss_of(model, step, pass_, dist.get_rank()) / 2
-            meter.backward(loss, local_batch_size=4)
+            meter.backward(loss_of(model, step, pass_, dist.get_rank()) / 2, local_batch_size=4)
         meter.step()
         optimizer.step()
         optimizer.zero_grad()

@@ -20,6 +20,7 @@ from noisescale.report.document import Table
 from noisescale.report.text import plain, text_of
 
 LAW = law(64, sizes=SIZES[:7])
+NOT_SEEN = "critical batch size not seen in batch sizes from"
 
 
 def single(*steps: float, seconds: float | None = 6.0) -> ComparisonRecord:
@@ -193,12 +194,11 @@ def test_several_workloads_have_scores_and_shares_and_variants_have_none() -> No
 def test_of_many_sweeps_the_first_six_that_show_regimes_have_answers(
     steps: dict[float, float], names: str, said: str
 ) -> None:
-    c = compared(sized(*"abcdefgh", steps=steps, learning_rate=0.1))
+    trials = sized(*"abcdefgh", steps=steps, learning_rate=0.1)
 
-    *before, (last, text) = lines_of(c)
+    *before, (last, text) = lines_of(compared(trials))
 
-    top = [name for name, _ in before if not name.startswith(" ")]
-    assert top == [str(GOAL), *names]
+    assert [name for name, _ in before if not name.startswith(" ")] == [str(GOAL), *names]
     assert last == "Batch sizes"
     assert text.startswith(said)
 
@@ -264,18 +264,24 @@ def test_a_goal_that_only_some_repetitions_reached_was_not_reached_by_no_run() -
 
 
 @pytest.mark.parametrize(
-    ("trials", "sizes"),
+    ("trials", "said", "regime"),
     [
-        (sized("", steps={32.0: 200, 64.0: 120}), "32 to 64"),
+        (sized("", steps={32.0: 200, 64.0: 120}), f"{NOT_SEEN} 32 to 64", "diminishing?"),
         # The lower bound is far below the sweep, the upper bound is open.
-        (sweep({32: 800, 64: 400, 128: math.inf}), "32 to 128"),
+        (sweep({32: 800, 64: 400, 128: math.inf}), f"{NOT_SEEN} 32 to 128", "perfect?"),
+        (sized("", steps={8.0: 100, 16.0: math.inf}), ": no regimes", ""),
     ],
-    ids=["nothing known", "bounds beyond the sweep"],
+    ids=["nothing known", "bounds beyond the sweep", "too few batch sizes count"],
 )
-def test_a_critical_batch_size_not_seen_has_no_number(trials: list[Trial], sizes: str) -> None:
-    said = f"critical batch size not seen in batch sizes from {sizes}"
+def test_a_critical_batch_size_not_seen_has_no_number(
+    trials: list[Trial], said: str, regime: str
+) -> None:
+    c = compared(trials)
+    name, text = lines_of(c)[1 if regime else -1]
 
-    assert lines_of(compared(trials))[1] == ("Batch sizes", said)
+    assert name == "Batch sizes"
+    assert text.endswith(said)
+    assert {*column(table_of_sizes(c), "regime")} == {regime}
 
 
 def test_submissions_that_differ_only_on_the_clock_that_counts_are_not_tied() -> None:
@@ -353,16 +359,6 @@ def test_borders_are_said_as_far_as_seen(sizes: Iterable[int], perfect: str, use
     assert ("Larger batches" in lines[1]) is not few
 
 
-def test_a_sweep_of_which_too_few_batch_sizes_count_has_no_regimes() -> None:
-    c = compared(sized("", steps={8.0: 100, 16.0: math.inf}))
-
-    name, text = lines_of(c)[-1]
-
-    assert name == "Batch sizes"
-    assert text.endswith(": no regimes")
-    assert column(table_of_sizes(c), "regime") == ["", ""]
-
-
 def test_one_submission_has_no_speed_up_and_is_counted_by_all_its_trials() -> None:
     """A note says that its fastest setting counts, as several were tried."""
     trials = [
@@ -406,20 +402,14 @@ def test_runs_are_listed_by_the_clock_that_counts_which_may_be_empty() -> None:
 
 def test_a_table_of_batch_sizes_has_repetitions_diverged_runs_and_no_rate_of_missed_goals() -> None:
     trials = [
-        trial(
-            steps,
-            batch_size=size,
-            learning_rate=rate,
-            hyperparameters={"seed": seed},
-            feasible=rate < 1,
-        )
+        each
         for size, rate, of in (
             (8.0, 0.1, (400, 440, 420)),
             (8.0, 1.0, (math.inf,)),
             (64.0, 0.1, (100, 120, 110)),
             (128.0, 0.1, (math.inf,)),
         )
-        for seed, steps in enumerate(of)
+        for each in seeds(of, batch_size=size, learning_rate=rate, feasible=rate < 1)
     ]
 
     table = table_of_sizes(compared(trials))

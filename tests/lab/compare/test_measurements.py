@@ -10,19 +10,20 @@ from noisescale.lab.compare.measurements import Measurements, Trial
 
 
 def test_evaluations_are_put_in_the_order_of_their_steps_and_of_one_step_the_last_counts() -> None:
-    measured = Measurements(
+    measured: Any = Measurements(
         [30, 10, 20, 10], [0.1, 0.9, 0.5, 0.8], seconds=[3, 1, 2, 1.5], examples=[90, 30, 60, 30]
     )
 
     assert measured.steps.tolist() == [10, 20, 30]
     assert measured.values.tolist() == [0.8, 0.5, 0.1]
-    assert measured.seconds is not None
     assert measured.seconds.tolist() == [1.5, 2, 3]
-    assert measured.examples is not None
     assert measured.examples.tolist() == [30, 60, 90]
     assert measured.epochs is None
     assert len(measured) == 3
     assert len(Measurements([], [])) == 0
+    # A sort that is not stable would mix more than a few of one step.
+    many = Measurements(np.tile(np.arange(10), 100), np.arange(1000))
+    assert many.values.tolist() == list(range(990, 1000))
 
 
 @pytest.mark.parametrize(
@@ -64,13 +65,6 @@ def test_a_trial_diverged_if_it_ends_without_a_number_or_its_study_says_so(
     measured = Measurements(np.arange(len(values)), values)
 
     assert Trial("t", measured, feasible=feasible).diverged is diverged
-
-
-def test_of_many_evaluations_of_one_step_the_last_counts() -> None:
-    """A sort that is not stable would mix more than a few of them."""
-    measured = Measurements(np.tile(np.arange(10), 100), np.arange(1000))
-
-    assert measured.values.tolist() == list(range(990, 1000))
 
 
 def test_a_clock_may_begin_at_0_stand_still_and_be_unknown_in_between() -> None:

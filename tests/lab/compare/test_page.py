@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from courses import SIZES, compared, law, seeds, sweep, trial
@@ -112,9 +112,8 @@ def test_a_browser_draws_the_page_in_silence_and_keeps_labels_level_and_apart(
     every = [f"{size:,}" for size in SIZES]
     labels = [label for label in page.locator("#steps .xtick text").all() if label.text_content()]
     assert [label.text_content() for label in labels] == every[:: 2 if width == 390 else 1]
-    for before, after in pairwise(label.bounding_box() for label in labels):
-        assert before is not None
-        assert after is not None
+    boxes: list[Any] = [label.bounding_box() for label in labels]
+    for before, after in pairwise(boxes):
         assert before["x"] + before["width"] < after["x"]
         assert after["height"] < after["width"] + 10
         assert before["y"] == pytest.approx(after["y"], abs=1)
@@ -130,8 +129,7 @@ def test_hostile_names_are_shown_as_they_are_written(browser: "Browser", tmp_pat
     for place in ("steps", "learning-rates", "profile"):
         entries = page.locator(f"#{place} .legend .legendtext").all_text_contents()
         assert [name for name in HOSTILE if any(e.startswith(name) for e in entries)] == [*HOSTILE]
-    titles = page.locator("#curves .ytitle").all_text_contents()
-    assert titles == ["</script><b>loss</b>"]
+    assert page.locator("#curves .ytitle").all_text_contents() == ["</script><b>loss</b>"]
     page.close()
 
 

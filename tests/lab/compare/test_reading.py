@@ -34,9 +34,7 @@ def test_formats_beside_each_other_are_read_together(tmp_path: Path) -> None:
     (study / "measurements.csv").write_text("step,err\n1,0.5\n")
     (run / "metrics.csv").write_text("step,loss\n1,0.5\n")
 
-    trials = read_trials(tmp_path, "err")
-
-    assert [(t.name, len(t.measurements)) for t in trials] == [
+    assert [(t.name, len(t.measurements)) for t in read_trials(tmp_path, "err")] == [
         ("version_0", 0),
         ("mnist/cnn/adam/64/0", 1),
     ]

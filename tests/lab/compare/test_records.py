@@ -2,7 +2,7 @@
 import json
 import math
 
-from courses import compared, on_workloads, sweep, trial
+from courses import compared, on_workloads, seeds, sweep, trial
 
 from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.lab.compare.records import as_dict
@@ -93,13 +93,7 @@ def test_a_standing_counts_all_trials_of_its_submission() -> None:
 
 def test_each_batch_size_is_in_the_record_with_what_was_searched() -> None:
     trials = [
-        trial(
-            steps,
-            batch_size=size,
-            learning_rate=rate,
-            hyperparameters={"seed": seed},
-            feasible=rate < 1,
-        )
+        each
         for size, rate, of in (
             (8.0, 0.1, (400, 420, 410)),
             (8.0, 0.01, (900,)),
@@ -107,7 +101,7 @@ def test_each_batch_size_is_in_the_record_with_what_was_searched() -> None:
             (64.0, 0.1, (100,)),
             (64.0, 0.01, (math.inf,)),
         )
-        for seed, steps in enumerate(of)
+        for each in seeds(of, batch_size=size, learning_rate=rate, feasible=rate < 1)
     ]
 
     (found,) = as_dict(compared([*trials, *sweep({16: 250})]))["sweeps"]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from courses import GOAL, SIZES, law, seeds, sweep, trial
@@ -14,14 +15,8 @@ LAW = law(64, sizes=SIZES[:7])
 """Steps of the law with S_min = 100 and B_crit = 64, at an evaluation."""
 
 
-def maybe_swept(trials: Iterable[Trial]) -> Swept | None:
+def swept(trials: Iterable[Trial]) -> Any:
     return sweep_of("sgd", "digits", [outcome_of(each, GOAL) for each in trials])
-
-
-def swept(trials: Iterable[Trial]) -> Swept:
-    found = maybe_swept(trials)
-    assert found is not None
-    return found
 
 
 def counting(found: Swept) -> list[float]:
@@ -42,7 +37,6 @@ def test_the_fewest_steps_at_each_batch_size_follow_the_law() -> None:
     assert [batch.steps for batch in found.batches] == [(steps,) for steps in LAW.values()]
     assert [batch.best.trial.learning_rate for batch in found.batches] == [0.1] * 7
     assert {batch.tried for batch in found.batches} == {3}
-    assert found.regimes is not None
     assert found.regimes.critical_batch_size.value == pytest.approx(64, rel=0.1)
     assert found.largest_useful_batch_size == found.regimes.maximal_from
     assert found.warnings == ()
@@ -88,7 +82,6 @@ def test_repetitions_of_the_best_setting_are_points_of_their_own() -> None:
     assert [batch.best.at("steps") for batch in found.batches] == [420, 110]
     (told,) = found.warnings
     assert told.startswith("At 2 of 2 batch sizes")
-    assert found.regimes is not None
     assert sorted(found.regimes.measured_steps) == [100, 110, 120, 400, 420, 440]
 
 
@@ -125,10 +118,10 @@ def test_there_are_no_regimes_of_one_batch_size_that_counts(searched: bool) -> N
 
 
 def test_one_batch_size_and_unknown_or_drawn_ones_are_no_sweep() -> None:
-    assert maybe_swept(sweep({8: 100})) is None
-    assert maybe_swept([trial(100), trial(200)]) is None
-    assert maybe_swept([*sweep({8: 100}), trial(200)]) is None
-    assert maybe_swept(DRAWN) is None  # along with learning rates
+    assert swept(sweep({8: 100})) is None
+    assert swept([trial(100), trial(200)]) is None
+    assert swept([*sweep({8: 100}), trial(200)]) is None
+    assert swept(DRAWN) is None  # along with learning rates
 
 
 @pytest.mark.parametrize(
@@ -331,9 +324,8 @@ def test_single_learning_rates_widen_the_bounds_and_searches_do_not() -> None:
     by_rule = [t for t in single(LAW) if t.batch_size != 64]
 
     def bounds(trials: list[Trial]) -> tuple[float, float]:
-        regimes = swept(trials).regimes
-        assert regimes is not None
-        return regimes.critical_batch_size.low, regimes.critical_batch_size.high
+        critical = swept(trials).regimes.critical_batch_size
+        return critical.low, critical.high
 
     low, high = bounds(single(LAW))
     narrow = bounds(sweep(LAW))

@@ -3,17 +3,23 @@
 
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from noisescale.history.metrics import Goal
 from noisescale.lab.jobs import launchers, trial_process, worker
-from noisescale.lab.jobs.jobs import Entry, Record, State, Task
-from noisescale.lab.jobs.ledger import results_of
+from noisescale.lab.jobs.jobs import Entry, Job, Record, State, Task, Training
+from noisescale.lab.jobs.ledger import Ledger, results_of
+from noisescale.lab.jobs.trial import train_trial
+from noisescale.lab.sweep.search import Search
+from noisescale.lab.sweep.settings import Own, SweepJob
 
 SCRIPT = """
 import json, math, sys, time
@@ -70,6 +76,11 @@ def make():
 """
 """A user's script."""
 
+CPU = Training("train.py:make", accelerator="cpu")
+SWEEP = SweepJob(
+    CPU, Own(1000.0, 32, 0.1), Goal.read("loss<=0.1"), (16, 64, 256), Search((), 3, 3), 10
+)
+
 
 def write_script(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = TRAIN) -> Path:
     """Let the script be `train.py` of the current folder, for workers too."""
@@ -109,6 +120,32 @@ class Squares:
 
     def limit_of(self, spec: Record, entries: Mapping[str, Entry]) -> float:
         return 1000.0 + len(results_of(entries))
+
+
+SQUARES = Squares()
+
+
+def begun(place: Path | str, job: Job = SQUARES, lease: float = 60.0) -> Ledger:
+    """A ledger in which the first tasks of a job are waiting."""
+    ledger = Ledger.begin(str(place), "test", job, lease)
+    ledger.want(job.next_tasks({}))
+    return ledger
+
+
+def claimed(ledger: Ledger, key: str, **worker: Any) -> Entry:
+    entry = ledger.claim([key], {"host": "here", "process": 1} | worker)
+    assert entry is not None
+    return entry
+
+
+def trained_here(spec: Record, folder: Path) -> dict[str, Any]:
+    """The result of a training in this process."""
+    folder.mkdir(exist_ok=True)
+    (folder / "task.json").write_text(json.dumps(dict(spec)))
+    with mock.patch.dict(os.environ):
+        train_trial(folder)
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return found
 
 
 def ended(task: Task, result: Record) -> Entry:

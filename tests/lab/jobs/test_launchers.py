@@ -13,16 +13,15 @@ from tiers import slow, slow_but
 
 from noisescale.lab.jobs import launchers
 from noisescale.lab.jobs.launchers import Workers, launch
-from noisescale.refusal import Refusal
 
 WORK = "import os, sys, time; open(sys.argv[1] + str(os.getpid()), 'w').close()"
 WAIT = f"{WORK}; sys.stdin.read()"
 FAIL = "raise SystemExit('no such job')"
 
 
-def started(launcher: str, tmp_path: Path, code: str, *, count: int = 2, **options: Any) -> Workers:
+def started(launcher: str, tmp_path: Path, code: str, count: int = 2, **asks: Any) -> Workers:
     command = [sys.executable, "-c", code, str(tmp_path / "worker-")]
-    return launch(launcher, command, count, tmp_path / "logs", options=options)
+    return launch(launcher, command, count, tmp_path / "logs", **asks)
 
 
 def ended(workers: Workers) -> Workers:
@@ -42,11 +41,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def cluster(launcher: str) -> Iterator[dict[str, Any]]:
-    """Options of a launcher: Slurm is submitit's executor here, Ray a cluster of two CPUs."""
+    """What a launcher is asked: Slurm is submitit's executor here, Ray a cluster of two CPUs."""
     # A shell's background job, as the suite may be, ignores SIGINT, and so would what it starts.
     # Submitit's executor ends its processes by SIGINT.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield OPTIONS[launcher]
+    yield {"options": OPTIONS[launcher]}
     signal.signal(signal.SIGINT, before)
     if launcher == "ray":
         import ray
@@ -66,11 +65,11 @@ def test_workers_run_end_and_say_why_they_failed(
     assert working.last_output() == ""
     working.stop()
 
-    failing = ended(started(launcher, tmp_path, FAIL, count=1, **cluster))
+    failing = ended(started(launcher, tmp_path, FAIL, 1, **cluster))
     assert "no such job" in failing.last_output()
     failing.stop()
 
-    waiting = started(launcher, tmp_path, WAIT, count=1, **cluster)
+    waiting = started(launcher, tmp_path, WAIT, 1, **cluster)
     while len(list(tmp_path.glob("worker-*"))) < 3:
         time.sleep(0.02)
     assert waiting.running() == 1
@@ -81,15 +80,13 @@ def test_workers_run_end_and_say_why_they_failed(
 def test_each_worker_has_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     show = "import os, sys; open(sys.argv[1] + os.environ['CUDA_VISIBLE_DEVICES'], 'w').close()"
-    command = [sys.executable, "-c", show, str(tmp_path / "gpus-")]
 
-    ended(launch("local", command, 2, tmp_path / "logs", devices=2)).stop()
+    ended(started("local", tmp_path, show, devices=2)).stop()
 
-    assert {path.name for path in tmp_path.glob("gpus-*")} == {"gpus-4,5", "gpus-6,7"}
+    assert {path.name for path in tmp_path.glob("worker-*")} == {"worker-4,5", "worker-6,7"}
     with refused("workers", got="3 workers"):
-        launch("local", command, 3, tmp_path / "logs", devices=2)
-    idle = [sys.executable, "-c", ""]
-    ended(launch("local", idle, 3, tmp_path / "c", devices=2, accelerator="cpu")).stop()
+        started("local", tmp_path, show, 3, devices=2)
+    ended(started("local", tmp_path, "", 3, devices=2, accelerator="cpu")).stop()
 
 
 @pytest.mark.parametrize(
@@ -98,24 +95,22 @@ def test_each_worker_has_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.Mon
         ("pbs", {}, "launcher", "one of local, slurm, ray"),
         ("local", {"a": 1}, "launcher_option", "left out for local"),
         slow("slurm", {"cluster": "local", "x": 1}, "launcher_option", "a parameter of submitit"),
+        slow("slurm", {"slurm_partition": "gpu"}, "launcher", "where Slurm's commands are"),
         slow("ray", {"x": 1}, "launcher_option", "an argument of ray.init"),
     ],
 )
 def test_bad_launchers_and_options_are_refused(
-    launcher: str, options: dict[str, Any], argument: str, requirement: str, tmp_path: Path
+    launcher: str,
+    options: dict[str, Any],
+    argument: str,
+    requirement: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # without srun
+
     with refused(argument, requirement=requirement):
-        started(launcher, tmp_path, WORK, **options)
-
-
-@pytest.mark.slow
-def test_without_slurm_nothing_is_trained_in_silence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))  # no srun
-
-    with pytest.raises(Refusal, match='"srun"'):
-        started("slurm", tmp_path, WORK, slurm_partition="gpu")
+        started(launcher, tmp_path, WORK, options=options)
     assert not list(tmp_path.glob("worker-*"))
 
 
@@ -144,8 +139,7 @@ def test_slurm_is_asked_for_the_devices_of_a_training(
         script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
-    asks: dict[str, Any] = {"devices": 3, "accelerator": accelerator, "options": options}
-    launch("slurm", [sys.executable, "-c", ""], 1, tmp_path / "logs", **asks)
+    started("slurm", tmp_path, "", 1, devices=3, accelerator=accelerator, options=options)
 
     lines = (tmp_path / "submitted").read_text().splitlines()
     found = {line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")}
@@ -153,21 +147,16 @@ def test_slurm_is_asked_for_the_devices_of_a_training(
     assert any("gpus" in line for line in found) == any("gpus" in line for line in asked)
 
 
-@pytest.mark.parametrize(
-    ("visible", "found"),
-    [("", []), ("-1", []), ("2, 0", ["2", "0"])],  # at -1 CUDA ends the list
-)
-def test_without_cuda_no_gpu_is_shared(
-    visible: str, found: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-
-    assert launchers._gpus() == found
+def test_without_cuda_no_gpu_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    # At -1 CUDA ends the list.
+    for visible, found in {"": [], "-1": [], "2, 0": ["2", "0"]}.items():
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert launchers._gpus() == found
 
 
 def test_two_commands_in_one_folder_have_files_of_their_own(tmp_path: Path) -> None:
-    first = started("local", tmp_path, FAIL, count=1)
-    second = started("local", tmp_path, "raise SystemExit('nor such a one')", count=2)
+    first = started("local", tmp_path, FAIL, 1)
+    second = started("local", tmp_path, "raise SystemExit('nor such a one')", 2)
     for workers in (first, second):
         ended(workers).stop()
 

@@ -1,33 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from noisescale.history.metrics import Goal
+from lab.jobs.jobs_for_tests import SWEEP, claimed
+
 from noisescale.lab.branch.branch_job import BranchJob
 from noisescale.lab.jobs.job_progress import end_of
-from noisescale.lab.jobs.jobs import FAILED, Entry, Task, Training
+from noisescale.lab.jobs.jobs import FAILED, Task, Training
 from noisescale.lab.jobs.ledger import ATTEMPTS, Ledger
 from noisescale.lab.jobs.status import JobStatus, status
 from noisescale.lab.sweep.search import Search
-from noisescale.lab.sweep.settings import Own, SweepJob
 from noisescale.lab.sweep.sweep import Sweep
-
-SWEEP = SweepJob(
-    Training("train.py:make"),
-    Own(1000.0, 32, 0.1, met=True),
-    Goal.read("loss<=0.1"),
-    (16, 64),
-    Search((), 3, 1),
-    10,
-)
 
 
 def test_a_sweep_under_way_says_how_far_it_is_and_how_to_join(tmp_path: Path) -> None:
     place = str(tmp_path / "a.journal")
-    ledger = Ledger.begin(place, "mine", SWEEP)
-    ledger.want(wanted := SWEEP.next_tasks({}))
-    ledger.claim([wanted[0].key], {"host": "there", "process": 7})
+    met = replace(SWEEP.own, met=True)
+    job = replace(SWEEP, own=met, batch_sizes=(16, 64), search=Search((), 3, 1))
+    ledger = Ledger.begin(place, "mine", job)
+    ledger.want(wanted := job.next_tasks({}))
+    claimed(ledger, wanted[0].key, host="there", process=7)
 
     found = status(place)
 
@@ -67,19 +60,15 @@ def test_branches_have_their_progress_and_their_failures(tmp_path: Path) -> None
 def test_what_each_device_did_is_a_table(tmp_path: Path) -> None:
     """Two workers share a GPU; the third worker fails, on a device of which nothing is known."""
     place, ledger = branches(tmp_path, 32.0, 64.0)
-    gpu, unknown = {"host": "a", "device": "GPU 1"}, {"host": "b", "process": 9, "device": ""}
+    tasks = [Task(f"order={order}", {}) for order in range(4)]
     done = {"ended": "done", "devices": 1, "device_seconds": 1800.0}
 
-    def claimed(order: int, worker: dict[str, Any]) -> Entry:
-        ledger.want([Task(f"order={order}", {})])
-        entry = ledger.claim([f"order={order}"], worker)
-        assert entry is not None
-        return entry
-
-    for order, process in enumerate((7, 8, 7)):
-        ledger.finish(claimed(order, {**gpu, "process": process}), done)
+    ledger.want(tasks)
+    for task, process in zip(tasks, (7, 8, 7), strict=False):
+        ledger.finish(claimed(ledger, task.key, host="a", process=process, device="GPU 1"), done)
     for _ in range(ATTEMPTS):
-        ledger.fail(claimed(3, unknown), "no luck")
+        ledger.fail(claimed(ledger, "order=3", host="b", process=9, device=""), "no luck")
+        ledger.want(tasks)
 
     found = status(place)
 

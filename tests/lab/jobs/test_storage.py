@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from lab.jobs.jobs_for_tests import Squares
+from lab.jobs.jobs_for_tests import SQUARES, begun, claimed
 from packaging.version import Version
 from refused import refused
 from tiers import slow
@@ -39,7 +39,7 @@ def test_the_lock_of_a_process_that_was_killed_is_taken_over(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(storage, "GRACE", 3)
     place = "below/sweep.journal"
-    Ledger.begin(place, "test", Squares())
+    Ledger.begin(place, "test", SQUARES)
     held = [sys.executable, "-c", HOLD, str(tmp_path / place)]
     with subprocess.Popen(held, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -47,8 +47,7 @@ def test_the_lock_of_a_process_that_was_killed_is_taken_over(
         os.kill(holder.pid, signal.SIGKILL)
 
     began = time.monotonic()
-    ledger = Ledger.begin(place, "test", Squares())
-    ledger.want(Squares().next_tasks({}))
+    ledger = begun(place)
 
     assert 1 < time.monotonic() - began < 30
     assert len(ledger.entries()) == 3
@@ -64,8 +63,7 @@ def test_a_last_line_that_was_never_finished_is_cut_off(tmp_path: Path, opened: 
     Nobody could read the journal if the next line was appended to it.
     """
     path = tmp_path / "sweep.journal"
-    ledger = Ledger.begin(str(path), "test", Squares())
-    ledger.want(Squares().next_tasks({}))
+    ledger = begun(path)
     whole = path.read_bytes()
     path.write_bytes(whole + TORN)
 
@@ -126,11 +124,8 @@ def _serve(tmp_path: Path) -> None:
             daemon=True,
         )
         server.start()
-        ledger = Ledger.begin(f"grpc://localhost:{port}", "test", Squares())
-        ledger.want(Squares().next_tasks({}))
-        entry = ledger.claim(["n=1"], {"host": "here", "process": 1})
-        assert entry is not None
-        ledger.finish(entry, {"square": 1})
+        ledger = begun(f"grpc://localhost:{port}")
+        ledger.finish(claimed(ledger, "n=1"), {"square": 1})
 
     assert Ledger.open(str(tmp_path / "sweep.journal")).results() == {"n=1": {"square": 1}}
 

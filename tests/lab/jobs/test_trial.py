@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lab.jobs.jobs_for_tests import write_script
+from lab.jobs.jobs_for_tests import SWEEP, trained_here, write_script
 
 from noisescale.history.metrics import Goal
-from noisescale.lab.jobs.jobs import Training
-from noisescale.lab.jobs.trial import train_trial
-from noisescale.lab.sweep.search import Search
-from noisescale.lab.sweep.settings import Own, SweepJob
 
 
 def test_repetitions_differ_though_the_user_s_function_sets_a_seed(
@@ -19,20 +15,12 @@ def test_repetitions_differ_though_the_user_s_function_sets_a_seed(
 ) -> None:
     write_script(tmp_path, monkeypatch)
     monkeypatch.setenv("SEEDS", "1")
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")
-    training, goal = Training("train.py:make", accelerator="cpu"), Goal.read("val_loss<=0")
-    job = SweepJob(training, Own(256, 8, 0.02), goal, (8, 16), Search((), 3, 2), epochs=0.2)
+    job = replace(SWEEP, goal=Goal.read("val_loss<=0"), batch_sizes=(8, 16), epochs=0.1)
 
-    def values(folder: str, seed: int) -> list[float]:
-        task = job.task(8, {"learning_rate": 0.01}, seed)
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "task.json").write_text(json.dumps(dict(task.spec)))
-        train_trial(tmp_path / folder)
-        found: list[float] = json.loads((tmp_path / folder / "result.json").read_text())["values"]
-        return found
-
-    first, again, other = values("first", 0), values("again", 0), values("other", 1)
+    first, again, other = (
+        trained_here(job.task(8, {"learning_rate": 0.01}, seed).spec, tmp_path / folder)["values"]
+        for folder, seed in (("first", 0), ("again", 0), ("other", 1))
+    )
 
     assert first == again
     assert first != other

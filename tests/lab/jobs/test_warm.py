@@ -13,29 +13,14 @@ from typing import Any
 
 import psutil
 import pytest
+from lab.jobs.jobs_for_tests import TRAIN
 
-MODULE = """
-import atexit, multiprocessing, os, signal, sys, tempfile, threading
-import torch
-from pytorch_lightning import LightningModule
-from torch.utils.data import DataLoader, TensorDataset, random_split
+MODULE = f"""
+{TRAIN}
+import atexit, multiprocessing, signal, sys, tempfile, threading
+from torch.utils.data import random_split
 
-x = torch.randn(96, 3)
-train, held = random_split(TensorDataset(x, x.sum(1, keepdim=True)), [64, 32])
-
-class Line(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = torch.nn.Linear(3, 1)
-
-    def training_step(self, batch, batch_idx):
-        return (self.net(batch[0]) - batch[1]).square().mean()
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", self.training_step(batch, batch_idx))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.05)
+train, held, _ = random_split(data, [64, 32, 160])
 
 def make():
     return Line(), (DataLoader(train, 8, shuffle=True), DataLoader(held, 32))
@@ -119,9 +104,8 @@ def trained(place: Path) -> Trained:
 
 
 def one(trained: Trained, name: str, which: int = -1) -> Trained:
-    ones = [each for each in trained["trained"] if each["script"] == f"{name}.py"]
-    found: Trained = ones[which]
-    return found
+    ones: list[Trained] = [each for each in trained["trained"] if each["script"] == f"{name}.py"]
+    return ones[which]
 
 
 def test_the_first_training_is_cold_and_all_others_are_forks(trained: Trained) -> None:
@@ -222,13 +206,10 @@ def test_where_a_fork_might_differ_from_a_cold_training_the_reason_is_told(tmp_p
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=250)
 
     at = tmp_path / "namesake.py"
-    words = {
+    words = dict.fromkeys(reports, "") | {
         "draws": "random numbers",
         "breaks": "KeyError: 'where'",
         "starts": "1 threads",
-        "sets": None,
-        "uses": None,
-        "namesake": None,
         "script": "OF_SCRIPT",
         "float64": "default dtype",
         "mine": "your own namesake",

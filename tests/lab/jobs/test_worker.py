@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 import multiprocessing
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import psutil
 import pytest
-from lab.jobs.jobs_for_tests import Squares, script, scripted, squares_in
+from lab.jobs.jobs_for_tests import SQUARES, Squares, begun, claimed, script, scripted, squares_in
 
 from noisescale.lab.jobs import trial_process, worker
 from noisescale.lab.jobs.jobs import FAILED, Entry, State, Task
@@ -24,31 +24,24 @@ from noisescale.lab.jobs.workers import WorkersToStart
 ALL = {"n=0": 0, "n=1": 1, "n=2": 4, "sum=5": 25}
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "IDLE", 0.05)
-
-
-def working(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str = "", lease: float = 60.0
-) -> tuple[Ledger, list[str]]:
-    """The ledger and the events of a worker in this process, after its work."""
-    scripted(tmp_path, monkeypatch, body)
-    ledger = Ledger.begin(str(tmp_path / "j"), "test", Squares(), lease)
-    events: list[str] = []
-    try:
-        Worker(ledger, Squares(), tmp_path / "out", on_event=events.append).work()
-    except AllFailedError as error:
-        events.append(f"refused: {error}")
-    return ledger, events
-
-
 Work = Callable[..., tuple[Ledger, list[str]]]
 
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
-    return partial(working, tmp_path, monkeypatch)
+    """What returns the ledger and the events of a worker in this process, after its work."""
+
+    def working(body: str = "", lease: float = 60.0) -> tuple[Ledger, list[str]]:
+        scripted(tmp_path, monkeypatch, body)
+        ledger = begun(tmp_path / "j", lease=lease)
+        events: list[str] = []
+        try:
+            Worker(ledger, SQUARES, tmp_path / "out", on_event=events.append).work()
+        except AllFailedError as error:
+            events.append(f"refused: {error}")
+        return ledger, events
+
+    return working
 
 
 def test_a_worker_trains_round_after_round(tmp_path: Path, work: Work) -> None:
@@ -73,12 +66,13 @@ spec['n'] += 10 * FACTOR"""
     found = {}
 
     def train(factor: int) -> None:
-        ledger = Ledger.begin(str(tmp_path / f"{factor}"), "test", Squares(2))
+        ledger = begun(tmp_path / f"{factor}", Squares(2))
         one = Worker(ledger, Squares(2), tmp_path / "out")
         with mock.patch.object(one._starts, "start", lambda folder: ColdProcess(folder, factor)):
             one.work()
         found[factor] = squares_in(ledger.results())
 
+    monkeypatch.setattr(worker, "IDLE", 0.05)
     commands = {
         factor: script(tmp_path / f"{factor}.py", body.replace("FACTOR", str(factor)))
         for factor in (1, 2)
@@ -86,11 +80,8 @@ spec['n'] += 10 * FACTOR"""
     monkeypatch.setattr(
         trial_process, "command_of", lambda folder, factor: [*commands[factor], str(folder)]
     )
-    threads = [threading.Thread(target=train, args=(factor,)) for factor in commands]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(train, commands))
 
     assert found[1].items() >= {"n=0": 100, "n=1": 121}.items()
     assert found[2].items() >= {"n=0": 400, "n=1": 441}.items()
@@ -106,11 +97,11 @@ spec['n'] += 10 * FACTOR"""
     ids=["never", "by a crash"],
 )
 def test_a_training_that_has_told_its_result_has_it_however_it_ends(
-    body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    body: str, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial_process, "PATIENCE", 0.1)
 
-    assert squares_in(working(tmp_path, monkeypatch, body)[0].results()) == ALL
+    assert squares_in(work(body)[0].results()) == ALL
 
 
 def started(folder: Path, **options: Any) -> trial_process.TrialProcess:
@@ -166,11 +157,8 @@ def test_a_worker_that_alone_fails_stops_and_its_failures_do_not_count(
         tmp_path, monkeypatch, "if 'broken' in sys.argv[1]: raise ModuleNotFoundError('torhc')"
     )
     job = Squares(6)
-    ledger = Ledger.begin(str(tmp_path / "j"), "test", job)
-    ledger.want(job.next_tasks({}))
-    first, other = (ledger.claim([key], {"host": "o", "process": 1}) for key in ("n=0", "n=1"))
-    assert first is not None
-    assert other is not None
+    ledger = begun(tmp_path / "j", job)
+    first, other = claimed(ledger, "n=0"), claimed(ledger, "n=1")
     ledger.finish(first, {"square": 0, "ended": "reached"})
 
     with pytest.raises(OnlyHereError, match="ModuleNotFoundError: torhc"):
@@ -213,32 +201,26 @@ time.sleep(1.5 if spec["n"] == 0 else 0)  # longer than the lease"""
     assert all(entry.attempt == 1 for entry in ledger.entries().values())
 
 
+@pytest.mark.parametrize("lost", [False, True])
 def test_a_worker_that_is_interrupted_ends_its_training_and_puts_it_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lost: bool, tmp_path: Path, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """If its task was lost, it says so alone."""
+
+    def interrupted(self: Worker, entry: Entry, process: object) -> None:
+        if lost:
+            self._ledger.put_back(entry)  # as another worker does
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr(Worker, "_attend", mock.Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(Worker, "_attend", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            working(tmp_path, monkeypatch, "sys.stdin.read(); sys.exit(1)")
-    ledger = Ledger.open(str(tmp_path / "j"))
-    ledger.want(Squares().next_tasks({}))
+            work("sys.stdin.read(); sys.exit(1)")
+    ledger = begun(tmp_path / "j")
 
     assert ledger.results() == {}
     assert {entry.state for entry in ledger.entries().values()} == {State.WAITING}
-    assert squares_in(working(tmp_path, monkeypatch)[0].results()) == ALL
-
-
-def test_a_worker_that_is_interrupted_after_its_task_was_lost_says_so_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lost(self: Worker, entry: Entry, process: object) -> None:
-        self._ledger.put_back(entry)  # as another worker does
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Worker, "_attend", lost)
-
-    with pytest.raises(KeyboardInterrupt):
-        working(tmp_path, monkeypatch, "sys.stdin.read(); sys.exit(1)")
+    assert squares_in(work()[0].results()) == ALL
 
 
 def test_a_worker_that_cannot_write_its_folder_puts_its_task_back(
@@ -249,9 +231,8 @@ def test_a_worker_that_cannot_write_its_folder_puts_its_task_back(
     with pytest.raises(OSError, match="out"):
         work()
 
-    assert State.RUNNING not in {
-        each.state for each in Ledger.open(str(tmp_path / "j")).entries().values()
-    }
+    states = {each.state for each in begun(tmp_path / "j").entries().values()}
+    assert State.RUNNING not in states
 
 
 _TORCHRUN = """
@@ -266,11 +247,7 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 @pytest.mark.parametrize(
     ("printed", "code", "reason"),
     [
-        (
-            "ArithmeticError: no such luck",
-            1,
-            "ArithmeticError: no such luck (rank 1 ended with code",
-        ),
+        ("ArithmeticError: x", 1, "ArithmeticError: x (rank 1 ended with code 1"),
         ("", -9, "it printed nothing (rank 1 ended with signal 9"),
         (
             "[rank1]: Traceback\n[rank1]: ValueError: x\n[rank0]: RuntimeError: Connection closed",
@@ -288,7 +265,7 @@ def test_of_several_ranks_the_one_that_failed_first_is_named(
 
 
 def test_a_worker_that_is_killed_in_mid_trial_leaves_its_task_to_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what it was training ends with it."""
     body = """
@@ -298,11 +275,11 @@ end_with_stdin()
 (folder / "pid.part").rename(folder / "pid")
 time.sleep(600 if spec["n"] == 1 and not folder.name.endswith("-2") else 0)"""
     scripted(tmp_path, monkeypatch, body)
-    ledger = Ledger.begin(str(tmp_path / "j"), "test", Squares(), 1.0)
+    ledger = begun(tmp_path / "j", lease=1.0)
     stuck = tmp_path / "out/trials/n=1/pid"
     victim = multiprocessing.get_context("fork").Process(
         target=lambda: Worker(
-            Ledger.open(str(tmp_path / "j"), lease=1.0), Squares(), tmp_path / "out"
+            Ledger.open(str(tmp_path / "j"), lease=1.0), SQUARES, tmp_path / "out"
         ).work()
     )
 
@@ -314,7 +291,7 @@ time.sleep(600 if spec["n"] == 1 and not folder.name.endswith("-2") else 0)"""
     victim.join()
     with suppress(psutil.NoSuchProcess):  # it has ended already
         psutil.Process(int(stuck.read_text())).wait(60)
-    working(tmp_path, monkeypatch, body, lease=1.0)
+    work(body, lease=1.0)
 
     assert squares_in(ledger.results()) == ALL
     assert ledger.entries()["n=1"].attempt == 2
@@ -327,15 +304,11 @@ def test_who_watches_waits_for_a_storage_that_is_out_of_reach(
 
     ledger = Ledger.begin(str(tmp_path / "j"), "test", Squares(0))
     ledger.take([(Task("sum=0", {"n": 0}), {"square": 0})])
-    out_of_reach = [StorageInternalError("gone"), OSError("stale file handle")]
-    entries, shown = ledger.entries, list[int]()
+    out_of_reach = [OSError("stale file handle"), StorageInternalError("gone")]
+    entries = mock.Mock(side_effect=chain(out_of_reach, repeat(ledger.entries())))
+    shown: list[int] = []
 
-    def once_in_reach() -> dict[str, Entry]:
-        if out_of_reach:
-            raise out_of_reach.pop()
-        return entries()
-
-    monkeypatch.setattr(ledger, "entries", once_in_reach)
+    monkeypatch.setattr(ledger, "entries", entries)
     train_by_workers(
         ledger,
         Squares(0),

@@ -15,14 +15,14 @@ from unittest import mock
 
 import psutil
 import pytest
-from lab.jobs.jobs_for_tests import TRAIN, write_script
+from lab.jobs.jobs_for_tests import CPU, TRAIN, trained_here, write_script
 from lab.jobs.jobs_for_tests import ended as in_ledger
 from program import ended, refused, run
 from scripts import SERVER, Forked, started
 from tiers import slow
 
 from noisescale.lab.jobs import trial_process
-from noisescale.lab.jobs.jobs import FAILED, Entry, Task, Training
+from noisescale.lab.jobs.jobs import FAILED, Entry, Task
 from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.jobs.trial_process import ColdProcess, TrialProcess, command_of
 from noisescale.lab.jobs.workers import Place
@@ -35,7 +35,7 @@ from noisescale.tradeoff.sweep_files import read_sweeps
 
 SWEEP = ("--goal", "val_loss<=1.1", "--batch-sizes", "8,32", "--trials", "3", "--repeats", "1")
 RATES = "learning_rate=0.03..1"
-CPU = ("--accelerator", "cpu", "--epochs", "20", "--search", RATES)
+SHORT = ("--accelerator", "cpu", "--epochs", "20", "--search", RATES)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def sweep(*arguments: object, target: str = "train.py:make") -> tuple[int, str, str]:
-    return ended("sweep", target, *SWEEP, *CPU, *arguments)
+    return ended("sweep", target, *SWEEP, *SHORT, *arguments)
 
 
 def trials_of(sweep: int | None) -> list[psutil.Process]:
@@ -56,29 +56,20 @@ def trials_of(sweep: int | None) -> list[psutil.Process]:
         return []
 
 
-def trained_here(job: SweepJob, folder: Path) -> dict[str, Entry]:
+def swept_here(job: SweepJob, folder: Path) -> dict[str, Entry]:
     """The entries of a sweep, by trainings in this process, one after the other."""
-    from noisescale.lab.sweep.trial_fit import Made, train_task
-    from noisescale.lightning.training import seed_all
-    from noisescale.made.targets import module_and_data
-
     entries: dict[str, Entry] = {}
+    folder.mkdir()
     while wanted := job.next_tasks(entries):
         for task in wanted:
-            limit = job.limit_of(task.spec, entries)
-            (folder / "limit").write_text(str(limit))
-            seed_all(task.spec["seed"])
-            made = Made(*module_and_data("train.py:make", None))
-            seed_all(task.spec["seed"])
-            train_task(made, task.spec, folder)
-            result = json.loads((folder / "result.json").read_text())
-            entries[task.key] = in_ledger(task, result)
+            (folder / "limit").write_text(str(job.limit_of(task.spec, entries)))
+            entries[task.key] = in_ledger(task, trained_here(task.spec, folder))
     return entries
 
 
 def output_of_sweep_with_killed_worker(here: Path) -> str:
     """Two workers share a device; one of them is killed in its first training."""
-    words = ["-m", "noisescale", "sweep", "train.py:make", *SWEEP, *CPU, "--per-device", 2]
+    words = ["-m", "noisescale", "sweep", "train.py:make", *SWEEP, *SHORT, "--per-device", 2]
     with started(*words, "--lease", 2, cwd=here, output=here / "output.txt") as process:
         while not (trials := trials_of(process.pid)):
             assert process.is_alive(), (here / "output.txt").read_text()
@@ -101,9 +92,8 @@ def output_of_sweep_with_killed_worker(here: Path) -> str:
 def test_a_sweep_by_workers_has_the_table_of_trainings_here_also_if_one_is_killed(
     here: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (here / "here").mkdir()
-    job = settings(here)
-    alone = trained_here(job, here / "here")
+    job = settings()
+    alone = swept_here(job, here / "here")
     write_files(sweep_record(job, alone, Place("sweep", "")), here / "here")
     known = list(alone.values())[: -3 if killed else -1]  # the others are trained by the workers
     ledger = Ledger.begin("sweep/sweep.journal", "sweep", job)
@@ -149,9 +139,9 @@ def test_a_sweep_by_workers_has_the_table_of_trainings_here_also_if_one_is_kille
 
 @pytest.mark.slow
 def test_two_ranks_train_a_trial_and_one_that_dies_fails_it(here: Path) -> None:
-    two = Training("train.py:make", accelerator="cpu", devices=2, strategy="ddp")
-    job = replace(settings(here), training=two)
-    task = replace(job, max_device_batch_size=8).task(32, {"learning_rate": 0.05}, 0)
+    two = replace(CPU, devices=2, strategy="ddp")
+    job = replace(settings(), training=two, max_device_batch_size=8)
+    task = job.task(32, {"learning_rate": 0.05}, 0)
     (here / "dies.py").write_text("import os\nif os.environ['RANK'] == '1': os._exit(3)\n")
 
     process = SERVER.Process(target=train_on_two_ranks, args=(here, task.spec))
@@ -187,7 +177,7 @@ def train_on_two_ranks(here: Path, spec: dict[str, Any]) -> None:
 
 
 def test_a_goal_that_nobody_reaches_ends_with_code_1(here: Path) -> None:
-    ledger = Ledger.begin("sweep/sweep.journal", "sweep", begun := settings(here))
+    ledger = Ledger.begin("sweep/sweep.journal", "sweep", begun := settings())
     while wanted := begun.next_tasks(ledger.entries()):
         missed = {"steps": [1], "values": [2.0], "seconds": [1.0], "ended": "out of steps"}
         ledger.take((task, missed) for task in wanted)
@@ -203,17 +193,15 @@ def test_a_goal_that_nobody_reaches_ends_with_code_1(here: Path) -> None:
 def test_a_seed_in_the_script_and_a_goal_of_a_batch_are_told(here: Path) -> None:
     import torch
 
-    script = here / "train.py"
-    seeded = script.read_text().replace("FAILS, ", "torch.manual_seed(0)\nFAILS, ", 1)
-    logged = seeded.replace('self.log("val_loss"', 'self.log("of_all"')
-    logged = logged.replace(
+    seeded = TRAIN.replace("FAILS, ", "torch.manual_seed(0)\nFAILS, ", 1)
+    logged = seeded.replace('self.log("val_loss"', 'self.log("of_all"').replace(
         "return loss", 'self.log("loss", torch.tensor(9.0))\n        return loss'
     )
     (here / "own_seed.py").write_text(logged)
     torch.manual_seed(0)  # what was set before is not the script's
 
     found = [
-        doubts_before(settings(here, f"{script}.py:make", goal, repeats))
+        doubts_before(settings(f"{script}.py:make", goal, repeats))
         for script, goal, repeats in (
             ("train", "val_loss<=1", 3),
             ("own_seed", "of_all<=1", 3),
@@ -229,12 +217,10 @@ def test_a_seed_in_the_script_and_a_goal_of_a_batch_are_told(here: Path) -> None
     assert of_batch.startswith("loss is logged")
 
 
-def settings(
-    here: Path, target: str = "train.py:make", goal: str = "val_loss<=1.1", repeats: int = 1
-) -> SweepJob:
+def settings(target: str = CPU.target, goal: str = "val_loss<=1.1", repeats: int = 1) -> SweepJob:
     """The job of a sweep with the options of these tests."""
     options = {"trials": 3, "seed": 0, "epochs": 20, "max_device_batch_size": None}
-    training = Training(target, accelerator="cpu")
+    training = replace(CPU, target=target)
     return sweep_job(training, goal, "8,32", [RATES], repeats=repeats, **options)  # type: ignore[arg-type]  # of several types
 
 
@@ -297,7 +283,7 @@ sys.stdout = io.StringIO()
 
 
 def test_a_storage_of_another_sweep_is_refused_and_one_that_is_gone_too(here: Path) -> None:
-    Ledger.begin("sweep/sweep.journal", "sweep", settings(here))
+    Ledger.begin("sweep/sweep.journal", "sweep", settings())
     there = ("--storage", "sweep/sweep.journal")
 
     _, _, said = sweep("--goal", "val_loss<=1.2")
@@ -320,7 +306,7 @@ def test_where_all_trainings_fail_their_reason_is_the_last_line(
 ) -> None:
     """The step of the first look does not fail: it trains with the module's own learning rate."""
     monkeypatch.setenv("FAILS", "rate")
-    begun = settings(here)
+    begun = settings()
     ledger = Ledger.begin("sweep/sweep.journal", "sweep", begun)
     ledger.take(
         (task, {FAILED: "it is the third that counts"}) for task in begun.next_tasks({})[:2]

@@ -5,10 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lab.jobs.jobs_for_tests import ended
+from lab.jobs.jobs_for_tests import SWEEP, ended
 from refused import refused
 
-from noisescale.history.metrics import Goal
 from noisescale.lab.jobs.jobs import Training
 from noisescale.lab.jobs.known_jobs import job_from
 from noisescale.lab.parameter_texts import sweep_parameters
@@ -16,35 +15,19 @@ from noisescale.lab.sweep.results import trial_name
 from noisescale.lab.sweep.search import Search
 from noisescale.lab.sweep.settings import Own, SweepJob, check_goal, read_batch_sizes
 from noisescale.plan import Plan
-from noisescale.refusal import Refusal
-
-GOAL = Goal.read("loss<=0.1")
 
 
 def job(**other: Any) -> SweepJob:
-    found = SweepJob(
-        Training("train.py:make"),
-        Own(1000.0, 32, 0.1, 0.99),
-        GOAL,
-        (16, 64, 256),
-        Search((), trials=3, repeats=2),
-        epochs=10,
-    )
-    return replace(found, **other)
+    return replace(SWEEP, **{"own": Own(1000.0, 32, 0.1, 0.99)} | other)
 
 
 def test_a_job_survives_json() -> None:
-    for each in (
-        job(),
-        job(
-            own=Own(math.inf, None, 0.1),
-            search=Search(sweep_parameters(["lr=1..2", "momentum=0..0.9"]), 3, 2),
-        ),
-    ):
+    searched = Search(sweep_parameters(["lr=1..2", "momentum=0..0.9"]), 3, 2)
+    for each in (job(), job(own=Own(math.inf, None, 0.1), search=searched)):
         record = json.loads(json.dumps({"kind": each.kind, **each.as_dict()}))
 
         assert job_from(record) == each
-    with pytest.raises(Refusal, match="'x'"):
+    with refused("storage", got="'x' with other settings ('x')"):
         job_from({"kind": "x"})
 
 

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lab.jobs.jobs_for_tests import ended
+from lab.jobs.jobs_for_tests import SWEEP, ended
 from tiers import slow
 
 from noisescale import fit_tradeoff
-from noisescale.history.metrics import Goal
 from noisescale.lab.compare.reading import read_trials
-from noisescale.lab.jobs.jobs import FAILED, Entry, State, Task, Training
+from noisescale.lab.jobs.jobs import FAILED, Entry, State, Task
 from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.jobs.workers import Place
 from noisescale.lab.sweep.files import write_files
@@ -22,14 +21,8 @@ from noisescale.lab.sweep.settings import Own, SweepJob
 from noisescale.lab.sweep.sweep_record import SweepRecord, sweep_record
 from noisescale.tradeoff.sweep_files import read_sweeps
 
-JOB = SweepJob(
-    Training("train.py:make"),
-    Own(1e6, 16, 0.1),
-    Goal.read("loss<=0.1"),
-    (16, 64, 256),
-    Search((), trials=6, repeats=3),
-    epochs=10,
-)
+JOB = replace(SWEEP, own=Own(1e6, 16, 0.1), search=Search((), trials=6, repeats=3))
+TWO = replace(SWEEP, batch_sizes=(16, 64))
 
 
 def truth(size: int, rate: float, seed: int) -> float:
@@ -65,15 +58,13 @@ def whole() -> dict[str, Entry]:
     return finished()
 
 
-def taken(ledger: Ledger, entries: Iterable[Entry]) -> None:
-    ledger.take((Task(each.key, each.spec), each.result) for each in entries)
-
-
 def found_in(entries: Mapping[str, Entry], job: SweepJob = JOB) -> SweepRecord:
     return sweep_record(job, entries, Place("test", "sweep.journal"))
 
 
-TWO = replace(JOB, own=Own(1000.0, 32, 0.1), batch_sizes=(16, 64), search=Search((), 3, 3))
+def sizes_in_table(found: SweepRecord, folder: Path) -> list[float]:
+    write_files(found, folder)
+    return list(read_sweeps(folder / "sweep.csv")[""].batch_sizes)
 
 
 def searched(reached: tuple[bool, ...] = (True,) * 3, best: float = 0.1) -> dict[str, Entry]:
@@ -120,18 +111,15 @@ def test_a_batch_size_whose_search_is_not_done_is_not_in_the_table_yet(
 ) -> None:
     last = next(key for key in reversed(whole) if whole[key].spec["batch_size"] == 64)
 
-    write_files(found_in({key: whole[key] for key in whole if key != last}), tmp_path)
+    found = found_in({key: whole[key] for key in whole if key != last})
 
-    assert set(read_sweeps(tmp_path / "sweep.csv")[""].batch_sizes) == {16, 256}
+    assert set(sizes_in_table(found, tmp_path)) == {16, 256}
 
 
 def test_a_finished_sweep_has_what_was_best_and_the_regimes_of_a_comparison(
-    tmp_path: Path, whole: dict[str, Entry]
+    whole: dict[str, Entry],
 ) -> None:
-    ledger = Ledger.begin(str(tmp_path / "j"), "test", JOB)
-    taken(ledger, whole.values())
-
-    found = found_in(ledger.entries())
+    found = found_in(whole)
 
     assert found.finished
     assert len(found.progress.ended) == found.expected_trainings == len(whole)
@@ -152,7 +140,7 @@ def test_progress_says_what_was_spent_and_what_is_left(
     ledger = Ledger.begin(str(tmp_path / "j"), "test", JOB)
     begun = found_in(ledger.entries())
     half = list(whole.values())[: len(whole) // 2]
-    taken(ledger, half)
+    ledger.take((Task(each.key, each.spec), each.result) for each in half)
     ledger.want(wanted := JOB.next_tasks(ledger.entries()))
     shared = {"host": "a", "sharing": 2}  # two of them are as fast as one device
     claimed = [ledger.claim([task.key for task in wanted], shared) for _ in range(2)]
@@ -183,28 +171,20 @@ def test_failures_have_their_reasons_and_no_evaluations(
 
 
 @pytest.mark.parametrize(
-    ("reached", "rows"),
-    [((True, False, True), 2), ((True, False, False), 0)],
-    ids=["a miss is left out", "of most misses nothing stays"],
+    ("reached", "best", "rows"),
+    [((True, False, True), 0.1, 2), ((True, False, False), 0.1, 0), ((True,) * 3, 1e9, 0)],
+    ids=["a miss is left out", "of most misses nothing stays", "nor with the best at the edge"],
 )
-def test_repetitions_that_miss_the_goal_are_left_out(
-    reached: tuple[bool, ...], rows: int, tmp_path: Path
+def test_only_repetitions_of_an_inner_best_learning_rate_that_reach_the_goal_have_steps(
+    reached: tuple[bool, ...], best: float, rows: int, tmp_path: Path
 ) -> None:
-    write_files(found_in(searched(reached), TWO), tmp_path)
+    """The law of `compare` does not count the others either."""
+    found = found_in(searched(reached, best), TWO)
 
-    assert read_sweeps(tmp_path / "sweep.csv")[""].batch_sizes == [16] * 3 + [64] * rows
-
-
-def test_a_batch_size_whose_best_learning_rate_is_at_the_edge_has_no_steps(tmp_path: Path) -> None:
-    """The law of `compare` does not count it either."""
-    found = found_in(searched(best=1e9), TWO)
-
-    write_files(found, tmp_path)
-
+    assert sizes_in_table(found, tmp_path) == [16] * 3 + [64] * rows
     assert found.law is not None
-    counts = [(batch.batch_size, batch.counts) for batch in found.law.batches]
-    assert counts == [(16, True), (64, False)]
-    assert read_sweeps(tmp_path / "sweep.csv")[""].batch_sizes == [16] * 3
+    counts = {batch.batch_size: batch.counts for batch in found.law.batches}
+    assert counts == {16: True, 64: rows > 0}
 
 
 def test_repetitions_that_are_the_same_are_named() -> None:

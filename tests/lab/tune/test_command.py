@@ -9,19 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.jobs.jobs_for_tests import TRAIN, write_script
+from lab.jobs.jobs_for_tests import CPU, TRAIN, trained_here, write_script
 from program import ended, refused, run
 from reported_runs import history
 from scripts import Forked
 
-from noisescale.lab.jobs.jobs import Entry, State, Training
-from noisescale.lab.jobs.workers import Place
 from noisescale.lab.tune import make_job
-from noisescale.lab.tune.document import progress_sentence
 from noisescale.lab.tune.doubts import doubts_about
 from noisescale.lab.tune.make_job import read_budget, tune_job
 from noisescale.lab.tune.tune_job import TuneJob
-from noisescale.lab.tune.tune_record import tune_record
 from noisescale.refusal import Refusal
 
 OWN = """
@@ -37,6 +33,8 @@ loaders = DataLoader(data, batch_size=8, shuffle=True), DataLoader(data, batch_s
 
 def make(width=8, bias=False):
     return Logs(width, bias), loaders
+
+module = Line()
 """
 
 SEARCH = ("--search", "learning_rate=0.003..0.3", "--search", "width=4..64")
@@ -49,35 +47,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def job(*search: str, metric: str = "val_loss", **others: Any) -> TuneJob:
-    settings: dict[str, Any] = {
-        "maximize": False,
-        "budget": None,
-        "trials": 2,
-        "max_cost": None,
-        "seed": 0,
-        "epochs": 1.0,
-        "steps": None,
-        "noise_scale": None,
-        "run": None,
-        "max_device_batch_size": None,
-    }
-    training = Training("train.py:make", accelerator="cpu")
-    return tune_job(training, metric, search, others.pop("space", None), **{**settings, **others})
+    left = ("budget", "max_cost", "steps", "noise_scale", "run", "max_device_batch_size")
+    settings = {"maximize": False, "trials": 2, "seed": 0, "epochs": 1.0, **dict.fromkeys(left)}
+    return tune_job(CPU, metric, search, None, **{**settings, **others})  # type: ignore[arg-type]  # of several types
 
 
 def trained(begun: TuneJob, folder: Path, **parameters: Any) -> dict[str, Any]:
     """The result of one training in this process."""
-    from noisescale.lab.sweep.trial_fit import Made
-    from noisescale.lab.tune.trial_fit import train_tune_task
-    from noisescale.lightning.training import seed_all
-    from noisescale.made.targets import module_and_data
-
-    spec = begun.spec(0, begun.center | parameters)
-    seed_all(spec["seed"])
-    made = Made(*module_and_data("train.py:make", None, spec["arguments"]))
-    train_tune_task(made, spec, folder)
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return found
+    return trained_here(begun.spec(0, begun.center | parameters), folder)
 
 
 def test_a_training_has_the_metric_at_its_end_and_its_own_time(here: Path) -> None:
@@ -119,6 +96,7 @@ def test_the_own_settings_of_optimizer_loader_and_function_are_the_centre(here: 
     ("words", "said"),
     [
         ("", "`--search` must name a parameter to search"),
+        ("SEARCH", "`--budget` must be given, or `--trials`, got neither"),
         ("--search depth=1..4", "`--search` must name arguments of train.py:make"),
         ("SEARCH --budget 0h", "`--budget` must be positive device-hours"),
         ("SEARCH --max-cost 5", "`--max-cost` must be positive device-hours"),
@@ -135,7 +113,7 @@ def test_the_own_settings_of_optimizer_loader_and_function_are_the_centre(here: 
 )
 def test_bad_input_is_refused_before_anything_is_trained(here: Path, words: str, said: str) -> None:
     arguments = words.replace("SEARCH", " ".join(SEARCH)).split()
-    budget = () if {"--budget", "--trials"} & set(arguments) else ("--trials", "2")
+    budget = () if words == "SEARCH" or "--budget" in words else ("--trials", "2")
 
     found = refused("tune", "train.py:make", *LESS, *budget, *arguments)
 
@@ -143,14 +121,10 @@ def test_bad_input_is_refused_before_anything_is_trained(here: Path, words: str,
     assert not (here / "tune").exists()
 
 
-def test_a_search_without_an_end_and_an_object_without_arguments_are_refused(here: Path) -> None:
-    no_end = refused("tune", "train.py:make", *LESS, *SEARCH)
-    with (here / "train.py").open("a") as file:
-        file.write("\nmodule = Line()\n")
-    no_function = refused("tune", "train.py:module", *LESS, *SEARCH, "--trials", 1)
+def test_an_object_without_arguments_is_refused(here: Path) -> None:
+    said = refused("tune", "train.py:module", *LESS, *SEARCH, "--trials", 1)
 
-    assert no_end.startswith("`--budget` must be given, or `--trials`, got neither")
-    assert "got width. Its arguments: none" in no_function
+    assert "got width. Its arguments: none" in said
 
 
 @pytest.mark.parametrize("text", ["0h", "-1h", "1", "h", "", "nanh", "1d"])
@@ -186,23 +160,6 @@ def test_what_is_doubtful_is_said(here: Path) -> None:
     assert "learning_rate = 0.5 " in rate
     assert "weight_decay = 1e-05 where" in decay
     assert "(CosineAnnealingLR)" in scheduled
-
-
-def test_the_line_of_progress_has_the_budget_and_the_best(here: Path) -> None:
-    begun = replace(job("width=4..64"), trials=None, budget=0.5)
-    done = {"value": 0.25, "seconds": 90.0, "steps": 9, "ended": "done", "device_seconds": 180.0}
-    lost = done | {"value": None, "ended": "diverged"}
-    ends = ((State.DONE, done), (State.DONE, lost), (State.RUNNING, {}))
-    spec = begun.spec(0, begun.center)
-    entries = {
-        str(k): Entry(str(k), state, k, 1, spec, {}, 0.0, result)
-        for k, (state, result) in enumerate(ends)
-    }
-
-    said = progress_sentence(tune_record(begun, entries, Place("tune", "tune.journal")))
-
-    assert said.startswith("1 training done, 1 without a result, 1 under way, 0.1 of 0.5 ")
-    assert said.endswith("val_loss: 0.25 for 90.0 device-seconds")
 
 
 def test_a_search_from_the_command_to_its_files(

@@ -47,25 +47,24 @@ def test_a_history_from_wandb_is_a_run(tmp_path: Path, runtime: str, seconds: li
     assert trial.diverged
 
 
-@pytest.mark.parametrize(("clock", "steps"), [("train/global_step", [19, 39]), ("_", [2, 3])])
-def test_steps_of_others_are_as_logged(tmp_path: Path, clock: str, steps: list[int]) -> None:
-    trial = read(tmp_path, WANDB.replace("trainer/global_step", clock))
-
-    assert trial.measurements.steps.tolist() == steps
-
-
-def test_a_metric_that_has_no_step_of_the_trainer_has_that_of_wandb(tmp_path: Path) -> None:
-    trial = read(tmp_path, "_step,trainer/global_step,loss,mine\n0,9,1,\n1,,,5\n", "mine")
-
-    assert trial.measurements.steps.tolist() == [1]
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        (WANDB.replace("trainer/global_step", "train/global_step"), [19, 39]),
+        (WANDB.replace("trainer/global_step", "_"), [2, 3]),
+        ("_step,trainer/global_step,loss,val_loss\n0,9,1,\n1,,,5\n", [1]),
+    ],
+    ids=["as logged", "those of wandb", "those of wandb, where the metric has no other"],
+)
+def test_steps_of_others(tmp_path: Path, text: str, steps: list[int]) -> None:
+    assert read(tmp_path, text).measurements.steps.tolist() == steps
 
 
 def test_an_epoch_in_which_the_log_ends_is_as_long_as_those_before(tmp_path: Path) -> None:
     rows = [f"{step - 1},{(step - 1) // 40},1" for step in (20, 40, 60, 80, 90)]
     (tmp_path / "hparams.yaml").write_text("{}")
-    write(tmp_path, "\n".join(["step,epoch,loss", *rows, ""]), "metrics.csv")
 
-    (trial,) = read_trials(tmp_path, "loss")
+    trial = read(tmp_path, "\n".join(["step,epoch,val_loss", *rows, ""]), name="metrics.csv")
 
     assert trial.measurements.epochs == pytest.approx([0.5, 1, 1.5, 2, 2.25])
 

@@ -64,7 +64,6 @@ def test_a_run_of_lightning_is_read_on_all_clocks(logs: Path, monitored: str, lo
     assert (trial.name, trial.submission) == (logger, "sgd")
     assert (trial.batch_size, trial.learning_rate) == (BATCH, 0.1)
     if monitored == "with" or logger == "board":
-        assert measured.seconds is not None
         assert (np.diff(measured.seconds) > 0).all()
     else:
         assert measured.seconds is None
@@ -165,9 +164,8 @@ def test_short_last_batches_leave_the_batch_size_constant(
         {"step": 10 * k, "examples": 80 * k, "batch_size": size} for k, size in enumerate(sizes, 1)
     ]
 
-    trial = read_monitored(tmp_path, rows, [10])
-
-    assert trial.batch_size == pytest.approx(constant, nan_ok=True)
+    found = read_monitored(tmp_path, rows, [10]).batch_size
+    assert found == pytest.approx(constant, nan_ok=True)
 
 
 def test_hyperparameters_of_torch_are_read_from_the_folder_that_it_makes(tmp_path: Path) -> None:

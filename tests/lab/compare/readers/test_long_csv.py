@@ -235,9 +235,8 @@ def test_lines_of_a_logger_without_the_metric_take_no_part(read: Read) -> None:
 def test_a_last_line_that_is_cut_off_is_left_out_and_named(read: Read, last: str) -> None:
     head = "run,step,batch_size,loss"
 
-    trials = read(head, "a,1,64,3", "b,1,64,4", last, end="")
+    *whole, cut = read(head, "a,1,64,3", "b,1,64,4", last, end="")
 
-    *whole, cut = trials
     assert values_of(whole) == [[3], [4]]
     assert [t.fault for t in whole] == ["", ""]
     assert cut.name == "the last line of sweep.csv"

@@ -12,11 +12,10 @@ RUNS = ("fine-sun-1", "lr 0.1 - adam")
 def chart(folder: Path, axis: str, *rows: str, steps: bool = False) -> Path:
     """Columns as W&B's page writes them: each with its range; `_step` unless it is the x-axis."""
     metrics = (["_step"] if steps else []) + ["val_loss"]
-    ranges = ("", "__MIN", "__MAX")
-    names = [f"{run} - {m}{end}" for run in RUNS for m in metrics for end in ranges]
+    columns = [f"{run} - {metric}" for run in RUNS for metric in metrics]
+    names = [axis, *(f"{column}{end}" for column in columns for end in ("", "__MIN", "__MAX"))]
     file = folder / "wandb_export.csv"
-    header = ",".join(f'"{name}"' for name in [axis, *names])
-    file.write_text("\n".join([header, *rows]))
+    file.write_text("\n".join([",".join(f'"{name}"' for name in names), *rows]))
     return file
 
 

@@ -2,7 +2,7 @@
 """Studies of Optuna for tests of the search: made up, without training."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -47,13 +47,19 @@ def study(sampler: Any, trials: Sequence[FrozenTrial] = (), **settings: Any) -> 
     return made
 
 
-def train(made: optuna.Study, count: int) -> None:
-    """Ask and tell so many trials, whose cost is their width."""
+def train(
+    made: optuna.Study,
+    count: int,
+    value: Callable[[dict[str, Any]], float] = loss,
+    space: dict[str, BaseDistribution] = SPACE,
+    cost: str | None = "width",
+) -> None:
+    """Ask and tell so many trials, whose cost is a parameter, or the same for all."""
     for _ in range(count):
-        trial = made.ask(SPACE)
+        trial = made.ask(space)
         sign = 1 if made.direction.name == "MINIMIZE" else -1
-        trial.set_user_attr("cost", float(trial.params["width"]))
-        made.tell(trial, sign * loss(trial.params))
+        trial.set_user_attr("cost", 1.0 if cost is None else float(trial.params[cost]))
+        made.tell(trial, sign * value(trial.params))
 
 
 def params_of(made: optuna.Study) -> list[dict[str, Any]]:

@@ -1,28 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
+from typing import Any
+
 import pytest
 from lab.tune.carbs.studies import ended, study
 from optuna.trial import TrialState
 from refused import refused
 
-from noisescale.lab.tune.carbs.pareto import Group, front_of, group_by_key, pareto_front
+from noisescale.lab.tune.carbs.pareto import Group, front_of, pareto_front
 
-
-def of_paper(sign: float = 1.0) -> list[tuple[str, float, float]]:
-    """Key, cost and output of the paper's example."""
-    rows = [("A", 1, 0), ("A", 1, 1), ("B", 2, 0.6), ("C", 3, 0.55), ("C", 3, 0.75), ("D", 4, 0.8)]
-    return [(key, cost, sign * output) for key, cost, output in rows]
-
-
-def keys(groups: list[Group]) -> str:
-    return "".join(str(group.key) for group in groups)
-
-
-def test_the_example_of_the_paper() -> None:
-    names, costs, outputs = zip(*of_paper(), strict=True)
-    groups = group_by_key(names, costs, outputs)
-
-    assert keys(front_of(groups)) == "ACD"
-    assert keys(front_of(groups, conservative=False)) == "ABCD"
+PAPER = [("A", 1, 0), ("A", 1, 1), ("B", 2, 0.6), ("C", 3, 0.55), ("C", 3, 0.75), ("D", 4, 0.8)]
+"""Key, cost and output of the paper's example."""
 
 
 @pytest.mark.parametrize("direction", ["maximize", "minimize"])
@@ -30,7 +17,7 @@ def test_the_example_as_a_study(direction: str) -> None:
     widths = {"A": 8, "B": 16, "C": 32, "D": 64}
     sign = 1.0 if direction == "maximize" else -1.0
     trials = [
-        ended({"width": widths[key]}, output, cost=cost) for key, cost, output in of_paper(sign)
+        ended({"width": widths[key]}, sign * output, cost=cost) for key, cost, output in PAPER
     ]
     made = study(None, trials, direction=direction)
 
@@ -43,28 +30,29 @@ def test_the_example_as_a_study(direction: str) -> None:
     assert [point.params["width"] for point in plain] == [8, 16, 32, 64]
 
 
-def test_the_first_member_is_the_best_of_the_cheapest_fifth() -> None:
-    groups = [Group(cost, (cost,), (10.0 - cost,)) for cost in range(1, 11)]
-
-    assert keys(front_of(groups)) == "1"
-    # Of those, one that was repeated goes first in the conservative set.
-    groups[1] = Group(2, (2, 2), (7.0, 7.0))
-    assert keys(front_of(groups)) == "2"
-    assert keys(front_of(groups, conservative=False)) == "1"
+TENTHS = [Group(cost, (cost,), (10.0 - cost,)) for cost in range(1, 11)]
+REPEATED = [TENTHS[0], Group(2, (2, 2), (7.0, 7.0)), *TENTHS[2:]]
+THREE = [Group(cost, (cost,), (output,)) for cost, output in [(1, 0.1), (2, 0.5), (3, 0.3)]]
 
 
-def test_without_a_share_the_first_member_is_the_cheapest() -> None:
-    groups = [Group(cost, (cost,), (output,)) for cost, output in [(1, 0.1), (2, 0.5), (3, 0.3)]]
-
-    assert keys(front_of(groups, cheapest=0.0)) == "12"
-    assert keys(front_of(groups, cheapest=0.5)) == "2"
-
-
-def test_a_group_dearer_than_the_cheapest_observations_is_no_gap() -> None:
-    """The cheapest observation is in a group whose mean lies above the 20 % quantile."""
-    groups = [Group("A", (1, 9), (1, 1)), Group("B", (6, 6, 6), (2, 2, 2))]
-
-    assert keys(front_of(groups)) == "AB"
+@pytest.mark.parametrize(
+    ("groups", "options", "front"),
+    [
+        (TENTHS, {}, [1]),
+        (REPEATED, {}, [2]),
+        (REPEATED, {"conservative": False}, [1]),
+        (THREE, {"cheapest": 0.0}, [1, 2]),
+        (THREE, {"cheapest": 0.5}, [2]),
+        # The cheapest observation is in a group whose mean lies above the 20 % quantile.
+        ([Group(1, (1, 9), (1, 1)), Group(2, (6, 6, 6), (2, 2, 2))], {}, [1, 2]),
+        ([], {}, []),
+    ],
+)
+def test_the_first_member_is_the_best_of_the_cheapest_fifth_or_of_another_share(
+    groups: list[Group], options: dict[str, Any], front: list[int]
+) -> None:
+    """Of those, one that was repeated goes first in the conservative set."""
+    assert [group.key for group in front_of(groups, **options)] == front
 
 
 def test_what_did_not_succeed_is_no_member() -> None:
@@ -76,7 +64,6 @@ def test_what_did_not_succeed_is_no_member() -> None:
     ]
 
     assert pareto_front(trials, direction="minimize") == []
-    assert front_of([]) == []
 
 
 def test_a_trial_costs_its_attribute_else_its_duration() -> None:

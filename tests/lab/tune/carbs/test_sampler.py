@@ -5,7 +5,6 @@ import math
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +44,6 @@ def after(trials: int, **settings: Any) -> optuna.Study:
     else:
         made.add_trials(trained()[:trials])
     return made
-
-
-def told(
-    made: optuna.Study, space: Any, count: int, value: Callable[[dict[str, Any]], float]
-) -> None:
-    """Train so many trials at equal cost: else how long each took decides what comes next."""
-    for _ in range(count):
-        trial = made.ask(space)
-        trial.set_user_attr("cost", 1.0)
-        made.tell(trial, value(trial.params))
 
 
 def test_the_first_trials_are_near_the_centre_and_the_first_is_it() -> None:
@@ -126,27 +115,23 @@ def stored(place: str, count: int) -> optuna.Study:
     return made
 
 
-def test_parallel_asks_give_different_points() -> None:
+def test_what_is_under_way_is_known_to_others() -> None:
+    """Also what a trial has not yet asked for."""
     made = after(6)
 
     trials = [made.ask(SPACE) for _ in range(4)]
+    partial = made.ask()
+    partial.suggest_int("width", 8, 512, log=True)  # the others were suggested, too
+    left = made.ask(SPACE)
 
     points = np.array([[math.log10(t.params["width"]), math.log10(t.params["lr"])] for t in trials])
     assert len({tuple(point) for point in points}) == 4
+    stored = json.loads(made.trials[partial.number].system_attrs["carbs:suggested"])
+    assert set(stored) == set(SPACE)
+    assert left.params["lr"] != stored["lr"]
     for trial in trials:
         trial.set_user_attr("cost", 1.0)
         made.tell(trial, 1.0)
-
-
-def test_what_a_trial_has_not_yet_asked_for_is_known_to_others() -> None:
-    made = after(6)
-    trial = made.ask()
-    trial.suggest_int("width", 8, 512, log=True)  # the others were suggested, too
-    left = made.ask(SPACE)
-
-    stored = made.trials[trial.number].system_attrs["carbs:suggested"]
-    assert set(json.loads(stored)) == set(SPACE)
-    assert left.params["lr"] != json.loads(stored)["lr"]
 
 
 def test_every_fifth_suggestion_repeats_the_cheapest_of_the_front() -> None:
@@ -166,7 +151,7 @@ def test_every_fifth_suggestion_repeats_the_cheapest_of_the_front() -> None:
 def test_a_front_of_one_member_is_not_repeated_for_ever(count: int) -> None:
     """At equal cost one trial is the whole front."""
     made = study(CarbsSampler(seed=0, centers=CENTER))
-    told(made, SPACE, count, lambda params: 0.0 if params == CENTER else 1.0 + params["lr"])
+    train(made, count, lambda at: 0.0 if at == CENTER else 1.0 + at["lr"], cost=None)
 
     assert [why(made.trials[i]) for i in (4, 9)] == ["resample"] * 2
     assert [params for params in params_of(made) if params == CENTER] == [CENTER] * 3
@@ -350,14 +335,14 @@ def test_points_on_a_curve_count_as_shorter_runs() -> None:
 
 
 def test_powers_of_two_also_among_choices() -> None:
-    space = {
+    space: dict[str, Any] = {
         "batch": IntDistribution(8, 4096, log=True),
         "micro": CategoricalDistribution([8, 16, 32, 64]),
         "optimizer": CategoricalDistribution(["sgd", "adam", None]),
     }
     spaces = {"batch": PowerOfTwoSpace(), "micro": PowerOfTwoSpace()}
     made = study(CarbsSampler(seed=0, spaces=spaces))
-    told(made, space, 12, lambda params: float(params["micro"] / params["batch"]))
+    train(made, 12, lambda at: float(at["micro"] / at["batch"]), space, None)
 
     found = params_of(made)
     assert {math.log2(params["batch"]) % 1 for params in found} == {0}
@@ -369,9 +354,9 @@ def test_powers_of_two_also_among_choices() -> None:
 
 def test_a_wide_distribution_is_searched_without_ends() -> None:
     """Steps are in the space's unit, however wide the distribution is."""
-    space = {"x": FloatDistribution(-1e9, 1e9)}
+    space: dict[str, Any] = {"x": FloatDistribution(-1e9, 1e9)}
     made = study(CarbsSampler(seed=0, centers={"x": 3.0}, spaces={"x": LinearSpace(scale=2.0)}))
-    told(made, space, 25, lambda params: float((params["x"] - 7.0) ** 2))
+    train(made, 25, lambda at: float((at["x"] - 7.0) ** 2), space, None)
 
     assert abs(made.trials[1].params["x"] - 3.0) < 1.5
     assert abs(made.best_params["x"] - 7.0) < 0.5
@@ -388,10 +373,8 @@ def test_arguments_out_of_range_are_refused(argument: str, got: float) -> None:
 
 @pytest.mark.parametrize("center", [0.9, -1.0, "much"])
 def test_a_centre_outside_the_range_is_refused(center: Any) -> None:
-    made = study(CarbsSampler(centers={"dropout": center}))
-
     with refused("centers", requirement="'dropout'", got=repr(center)):
-        made.ask(SPACE)
+        study(CarbsSampler(centers={"dropout": center})).ask(SPACE)
 
 
 def test_a_parameter_outside_its_space_is_refused() -> None:
@@ -408,10 +391,8 @@ def test_a_parameter_outside_its_space_is_refused() -> None:
 
 
 def test_a_study_of_cost_and_loss_is_refused() -> None:
-    made = study(CarbsSampler(), directions=["minimize", "minimize"])
-
     with refused("study", got="2 directions"):
-        made.ask(SPACE)
+        study(CarbsSampler(), directions=["minimize", "minimize"]).ask(SPACE)
 
 
 @pytest.mark.parametrize("predicted", [0.0, math.nan, None])
@@ -435,12 +416,9 @@ def test_a_study_in_which_all_failed_goes_on_around_the_centre() -> None:
 
 @pytest.mark.parametrize("count", [12, slow(20)])
 def test_duplicates_in_a_small_space_do_no_harm(count: int) -> None:
-    space = {"x": IntDistribution(1, 2), "y": CategoricalDistribution(["a", "b"])}
+    space: dict[str, Any] = {"x": IntDistribution(1, 2), "y": CategoricalDistribution(["a", "b"])}
     made = study(CarbsSampler(seed=0))
-    for _ in range(count):
-        trial = made.ask(space)
-        trial.set_user_attr("cost", float(trial.params["x"]))
-        made.tell(trial, float(trial.params["x"]))
+    train(made, count, lambda at: float(at["x"]), space, "x")
 
     assert len({repr(params) for params in params_of(made)}) == 4
 

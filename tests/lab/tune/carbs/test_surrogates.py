@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
+from typing import Any
+
 import numpy as np
 import pytest
 
 from noisescale.lab.tune.carbs.surrogates import FITTED, bounded_outputs, fit_process, fit_success
 
 
-def plane(count: int, noise: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+def fitted_plane(count: int, noise: float = 0.0) -> tuple[np.ndarray, Any]:
+    """The points, and the process."""
     rng = np.random.default_rng(0)
     points = rng.normal(0, 0.6, (count, 3))
-    return points, 5 + 3 * points[:, 0] - points[:, 1] + noise * rng.normal(size=count)
+    values = 5 + 3 * points[:, 0] - points[:, 1] + noise * rng.normal(size=count)
+    return points, fit_process(points, values, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("count", [30, FITTED + 40])
 def test_a_plane_is_learnt_and_continued(count: int) -> None:
-    points, values = plane(count)
+    _, process = fitted_plane(count)
 
-    mean, deviation = fit_process(points, values, np.random.default_rng(0)).predict(
-        np.array([[0.1, 0.2, 0.0], [3.0, 0.0, 0.0]])
-    )
+    mean, deviation = process.predict(np.array([[0.1, 0.2, 0.0], [3.0, 0.0, 0.0]]))
 
     assert mean[0] == pytest.approx(5.1, abs=0.1)
     assert mean[1] == pytest.approx(14.0, abs=1.5)  # far from all points: the linear kernel
@@ -25,9 +27,7 @@ def test_a_plane_is_learnt_and_continued(count: int) -> None:
 
 
 def test_noise_is_told_from_the_function() -> None:
-    points, values = plane(120, noise=0.5)
-
-    found = fit_process(points, values, np.random.default_rng(0))
+    points, found = fitted_plane(120, noise=0.5)
 
     assert found.deviation * found.noise**0.5 == pytest.approx(0.5, rel=0.25)
     _, deviation = found.predict(points)
@@ -35,8 +35,7 @@ def test_noise_is_told_from_the_function() -> None:
 
 
 def test_a_running_point_is_imagined_by_a_draw_of_the_process() -> None:
-    points, values = plane(20, noise=0.2)
-    process = fit_process(points, values, np.random.default_rng(0))
+    _, process = fitted_plane(20, noise=0.2)
     far = np.array([[0.0, 0.0, 2.5]])
     mean, deviation = process.predict(far)
 
@@ -48,7 +47,7 @@ def test_a_running_point_is_imagined_by_a_draw_of_the_process() -> None:
     assert all(found[1][0] < 0.5 * deviation[0] for found in drawn)
 
 
-def test_outputs_far_below_the_others_lie_at_a_bound() -> None:
+def test_outputs_far_below_the_others_lie_at_a_bound_and_equal_ones_have_none() -> None:
     outputs = np.array([-1e9, -20.0, 0.0, 1.0, 1.0, 2.0, 3.0])
 
     found = bounded_outputs(outputs)
@@ -56,9 +55,6 @@ def test_outputs_far_below_the_others_lie_at_a_bound() -> None:
     # The distinct outputs have the median (0 + 1)/2, and the best one lies 2.5 above it.
     expected = np.array([-7.0, -7.0, 0.0, 1.0, 1.0, 2.0, 3.0])
     assert found * np.std(expected) == pytest.approx(expected)
-
-
-def test_equal_outputs_have_no_bound() -> None:
     assert (bounded_outputs(np.ones(5)) == 1).all()
 
 
