@@ -12,7 +12,7 @@ import torch
 
 from noisescale.batches.shared_examples import SharedExamples
 from noisescale.collectives import any_rank
-from noisescale.collectors.halves.proved_cuts import INSTEAD
+from noisescale.collectors.halves.bearing import INSTEAD
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, NotMeasured

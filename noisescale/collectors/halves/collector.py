@@ -26,8 +26,9 @@ from noisescale.batches.row_groups import RowGroups
 from noisescale.batches.to_device import to_device
 from noisescale.collectors.captured import Captured
 from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.halves.bearing import INSTEAD
 from noisescale.collectors.halves.parts import Parts
-from noisescale.collectors.halves.proved_cuts import INSTEAD, ProvedCuts
+from noisescale.collectors.halves.proved_cuts import ProvedCuts
 from noisescale.collectors.halves.row_pass import row_pass, signs
 from noisescale.collectors.halves.upset import unwatch, watch
 from noisescale.collectors.micro_batch import MicroBatchCollector

@@ -67,7 +67,7 @@ class PythonState:
         self.modules: dict[nn.Module, None] = {}
         self.tensors: list[tuple[str, Tensor]] = []
         self.complete = True
-        self._restore: list[Callable[[], None]] = []
+        self._restore: list[Callable[[], object]] = []
         self._seen: set[int] = set()
         for frame in frames:
             held = cells_of(frame.recompute_fn)
@@ -175,14 +175,14 @@ def _reset_cell(cell: CellType, before: Any) -> None:
         cell.cell_contents = before
 
 
-def _random_state(value: Any) -> Callable[[], None] | None:
+def _random_state(value: Any) -> Callable[[], object] | None:
     """Return what restores a generator of random numbers; None if the value is none."""
     if isinstance(value, torch.Generator):
         return partial(value.set_state, value.get_state())
-    if isinstance(value, np.random.Generator):
-        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
         return partial(value.set_state, value.get_state())
+    if isinstance(value, np.random.Generator):
+        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
     if isinstance(value, random.Random):
         return partial(value.setstate, value.getstate())
     return None
