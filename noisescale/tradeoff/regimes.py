@@ -338,8 +338,11 @@ class _Sweep(NamedTuple):
                 return np.array([level, self.grid[end], self.likeliest]), least
         row, bend = np.unravel_index(misfits.argmin(), misfits.shape)
         start = [levels[row, bend], self.grid[row], math.log(self.bends[bend])]
-        alphas = np.log(self.bends[[0, -1]]) + [-1e-12, 1e-12]  # two numbers, if α is given
-        ends = [np.array([end, end, alpha]) for end, alpha in zip((-math.inf, math.inf), alphas)]
+        first, last = np.log(self.bends[[0, -1]])
+        ends = [  # which must differ, also if α is given
+            np.array([-math.inf, -math.inf, first - 1e-12]),
+            np.array([math.inf, math.inf, last + 1e-12]),
+        ]
         found = least_squares(
             self._residuals, start, bounds=ends, xtol=1e-14, ftol=1e-14, gtol=1e-14
         )
