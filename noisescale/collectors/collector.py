@@ -93,6 +93,12 @@ class Collector(HookErrors, State, ABC):
         """What the host reads together with measured steps."""
         return ()
 
+    def end_step(self, sizes: Sequence[float]) -> None:
+        """Learn that the optimizer is about to step, measured or not, after passes of these sizes.
+
+        It is called in each step.
+        """
+
     @property
     def least_micro_batches(self) -> int:
         """Micro-batches of a rank that a step needs to be measured."""

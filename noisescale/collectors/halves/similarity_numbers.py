@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers of measured steps that show how alike rows are: see `estimation.row_similarity`.
+
+They stay on the device until measured steps are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from noisescale.batches.to_device import to_device
+from noisescale.estimation.row_similarity import RowSimilarity
+
+COORDINATES = 256
+"""Coordinates of the gradient that are compared between steps."""
+
+TENSORS = 8
+"""Parameters that they are in."""
+
+
+class _Place(NamedTuple):
+    """Coordinates of one parameter's gradient."""
+
+    index: int
+    at: tuple[Tensor, ...]
+
+
+@dataclass
+class _Window:
+    """A measured step, until the two steps after it are over."""
+
+    size: float
+    within: Tensor
+    """|g_s|²"""
+    gradients: list[Tensor] = field(default_factory=list)
+
+
+class SimilarityNumbers:
+    """Collects the numbers of halves, and of gradients at some coordinates, in measured steps.
+
+    At a measured step and the two after it, `p.grad` is read at the coordinates when the optimizer
+    is about to step.
+
+    Args:
+        parameters: The parameters that are measured.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        self.found = RowSimilarity()
+        self._parameters = parameters
+        self._places: dict[int, _Place] | None = None
+        self._halves: dict[int, Tensor] = {}
+        self._windows: list[_Window] = []
+        self._rows: list[Tensor] = []
+        self._steps: list[Tensor] = []
+        self._sent = 0, 0
+
+    def take_half(self, index: int, gradient: Tensor) -> None:
+        """Receive a gradient of the pass with signs."""
+        place = self._chosen.get(index)
+        if place is not None and gradient.layout is torch.strided:
+            self._halves[index] = _gathered(gradient, place)
+
+    def take_rows(self, sq_norms: Tensor) -> None:
+        """Receive |dL/dz_i|² of all rows, shape (rows,). Rows without a loss do not count."""
+        some = sq_norms > 0
+        logs = torch.where(some, sq_norms, 1.0).log() / 2
+        number = some.sum()
+        mean = logs.sum() / number
+        variance = torch.where(some, (logs - mean).square(), 0.0).sum() / (number - 1)
+        self._rows.append(torch.stack([number.to(mean.dtype), mean, variance]))
+
+    def begin_window(self, size: float, parts: int) -> None:
+        """Follow a measured step of halves through the next two steps."""
+        halves, self._halves = self._halves, {}
+        if len(halves) == len(self._chosen) and halves:
+            within = sum(_together(halves, self._chosen).square().sum() for _ in range(1))
+            odd = parts / (parts - 1) if parts % 2 else 1.0
+            assert isinstance(within, Tensor)
+            self._windows.append(_Window(size, odd * within))
+
+    @property
+    def follows(self) -> bool:
+        """Whether some window is open."""
+        return bool(self._windows)
+
+    def end_step(self, size: float) -> None:
+        """Read `p.grad` in the open windows: a step of one batch of this size is over."""
+        gradients = {i: self._parameters[i].grad for i in self._chosen}
+        if any(g is None or g.layout is not torch.strided for g in gradients.values()):
+            self._windows = []
+            return
+        gathered = {i: _gathered(g, self._chosen[i]) for i, g in gradients.items() if g is not None}
+        now = _together(gathered, self._chosen)
+        for window in [*self._windows]:
+            if window.size != size:
+                self._windows.remove(window)
+                continue
+            window.gradients.append(now)
+            if len(window.gradients) == 3:
+                self._windows.remove(window)
+                first, second, third = window.gradients
+                successive = ((second - first).square().sum() + (third - second).square().sum()) / 4
+                later = (third - first).square().sum() / 2
+                self._steps.append(torch.stack([window.within, successive, later]))
+
+    def forget(self) -> None:
+        """Close the open windows: a step did not go as expected."""
+        self._windows = []
+        self._halves = {}
+
+    def unread(self) -> Sequence[Tensor]:
+        """Return the numbers on the device."""
+        self._sent = len(self._rows), len(self._steps)
+        return [*self._rows, *self._steps]
+
+    def take(self, numbers: Sequence[Sequence[float]]) -> None:
+        """Receive what is in them."""
+        rows, steps = self._sent
+        for one in numbers[:rows]:
+            self.found.add_rows(*one)
+        for one in numbers[rows : rows + steps]:
+            self.found.add_steps(*one)
+        del self._rows[:rows], self._steps[:steps]
+
+    @property
+    def _chosen(self) -> dict[int, _Place]:
+        """Coordinates drawn over all parameters, gathered from few of them."""
+        if self._places is None:
+            rng = np.random.default_rng(0)
+            sizes = np.array([float(p.numel() * p.requires_grad) for p in self._parameters])
+            drawn = rng.choice(len(sizes), TENSORS, p=sizes / sizes.sum())
+            self._places = {}
+            for index in sorted(set(drawn.tolist())):
+                parameter = self._parameters[index]
+                each = COORDINATES // TENSORS * int((drawn == index).sum())
+                flat = rng.integers(parameter.numel(), size=min(each, parameter.numel()))
+                at = [torch.from_numpy(x) for x in np.unravel_index(flat, parameter.shape or (1,))]
+                self._places[index] = _Place(
+                    index, tuple(to_device(x, parameter.device) for x in at)
+                )
+        return self._places
+
+
+def _gathered(gradient: Tensor, place: _Place) -> Tensor:
+    whole = gradient.detach()
+    return (whole if whole.dim() else whole.view(1))[place.at].float()
+
+
+def _together(gathered: dict[int, Tensor], order: dict[int, _Place]) -> Tensor:
+    parts = [gathered[index] for index in order]
+    device = parts[0].device
+    return torch.cat([to_device(part, device) for part in parts])
