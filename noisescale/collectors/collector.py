@@ -93,6 +93,11 @@ class Collector(HookErrors, State, ABC):
         """What the host reads together with measured steps."""
         return ()
 
+    @property
+    def withheld(self) -> str:
+        """Why the noise scale of the steps so far is withheld, by what the host has read; or ""."""
+        return ""
+
     def end_step(self, sizes: Sequence[float]) -> None:
         """Learn that the optimizer is about to step, measured or not, after passes of these sizes.
 

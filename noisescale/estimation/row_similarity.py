@@ -34,7 +34,7 @@ BY_CHANCE = 1e-3
 LEAST_RATIO = 1.25
 """The R above which rows are alike."""
 
-LAGS_ALIKE = (0.6, 1.6)
+LAGS_ALIKE = (0.75, 1.5)
 """(R - 1) at a lag of two steps over that at a lag of one, where rows share draws."""
 
 LEAST_CORRELATION = 0.01

@@ -151,6 +151,8 @@ def history_in(log: Log, path: Path, monitor: str, optimizer: int) -> History:
     found.unit, found.confidence, found.loop = log.about.get(
         prefix, (found.unit, found.confidence, found.loop)
     )
+    if reason := log.withheld.get(prefix):
+        found.withhold(reason)
     found.source = path
     found.under_way = isinstance(log, RecordLog) and is_written(log, found)
     return found

@@ -12,7 +12,8 @@ are left out. `behind` is the row's step minus the step of the trainer's logs. `
 of the row before. A run that goes on from a checkpoint writes on in the same file: what an earlier
 attempt wrote behind `after` does not count. So every row tells by itself what it follows, and a new
 run in an old folder (`after` is 0) replaces the old run. A training that comes to its end adds
-`{"of": "noise_scale/", "ended": true}`.
+`{"of": "noise_scale/", "ended": true}`. Where the noise scale is withheld from some row on, a line
+`{"of": "noise_scale/", "withheld": "..."}` says why.
 """
 
 from __future__ import annotations
@@ -83,9 +84,20 @@ class Recorder:
             OSError: If the file cannot be written.
         """
         if self._begun:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"of": self._prefix, "ended": True}) + "\n")
+            self._note(ended=True)
             self._begun = False  # once
+
+    def withhold(self, reason: str) -> None:
+        """Note that the noise scale is withheld, and why.
+
+        Raises:
+            OSError: If the file cannot be written.
+        """
+        self._note(withheld=reason)
+
+    def _note(self, **facts: bool | str) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"of": self._prefix, **facts}) + "\n")
 
     def _begin(self) -> bool:
         """Make the file ready for more lines. Return whether it has rows of this history."""
@@ -162,10 +174,15 @@ class RecordLog(Log):
             self.ended = row.pop("ended", False) is True
             if self.ended:
                 return
+            if (reason := row.pop("withheld", None)) is not None:
+                self.withheld[row["of"]] = str(reason)
+                return
             prefix, unit = (row.pop(name) for name in _TEXTS)
             loop = str(row.pop("loop", ""))
             self.about[prefix] = str(unit), float(row.pop("confidence")), loop
             numbers = {str(name): float(value) for name, value in row.items()}
+            if not numbers.get(AFTER, 0.0):  # a new run
+                self.withheld.pop(prefix, None)
         except (ValueError, TypeError, AttributeError, KeyError):
             raise Refusal(
                 self.path,

@@ -252,6 +252,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         at_end = "train_loss" in logs
         if "loss" in logs or (at_end and logged.unfinished):
             known = logged.read(state.global_step, at_end=at_end).loggable
+            self._tell_of_withheld()
             trainer_access.add_to_logs(known, logs, state)
 
     @beside_training

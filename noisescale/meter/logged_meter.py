@@ -250,6 +250,7 @@ class LoggedMeter:
             self._warn_of_lone_steps()
             self._in_force = self._is_in_force()
             now = self._metrics(in_step=not at_end)
+            self._note_withheld()
             self.timer.restart()
             if self.timer.device != self.meter.device:  # `module.to` moves parameters
                 self.timer = step_timer(self.meter.device)
@@ -261,6 +262,14 @@ class LoggedMeter:
                 self._append_row(now, log_step)
             return now.with_prefix(self._prefix)
         return self._unknown()
+
+    def _note_withheld(self) -> None:
+        reason = self.meter.withheld
+        if reason and not self.history.withheld:
+            self.history.withhold(reason)
+            for recorder in self._recorders:
+                with self.guard(f"That the noise scale is withheld is missing in {recorder.path}"):
+                    recorder.withhold(reason)
 
     def _append_row(self, now: Metrics, log_step: float) -> None:
         row = {

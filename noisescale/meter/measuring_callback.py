@@ -225,6 +225,16 @@ class MeasuringCallback(ABC):
                 f" {reason}"
             )
 
+    def _tell_of_withheld(self) -> None:
+        """Warn once of each meter whose noise scale is withheld. Its history is kept."""
+        for which, logged in enumerate(self._meters):
+            if (reason := logged.history.withheld) and which not in self._told:
+                self._told.add(which)
+                self._tell(
+                    f"{type(self).__name__} measures no more from here on. {reason} Training goes"
+                    f" on.{self._consequence}"
+                )
+
     def _tell_that_nothing_is_measured(self, reason: str) -> None:
         name = type(self).__name__
         on = f"Training goes on, and no noise scale is logged.{self._consequence}"

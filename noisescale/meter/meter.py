@@ -151,6 +151,8 @@ class Meter:
         """Whether steps are measured: the meter is open."""
         self.not_measured: str | None = None
         """Why gradients are not measured, and what to change; None while they are."""
+        self.withheld = ""
+        """Why what was measured is withheld, and what to do; "" if it is not."""
         if reason is not None:
             self.stop(reason)
 
@@ -494,6 +496,10 @@ class Meter:
         coverage = self.coverage if steps else 1.0
         for step in steps:
             self._take(step, coverage)
+        if not self.withheld and capture.collector is not None and capture.collector.withheld:
+            self.withheld = capture.collector.withheld
+            self._estimates = Estimates(capture.collector.norms.group_names, self._options)
+            self.stop(NotMeasured(self.withheld))
 
     def _take(self, step: MeasuredStep, coverage: float) -> None:
         """Take a step into the averages, or leave it out."""

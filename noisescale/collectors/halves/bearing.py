@@ -76,8 +76,10 @@ class Bearing:
         try:
             yield
         finally:
-            values.restore()
-            self._state.restore()
+            try:
+                values.restore()
+            finally:
+                self._state.restore()
 
 
 def _listed(names: list[str] | tuple[str, ...]) -> str:

@@ -192,6 +192,11 @@ class HalvesCollector(MicroBatchCollector):
         """What shows how alike rows are."""
         return (self._similarity,)
 
+    @property
+    def withheld(self) -> str:
+        """What rows that are alike mean for halves."""
+        return self._similarity.withheld
+
     def end_step(self, sizes: Sequence[float]) -> None:
         """Follow gradients to the steps after a measured one, unless a scaler may change them."""
         if self._similarity.follows:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from noisescale.batches.to_device import to_device
-from noisescale.estimation.row_similarity import RowSimilarity
+from noisescale.estimation.row_similarity import RowSimilarity, Similarity
 
 COORDINATES = 256
 """Coordinates of the gradient that are compared between steps."""
@@ -25,14 +24,11 @@ TENSORS = 8
 """Parameters that they are in."""
 
 
-class _Place(NamedTuple):
-    """Coordinates of one parameter's gradient."""
-
-    index: int
-    at: tuple[Tensor, ...]
+_Places = dict[int, tuple[Tensor, ...]]
+"""Coordinates of gradients, by the index of the parameter."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Window:
     """A measured step, until the two steps after it are over."""
 
@@ -55,12 +51,15 @@ class SimilarityNumbers:
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self.found = RowSimilarity()
         self._parameters = parameters
-        self._places: dict[int, _Place] | None = None
+        self._places: _Places | None = None
         self._halves: dict[int, Tensor] = {}
         self._windows: list[_Window] = []
         self._rows: list[Tensor] = []
         self._steps: list[Tensor] = []
         self._sent = 0, 0
+        self._size = 0.0
+        self.withheld = ""
+        """Why halves do not show the noise, by what has been read; "" if they do."""
 
     def take_half(self, index: int, gradient: Tensor) -> None:
         """Receive a gradient of the pass with signs."""
@@ -80,10 +79,10 @@ class SimilarityNumbers:
     def begin_window(self, size: float, parts: int) -> None:
         """Follow a measured step of halves through the next two steps."""
         halves, self._halves = self._halves, {}
+        self._size = size
         if len(halves) == len(self._chosen) and halves:
-            within = sum(_together(halves, self._chosen).square().sum() for _ in range(1))
-            odd = parts / (parts - 1) if parts % 2 else 1.0
-            assert isinstance(within, Tensor)
+            within = _together(halves, self._chosen).square().sum()
+            odd = parts / (parts - 1) if parts % 2 else 1.0  # one part is in neither half
             self._windows.append(_Window(size, odd * within))
 
     @property
@@ -129,9 +128,11 @@ class SimilarityNumbers:
         for one in numbers[rows : rows + steps]:
             self.found.add_steps(*one)
         del self._rows[:rows], self._steps[:steps]
+        if self.found.is_due and (similarity := self.found.look()).shown:
+            self.withheld = _reason(similarity, self._size)
 
     @property
-    def _chosen(self) -> dict[int, _Place]:
+    def _chosen(self) -> _Places:
         """Coordinates drawn over all parameters, gathered from few of them."""
         if self._places is None:
             rng = np.random.default_rng(0)
@@ -143,18 +144,34 @@ class SimilarityNumbers:
                 each = COORDINATES // TENSORS * int((drawn == index).sum())
                 flat = rng.integers(parameter.numel(), size=min(each, parameter.numel()))
                 at = [torch.from_numpy(x) for x in np.unravel_index(flat, parameter.shape or (1,))]
-                self._places[index] = _Place(
-                    index, tuple(to_device(x, parameter.device) for x in at)
-                )
+                self._places[index] = tuple(to_device(x, parameter.device) for x in at)
         return self._places
 
 
-def _gathered(gradient: Tensor, place: _Place) -> Tensor:
+def _reason(similarity: Similarity, size: float) -> str:
+    """Say what shows that rows are alike, what follows, and what to do."""
+    found = "gradients at the cut differ more between steps than within (an intraclass correlation"
+    found += f" of {similarity.correlation:.2g}, at least {similarity.correlation_low:.2g})"
+    count = ""
+    if similarity.by_steps:
+        count = f": {size:g} count as about {size / similarity.ratio:.2g}"
+        found = f"successive gradients differ {similarity.ratio:.2g} times as much as halves do"
+        found += f" (|Δg|², at least {similarity.ratio_low:.2g} times)"
+    return (
+        f"The rows of a batch are alike{count}, as {found}. They share a draw (a time, a mask, a"
+        " class, negatives, layers that are dropped), or are neighbours in the data. The noise"
+        " scale of halves is too low then, and is withheld. Draw for each row, or shuffle the data"
+        " further. Say which rows belong together by `group_fn` (`row_groups` of the meter). If each micro-batch has a draw of its own, accumulate two or more. Else run"
+        " `noisescale measure`, which compares whole batches."
+    )
+
+
+def _gathered(gradient: Tensor, place: tuple[Tensor, ...]) -> Tensor:
     whole = gradient.detach()
-    return (whole if whole.dim() else whole.view(1))[place.at].float()
+    return (whole if whole.dim() else whole.view(1))[place].float()
 
 
-def _together(gathered: dict[int, Tensor], order: dict[int, _Place]) -> Tensor:
+def _together(gathered: dict[int, Tensor], order: _Places) -> Tensor:
     parts = [gathered[index] for index in order]
     device = parts[0].device
     return torch.cat([to_device(part, device) for part in parts])

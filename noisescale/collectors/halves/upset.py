@@ -54,7 +54,11 @@ class Values:
 
     def restore(self) -> list[Restored]:
         """Restore the values. The host does not wait: which ones differ is on the device."""
-        return [Restored(before.name, before.restore()) for before in self._before]
+        with ExitStack() as all_of_them:  # also if one fails
+            restored: list[Restored] = []
+            for before in self._before:
+                all_of_them.callback(before.restore_into, restored)
+        return restored[::-1]
 
 
 class _Before(NamedTuple):
@@ -71,6 +75,10 @@ class _Before(NamedTuple):
     def of(cls, name: str, tensor: Tensor) -> _Before:
         value = _distinct(tensor.detach()).clone()
         return cls(name, tensor, value, tensor.untyped_storage().nbytes())
+
+    def restore_into(self, restored: list[Restored]) -> None:
+        """Restore the tensor, and note whether it differed."""
+        restored.append(Restored(self.name, self.restore()))
 
     def restore(self) -> Tensor:
         """Restore the tensor and return whether it differed, shape (1,)."""
@@ -251,8 +259,17 @@ def _saved_tensors(node: Node) -> list[Tensor]:
 
 
 def _counts(tensor: Tensor) -> bool:
-    """Return whether a tensor has numbers, and a count of the writes to them."""
-    return tensor.layout is torch.strided and not tensor.is_inference()
+    """Return whether a tensor has numbers, in memory that is there, and a count of writes to them.
+
+    Reading a tensor whose memory was freed, as reversible layers do, ends the process.
+    """
+    if tensor.layout is not torch.strided or tensor.is_inference():
+        return False
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size() if tensor.numel() else 0
+    return tensor.untyped_storage().nbytes() >= needed
 
 
 def _distinct(tensor: Tensor) -> Tensor:
@@ -265,5 +282,8 @@ def _distinct(tensor: Tensor) -> Tensor:
 
 def _differ(tensor: Tensor, value: Tensor) -> Tensor:
     """Return whether bits differ, shape (1,): NaN equals NaN."""
-    ours, theirs = (x.detach().contiguous().reshape(-1).view(torch.uint8) for x in (tensor, value))
+    # `contiguous` keeps a stride of 0 of one number, which then cannot be seen as bytes.
+    flat = (x.detach().reshape(-1) for x in (tensor, value))
+    ours, theirs = (x.clone(memory_format=torch.contiguous_format) for x in flat)
+    ours, theirs = ours.view(torch.uint8), theirs.view(torch.uint8)
     return (ours != theirs).any().view(1)

@@ -484,7 +484,11 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         records = dict.fromkeys(path for logged in self._meters for path in logged.records)
         hand_over_records(trainer, records, self._guard)
         if records and not self._report:
-            say_what_is_next(self.noise_scale, next(iter(records)).parent)
+            say_what_is_next(
+                self.noise_scale,
+                next(iter(records)).parent,
+                withheld=any(logged.history.withheld for logged in self._meters),
+            )
 
     @beside_training
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -517,6 +521,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self, trainer: pl.Trainer, logged: LoggedMeter, step: int, *, at_end: bool = False
     ) -> None:
         reading = logged.read(step, at_end=at_end)
+        self._tell_of_withheld()
         if trainer_access.has_log_steps(trainer):
             for logger in trainer.loggers:
                 with self._guard(f"{type(logger).__name__} did not log the noise scale"):

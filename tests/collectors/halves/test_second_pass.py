@@ -392,6 +392,7 @@ class Tensors(Checkpointed):
         self.plain, self.replaced = torch.ones(()), torch.ones(())
         self.register_buffer("average", torch.ones(()))
         self.register_buffer("written", torch.ones(()))
+        self.register_buffer("expanded", torch.ones(()).expand(8))
 
     def state(self) -> float:
         self.plain.mul_(0.9), self.written.mul_(0.9)  # type: ignore[operator]
@@ -482,3 +483,27 @@ def test_a_graph_that_was_freed_before_the_step_is_not_measured() -> None:
     with pytest.warns(UserWarning, match="NoiseScaleMeter has nothing to measure"):
         meter.step()
     meter.close()
+
+
+class Freed(torch.autograd.Function):
+    """Frees what it saved, as reversible layers do, and has it no more when it is read."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.kept = x.detach().clone()
+        ctx.kept.untyped_storage().resize_(0)
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class FreedMemory(Network):
+    def middle(self, hidden: Tensor) -> Tensor:
+        return Freed.apply(hidden)
+
+
+def test_memory_that_was_freed_is_not_read() -> None:
+    """That would end the process."""
+    assert found(FreedMemory, backward_twice=True) == STEPS
