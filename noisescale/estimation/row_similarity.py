@@ -61,9 +61,17 @@ class Similarity(NamedTuple):
         return self.ratio_low > LEAST_RATIO and LAGS_ALIKE[0] < self.lags < LAGS_ALIKE[1]
 
     @property
+    def moves(self) -> bool:
+        """Whether gradients differ between steps as the weights move: by one lag unlike the other.
+
+        The gradients at the cut then differ between steps, too, whatever the rows are.
+        """
+        return self.ratio_low > LEAST_RATIO and not self.by_steps
+
+    @property
     def by_rows(self) -> bool:
         """Whether gradients at the cut show that rows are alike."""
-        return self.correlation_low > LEAST_CORRELATION
+        return self.correlation_low > LEAST_CORRELATION and not self.moves
 
     @property
     def shown(self) -> bool:
