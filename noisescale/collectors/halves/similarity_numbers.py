@@ -161,8 +161,9 @@ def _reason(similarity: Similarity, size: float) -> str:
         f"The rows of a batch are alike{count}, as {found}. They share a draw (a time, a mask, a"
         " class, negatives, layers that are dropped), or are neighbours in the data. The noise"
         " scale of halves is too low then, and is withheld. Draw for each row, or shuffle the data"
-        " further. Say which rows belong together by `group_fn` (`row_groups` of the meter). If each micro-batch has a draw of its own, accumulate two or more. Else run"
-        " `noisescale measure`, which compares whole batches."
+        " further. Say which rows belong together by `group_fn` (`row_groups` of the meter). If"
+        " each micro-batch has a draw of its own, accumulate two or more. Else run `noisescale"
+        " measure`, which compares whole batches."
     )
 
 
