@@ -182,7 +182,12 @@ SOUND = [
     Task("linear", lambda: nn.Linear(FEATURES, CLASSES), stored, classify),
     Task("teacher", lambda: mlp(outputs=8), of_teacher, regress),
     Task("convolutions", ConvNet, lambda rows, g, step: labelled(rows, g), classify),
-    Task("autoencoder", lambda: mlp(outputs=FEATURES), lambda r, g, s: (labelled(r, g)[0],) * 2, regress),
+    Task(
+        "autoencoder",
+        lambda: mlp(outputs=FEATURES),
+        lambda r, g, s: (labelled(r, g)[0],) * 2,
+        regress,
+    ),
     Task("vae", Vae, lambda rows, g, step: labelled(rows, g), lambda m, b: m(b[0])),
     Task("transformer", lambda: Chars(recurrent=False), chain, next_letter),
     Task("lstm", lambda: Chars(recurrent=True), chain, next_letter),

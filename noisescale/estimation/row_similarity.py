@@ -149,7 +149,7 @@ class RowSimilarity:
 
 
 def _share(between: float, within: float) -> float:
-    return between / (between + within) if between + within > 0 else math.nan
+    return float(between / (between + within)) if between + within > 0 else math.nan
 
 
 def _blocks(values: Array, length: int = 3) -> Array:

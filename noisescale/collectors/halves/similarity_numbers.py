@@ -24,6 +24,19 @@ TENSORS = 8
 """Parameters that they are in."""
 
 
+_WHOLES = 5
+"""Measured steps in a row in which a half has the gradient of the whole, so that signs are lost."""
+
+_ROUNDING = 1e-4
+"""How far a squared cosine may be from 1 by rounding, in 16 bits."""
+
+_SIGNS_LOST = (
+    "A half of the batch has the gradient of the whole batch, up to its sign. A Function uses the"
+    " gradient of one row for all rows (`grad_output[0]`), as some fused losses do that expect a"
+    " mean. Halves then show no noise, and the noise scale is withheld. Have that Function return"
+    " the mean, or accumulate two or more micro-batches, which avoids this."
+)
+
 _Places = dict[int, tuple[Tensor, ...]]
 """Coordinates of gradients, by the index of the parameter."""
 
@@ -33,8 +46,10 @@ class _Window:
     """A measured step, until the two steps after it are over."""
 
     size: float
-    within: Tensor
-    """|g_s|²"""
+    half: Tensor
+    """g_s"""
+    odd: float
+    """The factor on |g_s|² with an odd part, which is in neither half."""
     gradients: list[Tensor] = field(default_factory=list)
 
 
@@ -58,6 +73,8 @@ class SimilarityNumbers:
         self._steps: list[Tensor] = []
         self._sent = 0, 0
         self._size = 0.0
+        self._wholes = 0
+        """Steps in a row whose half had the gradient of the whole, up to its sign."""
         self.withheld = ""
         """Why halves do not show the noise, by what has been read; "" if they do."""
 
@@ -81,9 +98,8 @@ class SimilarityNumbers:
         halves, self._halves = self._halves, {}
         self._size = size
         if len(halves) == len(self._chosen) and halves:
-            within = _together(halves, self._chosen).square().sum()
-            odd = parts / (parts - 1) if parts % 2 else 1.0  # one part is in neither half
-            self._windows.append(_Window(size, odd * within))
+            odd = parts / (parts - 1) if parts % 2 else 1.0
+            self._windows.append(_Window(size, _together(halves, self._chosen), odd))
 
     @property
     def follows(self) -> bool:
@@ -105,10 +121,12 @@ class SimilarityNumbers:
             window.gradients.append(now)
             if len(window.gradients) == 3:
                 self._windows.remove(window)
-                first, second, third = window.gradients
+                half, (first, second, third) = window.half, window.gradients
+                within, whole = half.square().sum(), first.square().sum()
+                alike = (half * first).sum().square() / (within * whole)
                 successive = ((second - first).square().sum() + (third - second).square().sum()) / 4
                 later = (third - first).square().sum() / 2
-                self._steps.append(torch.stack([window.within, successive, later]))
+                self._steps.append(torch.stack([window.odd * within, successive, later, alike]))
 
     def forget(self) -> None:
         """Close the open windows: a step did not go as expected."""
@@ -125,9 +143,12 @@ class SimilarityNumbers:
         rows, steps = self._sent
         for one in numbers[:rows]:
             self.found.add_rows(*one)
-        for one in numbers[rows : rows + steps]:
-            self.found.add_steps(*one)
+        for within, successive, later, alike in numbers[rows : rows + steps]:
+            self.found.add_steps(within, successive, later)
+            self._wholes = self._wholes + 1 if abs(alike - 1) < _ROUNDING else 0
         del self._rows[:rows], self._steps[:steps]
+        if self._wholes >= _WHOLES:
+            self.withheld = _SIGNS_LOST
         if self.found.is_due and (similarity := self.found.look()).shown:
             self.withheld = _reason(similarity, self._size)
 

@@ -127,6 +127,7 @@ def test_the_numbers_are_those_of_gradients_at_the_same_coordinates() -> None:
         half.square().sum(),
         ((second - first).square().sum() + (third - second).square().sum()) / 4,
         (third - first).square().sum() / 2,
+        F.cosine_similarity(half, first, dim=0).square(),
     ]
     assert row.tolist() == pytest.approx([float(x) for x in expected])
     assert not numbers.follows
@@ -145,3 +146,32 @@ def test_a_step_of_another_size_ends_the_comparison() -> None:
 
     assert not numbers.follows
     assert not numbers.unread()
+
+
+class OfFirstRow(torch.autograd.Function):
+    """A fused head and loss that takes the gradient of the first row for that of all rows."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        return (hidden @ weight.T).square().sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        hidden, weight = ctx.saved_tensors
+        of_rows = 2 * gradient[0] * (hidden @ weight.T)
+        return of_rows @ weight, of_rows.T @ hidden
+
+
+def test_a_half_with_the_gradient_of_the_whole_is_not_taken_for_one() -> None:
+    model, generator = network(), torch.Generator().manual_seed(1)
+    meter = NoiseScaleMeter(model, every_n_steps=1, backward_twice=True)
+
+    for _ in range(12):
+        model.zero_grad()
+        hidden = model[:2](independent(generator)[0])
+        meter.backward(OfFirstRow.apply(hidden, model[2].weight).mean(), ROWS)
+        meter.step()
+    with pytest.warns(UserWarning, match="A half of the batch has the gradient of the whole"):
+        assert not meter.noise_scale.resolved
+    meter.close()
