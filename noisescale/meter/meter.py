@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -135,6 +137,9 @@ class Meter:
             in_model = InModel(inner, norms.names, norms.parameters)
         self._options = options
         self._capture = StepCapture(collector, ddp, grad_scaler, in_model)
+        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
+        self._rates: deque[float] = deque()
+        """The learning rates of measured steps that have not been read."""
         self._cadence = Cadence(options.every_n_steps, options.cost)
         self._counts = _Counts()
         self._estimates = Estimates(norms.group_names, options, extra)
@@ -164,13 +169,17 @@ class Meter:
     def noise_scale_at(self, confidence: float) -> NoiseScale:
         """Return the noise scale now with an interval of another confidence. Reads the device."""
         self._settle()
-        return self._estimates.whole.estimate(self.steps, confidence=confidence)
+        return self._estimates.whole.estimate(
+            self.steps, confidence=confidence, learning_rate=self._learning_rate()
+        )
 
     @property
     def group_noise_scales(self) -> dict[str, NoiseScale]:
         """The noise scale now of each of `groups`."""
         self._settle()
-        return {n: group.estimate(self.steps) for n, group in self._estimates.groups.items()}
+        rate = self._learning_rate()
+        groups = self._estimates.groups.items()
+        return {name: group.estimate(self.steps, learning_rate=rate) for name, group in groups}
 
     @property
     def extra(self) -> Collection[ExtraMeasurement]:
@@ -400,6 +409,7 @@ class Meter:
                 counts.unmeasured_examples += one.size
             self._open_step()
             return True
+        self._rates.append(self._learning_rate())
         counts.unmeasured_examples = 0.0
         counts.last_measured_step = counts.steps
         counts.accumulation = len(step.passes) or counts.accumulation
@@ -501,13 +511,25 @@ class Meter:
             self._estimates = Estimates(capture.collector.norms.group_names, self._options)
             self.stop(NotMeasured(self.withheld))
 
+    def _learning_rate(self) -> float:
+        """Return the largest learning rate now; NaN if the host does not know it."""
+        optimizer = None if self._optimizer is None else self._optimizer()
+        if optimizer is None:
+            return math.nan
+        rates = [group.get("lr", math.nan) for group in optimizer.param_groups]
+        if any(isinstance(rate, Tensor) and not rate.is_cpu for rate in rates):
+            return math.nan
+        return self.lr_factor * max(map(float, rates))
+
     def _take(self, step: MeasuredStep, coverage: float) -> None:
         """Take a step into the averages, or leave it out."""
         counts, norms = self._counts, step.norms
         counts.examples += step.unmeasured_examples
         counts.examples += norms.examples
         counts.batch_size = norms.examples
-        if self._estimates.take(step, sound=self._is_sound(step, coverage)):
+        rate = self._rates.popleft() if self._rates else math.nan
+        sound = self._is_sound(step, coverage)
+        if self._estimates.take(step, sound=sound, learning_rate=rate):
             counts.measured_steps += 1
         else:
             counts.skipped_steps += 1

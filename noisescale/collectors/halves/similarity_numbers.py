@@ -28,7 +28,7 @@ _WHOLES = 5
 """Measured steps in a row in which a half has the gradient of the whole, so that signs are lost."""
 
 _ROUNDING = 1e-4
-"""How far a squared cosine may be from 1 by rounding, in 16 bits."""
+"""|g_s ± g|²/|g|² by rounding, in 16 bits."""
 
 _SIGNS_LOST = (
     "A half of the batch has the gradient of the whole batch, up to its sign. A Function uses the"
@@ -123,10 +123,12 @@ class SimilarityNumbers:
                 self._windows.remove(window)
                 half, (first, second, third) = window.half, window.gradients
                 within, whole = half.square().sum(), first.square().sum()
-                alike = (half * first).sum().square() / (within * whole)
+                apart = torch.minimum((half - first).square().sum(), (half + first).square().sum())
                 successive = ((second - first).square().sum() + (third - second).square().sum()) / 4
                 later = (third - first).square().sum() / 2
-                self._steps.append(torch.stack([window.odd * within, successive, later, alike]))
+                self._steps.append(
+                    torch.stack([window.odd * within, successive, later, apart / whole])
+                )
 
     def forget(self) -> None:
         """Close the open windows: a step did not go as expected."""
@@ -143,9 +145,9 @@ class SimilarityNumbers:
         rows, steps = self._sent
         for one in numbers[:rows]:
             self.found.add_rows(*one)
-        for within, successive, later, alike in numbers[rows : rows + steps]:
+        for within, successive, later, apart in numbers[rows : rows + steps]:
             self.found.add_steps(within, successive, later)
-            self._wholes = self._wholes + 1 if abs(alike - 1) < _ROUNDING else 0
+            self._wholes = self._wholes + 1 if apart < _ROUNDING else 0
         del self._rows[:rows], self._steps[:steps]
         if self._wholes >= _WHOLES:
             self.withheld = _SIGNS_LOST
