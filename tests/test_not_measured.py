@@ -82,7 +82,7 @@ class Case:
 
 CASES = {
     "BatchNorm": Case("got a BatchNorm that normalizes over the batch", normalized),
-    "one backward pass": Case("must not change what its Functions save", opaque_network),
+    "one backward pass": Case("the Function fits._Spoils, which may keep state", opaque_network),
     "hooks on modules": Case("must have no backward hooks on its modules", hooked),
     "BatchNorm, halves": Case("got a BatchNorm", normalized, {"small_batch": "half"}),
     "BatchNorm, examples": Case("no BatchNorm", normalized, {"small_batch": "example"}),

@@ -140,7 +140,7 @@ def seed_from_generator() -> int:
 def pass_alone(bearing: Bearing, model: nn.Module, loss: Tensor) -> None:
     """Make a second pass as a measured step does, but for the signs of the rows."""
     bearing.check(loss.grad_fn)
-    with bearing.restored(), keep_retained_gradients():
+    with bearing.restore_after(), keep_retained_gradients():
         ones, parameters = torch.ones_like(loss), list(model.parameters())
         row_pass(get_gradient_edge(loss), ones, [], torch.ones(1), parameters, lambda *_: None)
     bearing.forget()

@@ -51,7 +51,7 @@ class Bearing:
         if second.impossible:
             raise NotMeasured(
                 "`model` must allow a backward pass before the training's own, got"
-                f" {_listed(second.impossible)}. Checkpointing needs `use_reentrant=False` and no"
+                f" {_list_of(second.impossible)}. Checkpointing needs `use_reentrant=False` and no"
                 " `context_fn`." + INSTEAD
             )
         unknown = list(second.unknown)
@@ -62,12 +62,12 @@ class Bearing:
         if unknown and not self._backward_twice:
             raise NotMeasured(
                 "`model` must consist of what is known to bear a second backward pass, got"
-                f" {_listed(unknown)}, which may keep state. If it keeps none, pass"
+                f" {_list_of(unknown)}, which may keep state. If it keeps none, pass"
                 " `backward_twice=True`." + INSTEAD
             )
 
     @contextmanager
-    def restored(self) -> Iterator[None]:
+    def restore_after(self) -> Iterator[None]:
         """Restore after a block with passes what these have run again in the checked graph."""
         named: list[tuple[str, Tensor]] = []
         if self._writes:
@@ -82,6 +82,6 @@ class Bearing:
                 self._state.restore()
 
 
-def _listed(names: list[str] | tuple[str, ...]) -> str:
+def _list_of(names: list[str] | tuple[str, ...]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more

@@ -113,7 +113,7 @@ class ProvedCuts:
     @contextmanager
     def change_nothing_else(self) -> Iterator[None]:
         """Have a block with a pass leave what it runs again and retained gradients alone."""
-        with self._bearing.restored(), keep_retained_gradients():
+        with self._bearing.restore_after(), keep_retained_gradients():
             yield
 
     def find(
@@ -217,7 +217,7 @@ class ProvedCuts:
     def _a_pass_more(self, graph: Graph, restored: list[Restored]) -> Iterator[None]:
         """Leave everything as it is in a block with passes, and refuse where that cannot be."""
         with (
-            self._bearing.restored(),
+            self._bearing.restore_after(),
             keep_retained_gradients(),
             silence(hooks_of_tensors(self._norms.parameters)),
             keep_random_numbers({p.device for p in self._norms.parameters}),

@@ -228,4 +228,4 @@ def _hooks_on(node: Node) -> list[Any]:
 
 
 def _nothing(*_: Any) -> None:
-    """A hook that shows the others."""
+    """Do nothing: torch shows the hooks on a node to who adds one."""

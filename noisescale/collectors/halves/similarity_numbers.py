@@ -80,9 +80,9 @@ class SimilarityNumbers:
 
     def take_half(self, index: int, gradient: Tensor) -> None:
         """Receive a gradient of the pass with signs."""
-        place = self._chosen.get(index)
+        place = self._coordinates.get(index)
         if place is not None and gradient.layout is torch.strided:
-            self._halves[index] = _gathered(gradient, place)
+            self._halves[index] = _numbers_at(gradient, place)
 
     def take_rows(self, sq_norms: Tensor) -> None:
         """Receive |dL/dz_i|² of all rows, shape (rows,). Rows without a loss do not count."""
@@ -97,9 +97,9 @@ class SimilarityNumbers:
         """Follow a measured step of halves through the next two steps."""
         halves, self._halves = self._halves, {}
         self._size = size
-        if len(halves) == len(self._chosen) and halves:
+        if len(halves) == len(self._coordinates) and halves:
             odd = parts / (parts - 1) if parts % 2 else 1.0
-            self._windows.append(_Window(size, _together(halves, self._chosen), odd))
+            self._windows.append(_Window(size, _together(halves, self._coordinates), odd))
 
     @property
     def follows(self) -> bool:
@@ -108,12 +108,14 @@ class SimilarityNumbers:
 
     def end_step(self, size: float) -> None:
         """Read `p.grad` in the open windows: a step of one batch of this size is over."""
-        gradients = {i: self._parameters[i].grad for i in self._chosen}
+        gradients = {i: self._parameters[i].grad for i in self._coordinates}
         if any(g is None or g.layout is not torch.strided for g in gradients.values()):
             self._windows = []
             return
-        gathered = {i: _gathered(g, self._chosen[i]) for i, g in gradients.items() if g is not None}
-        now = _together(gathered, self._chosen)
+        gathered = {
+            i: _numbers_at(g, self._coordinates[i]) for i, g in gradients.items() if g is not None
+        }
+        now = _together(gathered, self._coordinates)
         for window in [*self._windows]:
             if window.size != size:
                 self._windows.remove(window)
@@ -155,7 +157,7 @@ class SimilarityNumbers:
             self.withheld = _reason(similarity, self._size)
 
     @property
-    def _chosen(self) -> _Places:
+    def _coordinates(self) -> _Places:
         """Coordinates drawn over all parameters, gathered from few of them."""
         if self._places is None:
             rng = np.random.default_rng(0)
@@ -190,7 +192,7 @@ def _reason(similarity: Similarity, size: float) -> str:
     )
 
 
-def _gathered(gradient: Tensor, place: tuple[Tensor, ...]) -> Tensor:
+def _numbers_at(gradient: Tensor, place: tuple[Tensor, ...]) -> Tensor:
     whole = gradient.detach()
     return (whole if whole.dim() else whole.view(1))[place].float()
 

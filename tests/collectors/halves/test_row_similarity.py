@@ -117,7 +117,7 @@ def test_the_numbers_are_those_of_gradients_at_the_same_coordinates() -> None:
         numbers.end_step(ROWS)
     (row,) = numbers.unread()
 
-    places = numbers._chosen
+    places = numbers._coordinates
     assert sum(len(at[0]) for at in places.values()) <= 256
     half, first, second, third = (
         torch.cat([(g[i] if g[i].dim() else g[i][None])[at] for i, at in places.items()])
