@@ -160,7 +160,7 @@ def test_sums_of_the_history_are_those_of_every_measured_step(recorded: list[Ste
     assert monitor.history["sum_weight"][-1] == 3 * 16
     for name in ("grad_sq_norm", "noise_trace"):
         summed = sum(16 * getattr(m, name) for m in moments)
-        assert monitor.history[f"sum_{name}"][-1] == pytest.approx(summed, rel=1e-12)
+        assert monitor.history[f"sum_{name}"][-1] == pytest.approx(summed, rel=1e-8)
 
 
 def test_values_agree_with_one_another() -> None:
