@@ -14,6 +14,7 @@ from transformers.trainer_callback import ExportableState
 
 from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.batch_size import rows_in
+from noisescale.batches.data_order import warning_of_order
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
 from noisescale.guard import NotMeasured, beside_training
@@ -161,6 +162,9 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         model: nn.Module = kwargs["model"]
         scaler = getattr(kwargs["optimizer"], "scaler", None)
         optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
+        with self._guard("The order of the data was not looked at"):
+            remedy = trainer_access.how_to_shuffle(args)
+            self._caution = warning_of_order(kwargs.get("train_dataloader"), remedy)
         trainer_access.go_first(self)
         try:
             check_supported(args, trainer_access.distributed_type(), model)

@@ -646,3 +646,14 @@ def test_passes_that_begin_within_a_pass_are_refused_by_name_on_all_ranks(
     assert others == [(0, [])] * (ranks - 1)
     assert "GradCache" in told[0]
     assert len(told) == 1
+
+
+@pytest.mark.parametrize("order", ["sequential", slow("group_by_length")])
+def test_an_order_that_the_trainer_knows_is_told_once_by_name(hf: Any, order: str) -> None:
+    name = {"sequential": "SequentialSampler", "group_by_length": "LengthGroupedSampler"}[order]
+
+    with pytest.warns(UserWarning, match=f"The train loader takes .*{name}\\)") as told:
+        hf.fit(hf.NoiseScaleCallback(), train_sampling_strategy=order, **LANGUAGE)
+
+    assert len(told) == 1
+    assert '(`train_sampling_strategy="random"`)' in str(told[0].message)
