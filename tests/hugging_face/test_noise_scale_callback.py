@@ -502,6 +502,31 @@ def test_batches_are_counted_by_what_their_tensors_share(hf: Any) -> None:
     assert isinstance(error.value.__cause__, RecursionError)
 
 
+def test_a_batch_that_the_model_gets_as_one_dict_is_counted(hf: Any) -> None:
+    """As in sentence-transformers, whose models put what they compute into it."""
+
+    class OfFeatures(hf.Classifier):
+        def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+            found = super().forward(features["x"], features["labels"])
+            features.update(found | {"pairs": found["logits"].repeat(3, 1)})
+            return features
+
+    class Calls(hf.Trainer):
+        def compute_loss(self, model: Any, inputs: Any, **_: Any) -> Tensor:
+            loss: Tensor = model(dict(inputs))["loss"]
+            return loss
+
+    options = {"gradient_accumulation_steps": 2, "remove_unused_columns": False}
+    runs = [
+        hf.fit(hf.NoiseScaleCallback(every_n_steps=1), kind=kind, model=model, **options)
+        for kind, model in ((Calls, OfFeatures), (hf.Trainer, hf.Classifier))
+    ]
+
+    assert runs[0].noise_scale == runs[1].noise_scale
+    assert runs[0].noise_scale.steps > 5
+    assert runs[0].state["meter"]["counts"] == runs[1].state["meter"]["counts"]
+
+
 @pytest.mark.parametrize("accumulated", [1, slow(2)])
 def test_sequences_that_are_packed_in_one_row_are_counted(accumulated: int, hf: Any) -> None:
     from transformers import DataCollatorWithFlattening
