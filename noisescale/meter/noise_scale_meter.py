@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -19,16 +19,14 @@ from noisescale.checks import require_count
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
 from noisescale.extras import is_installed, need
+from noisescale.history.event_file import EventFile
 from noisescale.history.history import History
 from noisescale.meter.extra import Extra
-from noisescale.meter.logged_meter import LoggedMeter, last_row_of
+from noisescale.meter.logged_meter import LoggedMeter, last_row_of, warning_of_folder
 from noisescale.meter.meter import Meter
 from noisescale.meter.options import MeterOptions, SmallBatch
 from noisescale.printable import arguments
 from noisescale.refusal import Refusal, TypeRefusal
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 
 class NoiseScaleMeter(Meter):
@@ -214,10 +212,10 @@ class NoiseScaleMeter(Meter):
         if self._log_to is None:
             raise Refusal("log_to", "be given to log metrics", None, 'Pass `log_to="runs/a"`.')
         need("tensorboard", "`NoiseScaleMeter.log`")
-        with self._logged.guard(f"Metrics are missing in {self._log_to}"):
+        with self._logged.guard(warning_of_folder(self._log_to)):
             if self._writes:
-                for name, value in metrics.items():
-                    self._writer.add_scalar(name, torch.as_tensor(value).item(), self.steps)
+                numbers = {name: torch.as_tensor(value).item() for name, value in metrics.items()}
+                self._events.add(numbers, self.steps)
 
     def stop(self, reason: Exception) -> None:
         """Measure nothing from now on, and warn once with the reason: training goes on."""
@@ -248,8 +246,9 @@ class NoiseScaleMeter(Meter):
             self._logged.end()
         super().close(interrupted=interrupted)
         self._logged.let_go()
-        if "_writer" in vars(self):
-            self._writer.close()
+        if self._log_to is not None and "_events" in vars(self):
+            with self._logged.guard(warning_of_folder(self._log_to)):
+                self._events.write()
 
     def state_dict(self, *, interrupted: bool = False) -> dict[str, Any]:
         """Return everything measured so far and the history, in builtins; it loads weights-only.
@@ -276,17 +275,15 @@ class NoiseScaleMeter(Meter):
         if not self.measuring:
             return
         reading = self._logged.read(self.steps, at_end=at_end)
-        if self._writes and is_installed("tensorboard"):
-            with self._logged.guard(f"The noise scale is missing in {self._log_to}"):
-                for name, value in reading.loggable.items():
-                    self._writer.add_scalar(name, value, self.steps)
-                self._writer.flush()
+        if self._log_to is not None and self._writes and is_installed("tensorboard"):
+            with self._logged.guard(warning_of_folder(self._log_to)):
+                self._events.add(reading.loggable, self.steps)
+                self._events.write()
 
     @cached_property
-    def _writer(self) -> SummaryWriter:
-        from torch.utils.tensorboard import SummaryWriter
-
-        return SummaryWriter(str(self._log_to))
+    def _events(self) -> EventFile:
+        assert self._log_to is not None
+        return EventFile(self._log_to)
 
 
 def _is_first_rank() -> bool:

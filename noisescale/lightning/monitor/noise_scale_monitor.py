@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.batch_size import rows_in
+from noisescale.batches.data_order import warning_of_order
 from noisescale.batches.row_groups import (
     RowGroups,
     check_group_fn,
@@ -80,6 +81,9 @@ class _Fit:
     """Whether an optimizer has stepped since the batch began."""
     count_distinct: Callable[[Any], float] | None = None
     """Counts the distinct examples of a batch, if the loader repeats each example."""
+
+
+_HOW_TO_SHUFFLE = "Shuffle them (`DataLoader(..., shuffle=True)`), unless their order is random."
 
 
 class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
@@ -367,6 +371,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         # A sampler that repeats examples has this method: methods/repeated_augmentation.py.
         self._fit.count_distinct = getattr(getattr(batches, "sampler", None), "distinct_in", None)
         self._publish(trainer)
+        with self._guard("The order of the data was not looked at"):
+            loader = trainer_access.first_loader(trainer)
+            self._caution = warning_of_order(loader, _HOW_TO_SHUFFLE)
         if self._measuring and trainer.is_global_zero:
             for logger in trainer.loggers:
                 with self._guard("There are no charts of the noise scale in TensorBoard"):
