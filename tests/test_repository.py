@@ -331,6 +331,8 @@ SMOKE += ["scheduling/fixed_budget", "suite/run"]
         *(f"{script} --smoke" for script in SMOKE),
         pytest.param("cost/engines --smoke", marks=needs_measurable_shards),
         pytest.param("accuracy/real_model --seeds 1 --steps 100", marks=needs_measurable_shards),
+        "accuracy/alike --looks 1 --tasks 'one class'",
+        "accuracy/neutral --libraries torch --models RNN CTC checkpoint",
         "accuracy/coverage --runs 1000 --only '8 steps' --processes 1",
         "accuracy/groups --steps 20 --seeds 2 --truth 100",
         "accuracy/halves --models VAE 'two towers' --seeds 1 --batches 60 --rounds 8",

@@ -65,8 +65,18 @@ class Look(NamedTuple):
         return self.truth / WITHIN <= self.shown.value <= self.truth * WITHIN
 
 
-def looks(cost: float | None) -> Iterator[Look]:
-    """Replay all runs at one cadence."""
+def rate_of(workload: str, steps: int, step: int) -> float:
+    """The learning rate of a step as a share of the first one's: it is constant, or a cosine."""
+    return (1 + math.cos(math.pi * (step - 1) / steps)) / 2 if WORKLOADS[workload].cosine else 1.0
+
+
+def looks(cost: float | None, *, rates: bool = True) -> Iterator[Look]:
+    """Replay all runs at one cadence.
+
+    Args:
+        cost: See `CADENCES`.
+        rates: Whether the estimator is told the learning rates.
+    """
     for (workload, steps, seed), run in recorded_runs().items():
         estimator, last = NoiseScaleEstimator(), 0
         due = set(measured_steps(steps, cost))
@@ -75,10 +85,14 @@ def looks(cost: float | None) -> Iterator[Look]:
             for step in range(last + 1, at + 1):
                 if step in due:
                     moments = GradientMoments(run.grad_sq_norm[step - 1], run.noise_trace[step - 1])
-                    estimator.update(moments, BATCH_SIZE, step)
+                    rate = rate_of(workload, steps, step) if rates else math.nan
+                    estimator.update(moments, BATCH_SIZE, step, learning_rate=rate)
             last = at
             if truth > 0 and error <= LEAST_KNOWN:
-                yield Look(workload, steps, seed, at, float(truth), estimator.estimate(at))
+                # Of the look's last step: after the last step of a cosine the rate is zero.
+                now = rate_of(workload, steps, at) if rates else math.nan
+                shown = estimator.estimate(at, learning_rate=now)
+                yield Look(workload, steps, seed, at, float(truth), shown)
 
 
 def measured_steps(steps: int, cost: float | None) -> Iterator[int]:

@@ -94,6 +94,17 @@ class Collector(HookErrors, State, ABC):
         return ()
 
     @property
+    def withheld(self) -> str:
+        """Why the noise scale of the steps so far is withheld, by what the host has read; or ""."""
+        return ""
+
+    def end_step(self, sizes: Sequence[float]) -> None:
+        """Learn that the optimizer is about to step, measured or not, after passes of these sizes.
+
+        It is called in each step.
+        """
+
+    @property
     def least_micro_batches(self) -> int:
         """Micro-batches of a rank that a step needs to be measured."""
         return 1

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from noisescale.collectors.names_of_hooks import function_of
 
 _running = 0  # for all threads: those of autograd call hooks as well
 
@@ -30,6 +33,12 @@ def measuring() -> bool:
         [tensor([1., 1.])]
     """
     return _running > 0
+
+
+def asks_whether_measuring(hook: Any) -> bool:
+    """Return whether a hook calls `measuring`, so that it knows of our passes."""
+    code = getattr(function_of(hook), "__code__", None)
+    return code is not None and measuring.__name__ in code.co_names
 
 
 @contextmanager

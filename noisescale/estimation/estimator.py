@@ -62,7 +62,12 @@ class NoiseScaleEstimator(State):
         self.unit = unit
 
     def update(
-        self, moments: GradientMoments, weight: float = 1.0, step: int | None = None
+        self,
+        moments: GradientMoments,
+        weight: float = 1.0,
+        step: int | None = None,
+        *,
+        learning_rate: float = math.nan,
     ) -> bool:
         """Add one step's moments. The first step only sets the level of |g|².
 
@@ -71,6 +76,7 @@ class NoiseScaleEstimator(State):
             weight: The global batch size of the step, in `unit`.
             step: Optimizer steps of the run up to this one, if some are not measured. Default: one
                 more than at the last update.
+            learning_rate: The step's, if it is known: see `estimate`.
 
         Returns:
             True if the step was added. False if a moment is not finite (after an overflow, for
@@ -85,18 +91,28 @@ class NoiseScaleEstimator(State):
             )
         if not all(abs(moment) <= LARGEST_MOMENT for moment in moments):
             return False
-        self._recent.add(GradientMoments(*map(float, moments)), float(weight), step)
+        self._recent.add(
+            GradientMoments(*map(float, moments)), float(weight), step, learning_rate=learning_rate
+        )
         return True
 
-    def estimate(self, step: int | None = None, *, confidence: float | None = None) -> NoiseScale:
+    def estimate(
+        self,
+        step: int | None = None,
+        *,
+        confidence: float | None = None,
+        learning_rate: float = math.nan,
+    ) -> NoiseScale:
         """Return the noise scale of now. Without data it is unknown; no error.
 
         Args:
             step: Optimizer steps of the run up to now, if some after the last update were not
                 measured. Default: those up to the last update.
             confidence: Coverage of the interval, if it is another than the estimator's.
+            learning_rate: That of now. If it has fallen since the measured steps, the interval is
+                wider: the noise scale rises while the learning rate falls.
         """
-        return self._recent.estimate(step, confidence=confidence)
+        return self._recent.estimate(step, confidence=confidence, learning_rate=learning_rate)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that `load_state_dict` needs, in lists and floats."""

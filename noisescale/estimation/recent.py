@@ -37,6 +37,15 @@ seeds 3 to 9 the intervals held the truth in 92 to 98 % of the looks, at each ca
 run (0.5: 88 to 96 %, 0.7: 90 to 99 %).
 """
 
+RATE_DRIFT = 0.5
+"""How far the logarithm of the noise scale may be from that of steps of e times the rate.
+
+|G|² falls with the learning rate, so the noise scale rises at the end of a falling rate.
+"""
+
+MOST_FALL = 4.0
+"""The logarithm of the largest fall of the rate that counts: at the end of a cosine it is zero."""
+
 EARLY = 8
 """The noise scale changes little in this many first steps."""
 
@@ -73,6 +82,10 @@ class RecentSteps(State):
     it holds the noise scale of now rather than that of the window. Without the widening, it held
     the noise scale of the last 40 steps in 39 to 91 % of the looks (`benchmarks/accuracy/now.py`).
 
+    Where the learning rate has fallen since, |G|² has, too. The interval is also widened by
+
+        (RATE_DRIFT·mean of log(rate then/rate now))²
+
     Steps are weighted by their batch size, because the noise of |G|² falls as 1/B or faster. With
     equal weights one tiny last batch of an epoch would dominate an average.
 
@@ -106,8 +119,9 @@ class RecentSteps(State):
         self.confidence = confidence
         self.unit = unit
         self._most_steps = most_steps if window == "auto" else window
-        # Rows of step, batch size, level, and tr(Σ) and |G|² over it. Full, it moves to the front.
-        self._rows = np.empty((2 * min(self._most_steps, FEWEST_STEPS), 5))
+        # Rows of step, batch size, level, log rate, and tr(Σ) and |G|² over the level. When it is
+        # full, it moves to the front.
+        self._rows = np.empty((2 * min(self._most_steps, FEWEST_STEPS), 6))
         self._end = 0
         self._level = Level()
         self.last_step = 0
@@ -118,39 +132,55 @@ class RecentSteps(State):
 
     @property
     def _steps(self) -> Array:
-        """The last measured steps, shape (steps, 5)."""
+        """The last measured steps, shape (steps, 6)."""
         return self._rows[self._end - len(self) : self._end]
 
-    def add(self, moments: GradientMoments, weight: float, step: int | None = None) -> None:
+    def add(
+        self,
+        moments: GradientMoments,
+        weight: float,
+        step: int | None = None,
+        *,
+        learning_rate: float = math.nan,
+    ) -> None:
         """Add one measured step. The first one only sets the level.
 
         Args:
             moments: The step's two moments. They must be finite, and may be negative.
             weight: The global batch size of the step.
             step: Optimizer steps of the run up to this one. Default: one more than the last.
+            learning_rate: The step's; NaN if it is not known.
         """
         level = self._level.divisor(moments, weight)
         relative, self._level = self._level.step(moments, weight)
         self.last_step = self.last_step + 1 if step is None else step
         if relative is not None and level is not None:
-            self._append(relative, weight, level)
+            self._append(relative, weight, level, learning_rate)
 
     def add_relative(
         self, relative: GradientMoments, weight: float, step: int | None = None
     ) -> None:
         """Add one step whose moments are relative to a level already."""
         self.last_step = self.last_step + 1 if step is None else step
-        self._append(relative, weight, 1.0)
+        self._append(relative, weight, 1.0, math.nan)
 
-    def _append(self, relative: GradientMoments, weight: float, level: float) -> None:
+    def _append(
+        self, relative: GradientMoments, weight: float, level: float, learning_rate: float
+    ) -> None:
         if self._end == len(self._rows):
             self._keep(self._steps)
-        row = self.last_step, weight, level, relative.noise_trace, relative.grad_sq_norm
-        self._rows[self._end] = row
+        log_rate = math.log(learning_rate) if 0 < learning_rate < math.inf else -math.inf
+        moments = relative.noise_trace, relative.grad_sq_norm
+        self._rows[self._end] = self.last_step, weight, level, log_rate, *moments
         self._end += 1
 
     def estimate(
-        self, step: int | None = None, *, confidence: float | None = None, least: float = 0.0
+        self,
+        step: int | None = None,
+        *,
+        confidence: float | None = None,
+        least: float = 0.0,
+        learning_rate: float = math.nan,
     ) -> NoiseScale:
         """Return the noise scale after `step`.
 
@@ -161,6 +191,7 @@ class RecentSteps(State):
             step: Optimizer steps of the run up to now. Default: the last step that was added.
             confidence: Coverage of the interval, if it is another.
             least: Measured steps to use at least, as far as there are as many.
+            learning_rate: That of now; NaN if it is not known.
         """
         confidence = self.confidence if confidence is None else confidence
         if len(self) < 2:
@@ -168,10 +199,10 @@ class RecentSteps(State):
         now = max(self.last_step, step or 0)
         chosen = self._chosen_window(now, least)
         rows = self._steps[-chosen.steps :]
-        _, weight, level, noise, signal = rows.T
+        _, weight, level, log_rate, noise, signal = rows.T
         share = weight / weight.sum()
         # No matrix products: ranks have to agree, and BLAS rounds as its kernel for the CPU does.
-        noise_trace, grad_sq_norm = (share[:, None] * rows[:, 3:]).sum(axis=0).tolist()
+        noise_trace, grad_sq_norm = (share[:, None] * rows[:, 4:]).sum(axis=0).tolist()
         of_level = float((share * level).sum())
         if noise_trace > 0 and (of_steps := float((share * level * noise).sum())) > 0:
             of_level = of_steps / noise_trace
@@ -186,8 +217,13 @@ class RecentSteps(State):
             fourth_weight=float((share**4).sum()),
         )
         of_window = NoiseScale.of(means, confidence, self.unit)
+        drift = chosen.drift
+        if self.window == "auto" and 0 < learning_rate < math.inf:
+            falls = np.minimum(log_rate - math.log(learning_rate), MOST_FALL)
+            fallen = float((share * falls).sum())
+            drift += (RATE_DRIFT * fallen) ** 2 if fallen > 0 else 0.0  # not known: -inf
         return replace(
-            _widen(of_window, float(ndtri(0.5 + confidence / 2)) * math.sqrt(chosen.drift)),
+            _widen(of_window, float(ndtri(0.5 + confidence / 2)) * math.sqrt(drift)),
             grad_sq_norm=of_level * grad_sq_norm,
             noise_trace=of_level * noise_trace,
         )
@@ -216,7 +252,7 @@ class RecentSteps(State):
     def _keep(self, steps: Array) -> None:
         """Move the kept steps to the front, with room for as many more."""
         if len(self._rows) < 2 * max(len(steps), 1):
-            steps, self._rows = steps.copy(), np.empty((2 * len(steps), 5))
+            steps, self._rows = steps.copy(), np.empty((2 * len(steps), 6))
         self._rows[: len(steps)] = steps
         self._end = len(steps)
 
@@ -230,7 +266,7 @@ class RecentSteps(State):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. If an error is raised, nothing is changed."""
-        steps = np.reshape(np.array(state["steps"], np.float64), (-1, 5))[-self._most_steps :]
+        steps = np.reshape(np.array(state["steps"], np.float64), (-1, 6))[-self._most_steps :]
         level, last_step = Level(float(state["level"])), int(state["last_step"])
         self._level, self.last_step = level, last_step
         self._keep(steps)
@@ -247,7 +283,7 @@ def _squared_variation(rows: Array) -> float:
 
     cv is the standard deviation of S - R·Q divided by the mean of S, R the ratio of the means.
     """
-    weight, noise, signal = rows[:, 1], rows[:, 3], rows[:, 4]
+    weight, noise, signal = rows[:, 1], rows[:, 4], rows[:, 5]
     mean_noise, mean_signal = ((weight * x).sum() / weight.sum() for x in (noise, signal))
     if len(rows) < 2 or mean_signal <= 0 or mean_noise <= 0:
         return math.inf

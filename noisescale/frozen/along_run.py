@@ -19,7 +19,7 @@ from noisescale.guard import Guard
 from noisescale.history.history import History
 from noisescale.history.increments import INCREMENTS, MEASURED
 from noisescale.history.metric_names import ROOT
-from noisescale.history.record import Recorder
+from noisescale.history.record import Recorder, round_row
 from noisescale.lightning.checkpoints import Checkpoint, steps_in
 from noisescale.made.targets import is_first
 from noisescale.refusal import Refusal
@@ -90,7 +90,7 @@ def measure_checkpoints(
             )
             history.loop = "lightning"
             recorder = Recorder(record, ROOT)
-        row = _row(one, history, Checkpoint.read(path).learning_rate)
+        row = round_row(_row(one, history, Checkpoint.read(path).learning_rate))
         if is_first():
             recorder.add(history, row, behind=0.0)
             with Guard()("TensorBoard does not show the noise scale along the run"):

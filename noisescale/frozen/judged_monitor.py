@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from noisescale.collectors.halves.proved_cuts import INSTEAD
+from noisescale.collectors.halves.bearing import INSTEAD
 from noisescale.lightning.monitor.noise_scale_monitor import NoiseScaleMonitor
 from noisescale.meter.estimates import MomentSums
 

@@ -46,6 +46,13 @@ COLUMNS = (
 )
 
 
+_MEASURED = frozenset(
+    {"grad_sq_norm", "noise_trace", "noise_scale", "low", "high"}
+    | {"sum_weight", "sum_grad_sq_norm", "sum_noise_trace", *INCREMENTS}
+)
+"""Columns of the noise scale."""
+
+
 class History(Mapping[str, NDArray[np.float64]]):
     """A run in columns: a mapping from a column's name to its values, one for each log step.
 
@@ -120,6 +127,8 @@ class History(Mapping[str, NDArray[np.float64]]):
         """Whether the run still trained when the history was read."""
         self.loop = ""
         """What took the steps: "lightning", "transformers" or "own"; "" if it was not recorded."""
+        self.withheld = ""
+        """Why the noise scale of the run is withheld, and what to do; "" if it is not."""
         self._most_rows = most_rows
         self._stride = 1
         self._seen = 0
@@ -193,7 +202,7 @@ class History(Mapping[str, NDArray[np.float64]]):
             optimizer=self.optimizer,
             parameters=self.parameters,
         )
-        part.source, part.loop = self.source, self.loop
+        part.source, part.loop, part.withheld = self.source, self.loop, self.withheld
         return part
 
     def between(self, start: float, end: float) -> History:
@@ -239,6 +248,19 @@ class History(Mapping[str, NDArray[np.float64]]):
             values.append(float(row.get(name, "nan")))
         if len(self._columns["step"]) >= self._most_rows:
             self._drop_every_second_row()
+
+    def withhold(self, reason: str) -> None:
+        """Drop what was measured of the noise scale, in all rows. Steps and times stay.
+
+        Args:
+            reason: Why, and what to do.
+        """
+        self.withheld = reason
+        rows = len(self)
+        for name in self._columns:
+            if name in _MEASURED or name.startswith("group/"):
+                self._columns[name] = array("d", [math.nan] * rows)
+        self._pending = None
 
     def _drop_every_second_row(self) -> None:
         self._stride *= 2
@@ -300,12 +322,14 @@ class History(Mapping[str, NDArray[np.float64]]):
             "pending": self._pending,
             "columns": columns,
             "optimizer": {} if self.optimizer is None else self.optimizer.numbers,
+            "withheld": self.withheld,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. Columns that are missing in it are filled with NaN."""
         self._stride, self._seen = state["stride"], state["seen"]
         self.last_step = state["last_step"]
+        self.withheld = state["withheld"]
         columns = state["columns"]
         self._pending = state["pending"]
         unknown = [float("nan")] * len(columns["step"])

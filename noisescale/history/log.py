@@ -72,6 +72,8 @@ class Log(ABC):
         """The time at which a monitor's metric was last written, in seconds since the epoch."""
         self.about: dict[str, tuple[str, float, str]] = {}
         """Unit, confidence and `loop` of each monitor's history, by prefix, where known."""
+        self.withheld: dict[str, str] = {}
+        """Why the noise scale of a monitor is withheld, by prefix, where it is."""
         self._of = array("l")
         self._parts = array("l")
         self._steps, self._values, self._seconds = array("d"), array("d"), array("d")

@@ -23,7 +23,7 @@ from noisescale.history.log import AFTER, COLUMN_OF, Log
 from noisescale.history.metric_names import ROOT, monitor_of, name_in, prefix_of
 from noisescale.history.mlflow_log import MlflowLog, files_of_run, is_database
 from noisescale.history.optimizers import OptimizerMix
-from noisescale.history.record import RecordLog
+from noisescale.history.record_log import RecordLog
 from noisescale.history.run_files import files_of, files_of_rows, only_run_in
 from noisescale.history.trackers import RECORD, refuse_chart
 from noisescale.printable import printable
@@ -151,6 +151,8 @@ def history_in(log: Log, path: Path, monitor: str, optimizer: int) -> History:
     found.unit, found.confidence, found.loop = log.about.get(
         prefix, (found.unit, found.confidence, found.loop)
     )
+    if reason := log.withheld.get(prefix):
+        found.withhold(reason)
     found.source = path
     found.under_way = isinstance(log, RecordLog) and is_written(log, found)
     return found

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from noisescale.history.checkpoints import is_checkpoint
@@ -57,7 +58,9 @@ def files_of(run: Path) -> list[Path]:
         return [run]
     if is_database(run.parent):
         return [run.parent]
-    return sorted(run.glob(_FILES[0])) or list(run.glob(_FILES[1])) or files_of_run(run)
+    return (
+        sorted(run.glob(_FILES[0]), key=_in_order) or list(run.glob(_FILES[1])) or files_of_run(run)
+    )
 
 
 def files_of_rows(run: Path) -> list[Path]:
@@ -110,3 +113,11 @@ def name_of(run: Path, below: Path) -> str:
 
 def _time_of_change(path: Path) -> float:
     return path.stat().st_mtime
+
+
+def _in_order(file: Path) -> list[tuple[int, str]]:
+    """Return what event files are sorted by: TensorBoard numbers those of one second and process.
+
+    As texts, number 10 would come before number 9.
+    """
+    return [(int(x), "") if x.isdecimal() else (-1, x) for x in re.split(r"(\d+)", file.name)]

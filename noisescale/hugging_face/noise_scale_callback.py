@@ -14,6 +14,7 @@ from transformers.trainer_callback import ExportableState
 
 from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.batch_size import rows_in
+from noisescale.batches.data_order import warning_of_order
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
 from noisescale.guard import NotMeasured, beside_training
@@ -57,10 +58,11 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         window: Measured steps to average over, or "auto"; see `NoiseScaleEstimator`.
         every_n_steps: See `NoiseScaleMeter`.
         batch_size_fn: From the keyword arguments of the model's forward pass, as a dict, to the
-            number of examples in them on this rank, in `unit`. A loss of several passes counts the
-            first. Default: the first dimension that the tensors share, or the length of a list of
-            examples. Where both are possible a warning says which is used. Flattened sequences and
-            tokens need a function.
+            number of examples in them on this rank, in `unit`. A batch that the model gets as one
+            mapping, as in sentence-transformers, counts as its keyword arguments. A loss of several
+            passes counts the first. Default: the first dimension that the tensors share, or the
+            length of a list of examples. Where both are possible a warning says which is used.
+            Flattened sequences and tokens need a function.
         unit: What `batch_size_fn` counts, which "tokens" needs. Default: "sequences" for a model of
             transformers that takes token ids, else "examples".
         groups: Groups of parameters that get a noise scale each, see `NoiseScaleMeter`.
@@ -70,6 +72,8 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         extra: What is measured beside, see `NoiseScaleMonitor`.
         cut: Names of the submodules at whose outputs the halves of a batch are separated, see
             `NoiseScaleMeter`.
+        backward_twice: Whether a backward pass may go twice through Functions, hooks and saved
+            tensors that are not known, see `NoiseScaleMeter`.
         cost: The share of the run's time that measuring may take, see `NoiseScaleMeter`.
 
     Raises:
@@ -104,6 +108,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         layers: Layers = "all",
         extra: Sequence[Extra] = (),
         cut: Sequence[str] | None = None,
+        backward_twice: bool = False,
         cost: float | None = None,
     ) -> None:
         if batch_size_fn is not None and not callable(batch_size_fn):
@@ -158,6 +163,9 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         model: nn.Module = kwargs["model"]
         scaler = getattr(kwargs["optimizer"], "scaler", None)
         optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
+        with self._guard("The order of the data was not looked at"):
+            remedy = trainer_access.how_to_shuffle(args)
+            self._caution = warning_of_order(kwargs.get("train_dataloader"), remedy)
         trainer_access.go_first(self)
         try:
             check_supported(args, trainer_access.distributed_type(), model)
@@ -249,6 +257,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         at_end = "train_loss" in logs
         if "loss" in logs or (at_end and logged.unfinished):
             known = logged.read(state.global_step, at_end=at_end).loggable
+            self._tell_of_withheld()
             trainer_access.add_to_logs(known, logs, state)
 
     @beside_training
@@ -305,7 +314,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         batch_size_of = self._batch_size_fn or counter
 
         def on_forward(
-            called: nn.Module, _: tuple[Any, ...], inputs: Mapping[str, Any], output: Any
+            called: nn.Module, given: tuple[Any, ...], inputs: Mapping[str, Any], output: Any
         ) -> None:
             tensors = list(differentiable(output)) if trainer_access.trains(called) else []
             if not tensors or not self._meters:
@@ -314,6 +323,8 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                 self._start.add(tensors)
                 return
             self._start = start = BackwardStart(tensors)
+            if len(given) == 1 and isinstance(given[0], Mapping):
+                inputs = {**_leaves(given[0]), **inputs}
             examples = {k: v for k, v in inputs.items() if k != "num_items_in_batch"}
             with self._leaving_step_out():
                 # First: all ranks look at every batch, also where something fails on one of them.
@@ -351,3 +362,8 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
 
 def _name(function: object) -> str:
     return str(getattr(function, "__qualname__", function))
+
+
+def _leaves(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a batch without what the model has put into it, as sentence-transformers do."""
+    return {k: x for k, x in batch.items() if not isinstance(x, Tensor) or x.grad_fn is None}

@@ -225,6 +225,13 @@ def takes_token_ids(model: nn.Module) -> bool:
     return is_text and getattr(model, "main_input_name", None) == "input_ids"
 
 
+def how_to_shuffle(args: TrainingArguments) -> str:
+    """Return how to have the Trainer shuffle the data, with its argument of this version."""
+    if not hasattr(args, "train_sampling_strategy"):
+        return "Shuffle them (`group_by_length=False`), unless their order is random."
+    return 'Shuffle them (`train_sampling_strategy="random"`), unless their order is random.'
+
+
 def inform(message: str) -> None:
     """Say something where the Trainer says how it trains: shown from verbosity "info" on."""
     if PartialState().is_main_process:

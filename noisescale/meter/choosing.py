@@ -141,7 +141,13 @@ def choose_collector(
                 'Leave it at "auto".',
             )
         inner = model if ddp is None else ddp.module
-        return HalvesCollector(inner, norms, options.cut, compiled=compiled is not None)
+        return HalvesCollector(
+            inner,
+            norms,
+            options.cut,
+            compiled=compiled is not None,
+            backward_twice=options.backward_twice,
+        )
     if ddp is None or not averaging:
         raise Refusal(
             "small_batch",

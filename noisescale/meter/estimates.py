@@ -108,7 +108,7 @@ class Estimates(State):
         self.pair_shares = PairShares()
         """The mean shares of steps whose parts weigh unequally."""
 
-    def take(self, step: MeasuredStep, *, sound: bool) -> bool:
+    def take(self, step: MeasuredStep, *, sound: bool, learning_rate: float = math.nan) -> bool:
         """Take in a measured step; False if it is left out, as it is if it is not `sound`."""
         norms, share = step.norms, None
         self.step += 1 + step.unmeasured_steps
@@ -119,6 +119,7 @@ class Estimates(State):
             [entry.moments(share) for entry in step.entries],
             weight=norms.examples,
             steps=1 + step.unmeasured_steps,
+            learning_rate=learning_rate,
         )
 
     def update(
@@ -127,6 +128,7 @@ class Estimates(State):
         entries: Sequence[GradientMoments],
         weight: float,
         steps: int = 1,
+        learning_rate: float = math.nan,
     ) -> bool:
         """Add one step; False if it is left out, see `NoiseScaleEstimator.update`.
 
@@ -135,14 +137,15 @@ class Estimates(State):
             entries: The moments of the groups, of the rest, and of what is measured beside.
             weight: See `NoiseScaleEstimator.update`.
             steps: The steps that it stands for, see `Increments.add`.
+            learning_rate: The step's; NaN if it is not known.
         """
-        if not self.whole.update(whole, weight, self.step):
+        if not self.whole.update(whole, weight, self.step, learning_rate=learning_rate):
             return False
         self.sums = self.sums.plus(whole, weight)
         self.run = self.run.plus(whole, weight, steps)
         self.increments.add(whole, weight, steps)
         for estimator, moments in zip(self.groups.values(), entries, strict=False):
-            estimator.update(moments, weight, self.step)
+            estimator.update(moments, weight, self.step, learning_rate=learning_rate)
         beside = entries[len(self.groups) + 1 :]
         for one, moments in zip(self.extra.values(), beside, strict=True):
             one.update(moments, whole, weight, self.step)

@@ -22,7 +22,7 @@ from noisescale.history.optimizers import (
     learning_rate_of,
     parameters_of,
 )
-from noisescale.history.record import Recorder
+from noisescale.history.record import Recorder, round_row
 from noisescale.meter.meter import Meter
 from noisescale.meter.step_timer import step_timer
 from noisescale.meter.watched_steps import WatchedSteps
@@ -187,7 +187,7 @@ class LoggedMeter:
     def end(self) -> None:
         """Note in the records that the training has come to its end."""
         for recorder in self._recorders:
-            with self.guard(f"The end of the run is missing in {recorder.path}"):
+            with self.guard(warning_of_folder(recorder.path.parent)):
                 recorder.end()
 
     @property
@@ -250,6 +250,7 @@ class LoggedMeter:
             self._warn_of_lone_steps()
             self._in_force = self._is_in_force()
             now = self._metrics(in_step=not at_end)
+            self._note_withheld()
             self.timer.restart()
             if self.timer.device != self.meter.device:  # `module.to` moves parameters
                 self.timer = step_timer(self.meter.device)
@@ -261,6 +262,14 @@ class LoggedMeter:
                 self._append_row(now, log_step)
             return now.with_prefix(self._prefix)
         return self._unknown()
+
+    def _note_withheld(self) -> None:
+        reason = self.meter.withheld
+        if reason and not self.history.withheld:
+            self.history.withhold(reason)
+            for recorder in self._recorders:
+                with self.guard(warning_of_folder(recorder.path.parent)):
+                    recorder.withhold(reason)
 
     def _append_row(self, now: Metrics, log_step: float) -> None:
         row = {
@@ -274,8 +283,9 @@ class LoggedMeter:
                 if column in now.all and column not in now.unresolved
             },
         }
+        row = round_row(row)
         for recorder in self._recorders:
-            with self.guard(f"A row of the noise scale is missing in {recorder.path}"):
+            with self.guard(warning_of_folder(recorder.path.parent)):
                 recorder.add(self.history, row, behind=row["step"] - log_step)
         self.history.append(**row)
         self._measured_by_last_row = self.meter.measured_steps
@@ -408,6 +418,11 @@ class LoggedMeter:
         )
         history.loop = self._loop
         return history
+
+
+def warning_of_folder(folder: Path) -> str:
+    """Return what a warning says while a folder cannot be written: once, whatever is missing."""
+    return f"What is measured and logged is not written to {folder} until it can be"
 
 
 def last_row_of(history: History) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from noisescale.batches.shared_examples import SharedExamples
 from noisescale.collectives import any_rank
-from noisescale.collectors.halves.proved_cuts import INSTEAD
+from noisescale.collectors.halves.bearing import INSTEAD
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, NotMeasured
@@ -44,6 +44,8 @@ class MeasuringCallback(ABC):
         """Whether the examples of a batch have been counted."""
         self._news: list[str] = []
         """What to say once a step could be measured."""
+        self._caution: str | None = None
+        """What to warn of then: an order of the data in which neighbours may be alike."""
         self._told: set[int] = set()
         """The meters of which a warning says that they measure nothing."""
         self._guard = Guard(*let_pass)
@@ -169,7 +171,7 @@ class MeasuringCallback(ABC):
     def _forget(self) -> None:
         """Forget an earlier training."""
         self._counted, self._meters, self._shared = False, [], None
-        self._news, self._told = [], set()
+        self._news, self._caution, self._told = [], None, set()
 
     def _look_for_shared_examples(self, tensors: Callable[[], Sequence[torch.Tensor]]) -> None:
         if self._shared is not None and not self._shared.over:
@@ -201,10 +203,14 @@ class MeasuringCallback(ABC):
 
     def _tell_news(self) -> None:
         """Say what there is to say of the measurement, once a whole step could be measured."""
-        if self._news and any(logged.meter.accepted for logged in self._meters):
+        if not (self._news or self._caution):
+            return
+        if any(logged.meter.accepted for logged in self._meters):
             for message in self._news:
                 self._inform(message)
-            self._news = []
+            if self._caution:
+                self._tell(self._caution)
+            self._news, self._caution = [], None
 
     def _tell_of_unmeasured(self) -> None:
         """Warn once of each meter that turned out to measure nothing."""
@@ -224,6 +230,16 @@ class MeasuringCallback(ABC):
                 f"{type(self).__name__} does not measure the gradients of optimizer {which}:"
                 f" {reason}"
             )
+
+    def _tell_of_withheld(self) -> None:
+        """Warn once of each meter whose noise scale is withheld. Its history is kept."""
+        for which, logged in enumerate(self._meters):
+            if (reason := logged.history.withheld) and which not in self._told:
+                self._told.add(which)
+                self._tell(
+                    f"{type(self).__name__} measures no more from here on. {reason} Training goes"
+                    f" on.{self._consequence}"
+                )
 
     def _tell_that_nothing_is_measured(self, reason: str) -> None:
         name = type(self).__name__

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -135,6 +137,9 @@ class Meter:
             in_model = InModel(inner, norms.names, norms.parameters)
         self._options = options
         self._capture = StepCapture(collector, ddp, grad_scaler, in_model)
+        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
+        self._rates: deque[float] = deque()
+        """The learning rates of measured steps that have not been read."""
         self._cadence = Cadence(options.every_n_steps, options.cost)
         self._counts = _Counts()
         self._estimates = Estimates(norms.group_names, options, extra)
@@ -151,6 +156,8 @@ class Meter:
         """Whether steps are measured: the meter is open."""
         self.not_measured: str | None = None
         """Why gradients are not measured, and what to change; None while they are."""
+        self.withheld = ""
+        """Why what was measured is withheld, and what to do; "" if it is not."""
         if reason is not None:
             self.stop(reason)
 
@@ -162,13 +169,17 @@ class Meter:
     def noise_scale_at(self, confidence: float) -> NoiseScale:
         """Return the noise scale now with an interval of another confidence. Reads the device."""
         self._settle()
-        return self._estimates.whole.estimate(self.steps, confidence=confidence)
+        return self._estimates.whole.estimate(
+            self.steps, confidence=confidence, learning_rate=self._learning_rate()
+        )
 
     @property
     def group_noise_scales(self) -> dict[str, NoiseScale]:
         """The noise scale now of each of `groups`."""
         self._settle()
-        return {n: group.estimate(self.steps) for n, group in self._estimates.groups.items()}
+        rate = self._learning_rate()
+        groups = self._estimates.groups.items()
+        return {name: group.estimate(self.steps, learning_rate=rate) for name, group in groups}
 
     @property
     def extra(self) -> Collection[ExtraMeasurement]:
@@ -398,6 +409,7 @@ class Meter:
                 counts.unmeasured_examples += one.size
             self._open_step()
             return True
+        self._rates.append(self._learning_rate())
         counts.unmeasured_examples = 0.0
         counts.last_measured_step = counts.steps
         counts.accumulation = len(step.passes) or counts.accumulation
@@ -494,6 +506,20 @@ class Meter:
         coverage = self.coverage if steps else 1.0
         for step in steps:
             self._take(step, coverage)
+        if not self.withheld and capture.collector is not None and capture.collector.withheld:
+            self.withheld = capture.collector.withheld
+            self._estimates = Estimates(capture.collector.norms.group_names, self._options)
+            self.stop(NotMeasured(self.withheld))
+
+    def _learning_rate(self) -> float:
+        """Return the largest learning rate now; NaN if the host does not know it."""
+        optimizer = None if self._optimizer is None else self._optimizer()
+        if optimizer is None:
+            return math.nan
+        rates = [group.get("lr", math.nan) for group in optimizer.param_groups]
+        if any(isinstance(rate, Tensor) and not rate.is_cpu for rate in rates):
+            return math.nan
+        return self.lr_factor * max(map(float, rates))
 
     def _take(self, step: MeasuredStep, coverage: float) -> None:
         """Take a step into the averages, or leave it out."""
@@ -501,7 +527,9 @@ class Meter:
         counts.examples += step.unmeasured_examples
         counts.examples += norms.examples
         counts.batch_size = norms.examples
-        if self._estimates.take(step, sound=self._is_sound(step, coverage)):
+        rate = self._rates.popleft() if self._rates else math.nan
+        sound = self._is_sound(step, coverage)
+        if self._estimates.take(step, sound=sound, learning_rate=rate):
             counts.measured_steps += 1
         else:
             counts.skipped_steps += 1

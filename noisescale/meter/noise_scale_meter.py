@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -19,16 +19,14 @@ from noisescale.checks import require_count
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
 from noisescale.extras import is_installed, need
+from noisescale.history.event_file import EventFile
 from noisescale.history.history import History
 from noisescale.meter.extra import Extra
-from noisescale.meter.logged_meter import LoggedMeter, last_row_of
+from noisescale.meter.logged_meter import LoggedMeter, last_row_of, warning_of_folder
 from noisescale.meter.meter import Meter
 from noisescale.meter.options import MeterOptions, SmallBatch
 from noisescale.printable import arguments
 from noisescale.refusal import Refusal, TypeRefusal
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 
 class NoiseScaleMeter(Meter):
@@ -89,6 +87,9 @@ class NoiseScaleMeter(Meter):
             of the batch as their first dimension. All trained parameters must act on the loss
             through these outputs. Default: modules that the training step calls, or else the
             tensors nearest to the loss.
+        backward_twice: True says that a backward pass may go twice through the model's graph and
+            changes nothing the second time: through Functions, hooks and saved tensors that are not
+            known. Halves of a batch take one more pass, and are refused where these keep state.
         averaged: Whether training averages gradients over ranks before `optimizer.step()`. Pass
             False if the optimizer averages them in its step, as nanochat's does, or if each rank
             steps on its own gradient, as with `AdasumOptimizer`. A measured step then averages
@@ -140,6 +141,7 @@ class NoiseScaleMeter(Meter):
         extra: Sequence[Extra] = (),
         optimizer: Optimizer | None = None,
         cut: Sequence[str] | None = None,
+        backward_twice: bool = False,
         averaged: bool = True,
         log_to: str | PathLike[str] | None = None,
         log_every_n_steps: int = 50,
@@ -210,10 +212,10 @@ class NoiseScaleMeter(Meter):
         if self._log_to is None:
             raise Refusal("log_to", "be given to log metrics", None, 'Pass `log_to="runs/a"`.')
         need("tensorboard", "`NoiseScaleMeter.log`")
-        with self._logged.guard(f"Metrics are missing in {self._log_to}"):
+        with self._logged.guard(warning_of_folder(self._log_to)):
             if self._writes:
-                for name, value in metrics.items():
-                    self._writer.add_scalar(name, torch.as_tensor(value).item(), self.steps)
+                numbers = {name: torch.as_tensor(value).item() for name, value in metrics.items()}
+                self._events.add(numbers, self.steps)
 
     def stop(self, reason: Exception) -> None:
         """Measure nothing from now on, and warn once with the reason: training goes on."""
@@ -244,8 +246,9 @@ class NoiseScaleMeter(Meter):
             self._logged.end()
         super().close(interrupted=interrupted)
         self._logged.let_go()
-        if "_writer" in vars(self):
-            self._writer.close()
+        if self._log_to is not None and "_events" in vars(self):
+            with self._logged.guard(warning_of_folder(self._log_to)):
+                self._events.write()
 
     def state_dict(self, *, interrupted: bool = False) -> dict[str, Any]:
         """Return everything measured so far and the history, in builtins; it loads weights-only.
@@ -272,17 +275,15 @@ class NoiseScaleMeter(Meter):
         if not self.measuring:
             return
         reading = self._logged.read(self.steps, at_end=at_end)
-        if self._writes and is_installed("tensorboard"):
-            with self._logged.guard(f"The noise scale is missing in {self._log_to}"):
-                for name, value in reading.loggable.items():
-                    self._writer.add_scalar(name, value, self.steps)
-                self._writer.flush()
+        if self._log_to is not None and self._writes and is_installed("tensorboard"):
+            with self._logged.guard(warning_of_folder(self._log_to)):
+                self._events.add(reading.loggable, self.steps)
+                self._events.write()
 
     @cached_property
-    def _writer(self) -> SummaryWriter:
-        from torch.utils.tensorboard import SummaryWriter
-
-        return SummaryWriter(str(self._log_to))
+    def _events(self) -> EventFile:
+        assert self._log_to is not None
+        return EventFile(self._log_to)
 
 
 def _is_first_rank() -> bool:

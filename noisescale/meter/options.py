@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from noisescale.checks import check_confidence, require_choice
+from noisescale.checks import check_confidence, refuse, require_choice
 from noisescale.collectors.groups import Groups, check_groups
 from noisescale.collectors.per_example.collector import Layers
 from noisescale.estimation.estimator import NoiseScaleEstimator, check_unit, check_window
@@ -41,6 +41,7 @@ class MeterOptions:
     small_batch: SmallBatch = "auto"
     layers: Layers = "all"
     cut: Sequence[str] | None = None
+    backward_twice: bool = False
     extra: Sequence[Extra] = ()
 
     @classmethod
@@ -54,6 +55,8 @@ class MeterOptions:
         check_unit(self.unit)
         check_groups(self.groups)
         small_batch = self._checked_small_batch()
+        if not isinstance(self.backward_twice, bool):
+            refuse("backward_twice", "be True or False", repr(self.backward_twice), "Leave it out.")
         as_checked = {
             "every_n_steps": checked_every_n_steps(self.every_n_steps),
             "cost": None if self.cost is None else checked_cost(self.cost),

@@ -60,8 +60,11 @@ def history_of(run: Run, which: Mapping[str, Any]) -> Mapping[str, Array]:
         which: The arguments of `read_run` for a folder.
     """
     if isinstance(run, (str, PathLike)):
-        return read_run(run, **which)
-    history = run if isinstance(run, Mapping) else getattr(run, "history", None)
+        history: Any = read_run(run, **which)
+    else:
+        history = run if isinstance(run, Mapping) else getattr(run, "history", None)
+    if reason := getattr(history, "withheld", ""):
+        raise Refusal("run", "have a noise scale", "one that is withheld", reason)
     if not isinstance(history, Mapping):
         raise TypeRefusal(
             "run",

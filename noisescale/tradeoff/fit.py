@@ -26,6 +26,8 @@ class TradeoffFit(Tradeoff):
     """The batch sizes of the sweep: global, in examples."""
     measured_steps: tuple[float, ...] = ()
     """Steps to the goal at each of them."""
+    exponent: float | None = None
+    """The α that was given; None: it was fitted."""
 
     @property
     def log_residuals(self) -> tuple[float, ...]:
@@ -40,7 +42,9 @@ class TradeoffFit(Tradeoff):
 
     def regimes(self, confidence: float = 0.95) -> Regimes:
         """Return the law with its bounds, and where its regimes meet."""
-        return find_regimes(self.batch_sizes, self.measured_steps, confidence=confidence)
+        return find_regimes(
+            self.batch_sizes, self.measured_steps, confidence=confidence, exponent=self.exponent
+        )
 
     def critical_batch_size_band(self, confidence: float = 0.95) -> Bounded:
         """Return B_crit with its interval, which may be open."""
@@ -49,8 +53,8 @@ class TradeoffFit(Tradeoff):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Signs that predictions from this law may be wrong, in whole sentences."""
-        found, sharpness = [], self.regimes().sharpness
-        if not sharpness.low <= 1 <= sharpness.high:
+        found, sharpness = [], find_regimes(self.batch_sizes, self.measured_steps).sharpness
+        if self.exponent is None and not sharpness.low <= 1 <= sharpness.high:
             bend = "more sharply" if sharpness.value > 1 else "more gently"
             found.append(
                 f"The steps bend {bend} than the law of the gradient noise: the exponent is"
@@ -66,7 +70,9 @@ class TradeoffFit(Tradeoff):
         return tuple(found)
 
 
-def fit_tradeoff(batch_sizes: Floats, steps: Floats) -> TradeoffFit:
+def fit_tradeoff(
+    batch_sizes: Floats, steps: Floats, *, exponent: float | None = None
+) -> TradeoffFit:
     """Fit steps = S_min·(1 + (B_crit/B)^α)^(1/α) to the steps to one goal at several batch sizes.
 
     Steps range over decades, and their scatter is a share of them. So the logarithms of the steps
@@ -77,6 +83,8 @@ def fit_tradeoff(batch_sizes: Floats, steps: Floats) -> TradeoffFit:
     Args:
         batch_sizes: Global, in examples, shape (n,); several runs of one batch size may be given.
         steps: Optimizer steps to the goal, of well-tuned runs, shape (n,).
+        exponent: α, from 0.1 to 10. 1 is the published law, whose fits it repeats. Default: α is
+            fitted.
 
     Returns:
         The trade-off with its residuals; `regimes` has the intervals.
@@ -97,7 +105,7 @@ def fit_tradeoff(batch_sizes: Floats, steps: Floats) -> TradeoffFit:
         McCandlish et al. 2018, arXiv:1812.06162, equation 2.11. Zhang et al. 2024,
         arXiv:2410.21676, for fits in log space.
     """
-    found = find_regimes(batch_sizes, steps)
+    found = find_regimes(batch_sizes, steps, exponent=exponent)
     critical = found.critical_batch_size.value
     if critical in (0, math.inf):
         end, remedy = "steps that no longer fall", "Add smaller batch sizes."
@@ -116,6 +124,7 @@ def fit_tradeoff(batch_sizes: Floats, steps: Floats) -> TradeoffFit:
         sharpness=found.sharpness.value,
         batch_sizes=found.batch_sizes,
         measured_steps=found.measured_steps,
+        exponent=exponent,
     )
     for text in fit.warnings:
         warnings.warn(text, stacklevel=2)

@@ -15,13 +15,12 @@ from scipy.optimize import least_squares
 from scipy.special import stdtrit
 
 from noisescale.bounded import Bounded
-from noisescale.checks import check_confidence, require_positive
+from noisescale.checks import check_confidence, is_real, refuse, require_positive
 from noisescale.refusal import Refusal
 from noisescale.tradeoff.profile import (
     BENDS,
     SPREAD,
     STEPS_SCATTER,
-    UNLIKELY,
     ends_of,
     grid_around,
     least_of,
@@ -141,6 +140,7 @@ def find_regimes(
     confidence: float = 0.95,
     scatter: float | None = None,
     searched: Sequence[bool] | None = None,
+    exponent: float | None = None,
 ) -> Regimes:
     """Fit the law of steps against batch size to a sweep, and find where its regimes meet.
 
@@ -176,6 +176,7 @@ def find_regimes(
             repeated runs, with `STEPS_SCATTER` as a guess that counts three degrees of freedom.
         searched: For each run, whether its learning rate was searched at its batch size. Default:
             all were.
+        exponent: The α of the law; 1 is the published law. Default: it is fitted.
 
     Returns:
         The borders with bounds, open where the sweep does not show them. Two or three batch sizes
@@ -183,7 +184,7 @@ def find_regimes(
 
     Raises:
         ValueError: If there are fewer than two batch sizes, a value is not positive and finite, or
-            `confidence` is not between 0 and 1.
+            `confidence` is not between 0 and 1, or `exponent` is not from 0.1 to 10.
 
     Examples:
         >>> sizes = [8, 16, 32, 64, 128, 256, 512, 1024]
@@ -205,7 +206,12 @@ def find_regimes(
             f"{tuned.size} for {len(sizes)} runs",
             "Say of each run whether its learning rate was searched.",
         )
-    sweep = _Sweep.of(sizes, counts, tuned, scatter or STEPS_SCATTER)
+    bends = BENDS
+    if exponent is not None:
+        if not (is_real(exponent) and 0.1 <= exponent <= 10):
+            refuse("exponent", "be from 0.1 to 10", repr(exponent), "Pass 1: the published law.")
+        bends = np.full(3, float(exponent))
+    sweep = _Sweep.of(sizes, counts, tuned, scatter or STEPS_SCATTER, bends)
     if scatter is None:
         scatter, freedom = sweep.scatter()
     else:
@@ -266,11 +272,15 @@ class _Sweep(NamedTuple):
     """The sum of squares of the differences of repeated runs from their mean."""
     weights: Array
     """The inverse of the covariance of the means, in units of the squared scatter of a run."""
+    bends: Array
+    """The values of α that are considered. The one in the middle is the likeliest beforehand."""
     price: float = 0.0
     """The squared scatter: what an α one `SPREAD` away from 1 adds to the squares."""
 
     @classmethod
-    def of(cls, sizes: Array, steps: Array, searched: Flags, scatter: float) -> _Sweep:
+    def of(
+        cls, sizes: Array, steps: Array, searched: Flags, scatter: float, bends: Array
+    ) -> _Sweep:
         different, which, runs = np.unique(sizes, return_inverse=True, return_counts=True)
         logs = np.log(steps)
         means = np.asarray(np.bincount(which, logs) / runs, dtype=np.float64)
@@ -278,7 +288,12 @@ class _Sweep(NamedTuple):
         tuned = np.bincount(which, ~searched) == 0
         covariance = np.diag(1 / runs) + _covariance_of_rates(different, tuned) / scatter**2
         weights = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
-        return cls(np.log(different), means, runs.astype(np.float64), squares, weights)
+        return cls(np.log(different), means, runs.astype(np.float64), squares, weights, bends)
+
+    @property
+    def likeliest(self) -> float:
+        """The log α that is the likeliest before the sweep is seen."""
+        return float(np.log(self.bends[len(self.bends) // 2]))
 
     @property
     def grid(self) -> Array:
@@ -286,14 +301,15 @@ class _Sweep(NamedTuple):
         return grid_around(np.exp(self.log_sizes))[::3]
 
     def fit(self, critical: Array) -> tuple[Array, Array]:
-        """Return the best log S_min at each log B_crit and each of `BENDS`, and the squares left.
+        """Return the best log S_min at each log B_crit and each of `bends`, and the squares left.
 
-        The last axis of `critical` is the axis of `BENDS`, or has a length of 1.
+        The last axis of `critical` is the axis of `bends`, or has a length of 1.
         """
-        left = self.log_steps - log_law(critical[..., None] - self.log_sizes, BENDS[:, None])
+        left = self.log_steps - log_law(critical[..., None] - self.log_sizes, self.bends[:, None])
         level = (left @ self.weights).sum(-1) / self.weights.sum()
         rest = left - level[..., None]
-        return level, (rest @ self.weights * rest).sum(-1) + self.price * UNLIKELY
+        unlikely = ((np.log(self.bends) - self.likeliest) / SPREAD) ** 2
+        return level, (rest @ self.weights * rest).sum(-1) + self.price * unlikely
 
     def scatter(self) -> tuple[float, int]:
         """Return the scatter of a run, and its degrees of freedom.
@@ -318,20 +334,28 @@ class _Sweep(NamedTuple):
         least = float(misfits.min()) * (1 + 1e-9) + 1e-20 * self.weights.sum()
         for end in (0, -1):
             if misfits[end].min() <= least:
-                return np.array([levels[end, len(BENDS) // 2], self.grid[end], 0.0]), least
+                level = levels[end, len(self.bends) // 2]
+                return np.array([level, self.grid[end], self.likeliest]), least
         row, bend = np.unravel_index(misfits.argmin(), misfits.shape)
-        start = [levels[row, bend], self.grid[row], math.log(BENDS[bend])]
-        farthest = np.array([math.inf, math.inf, math.log(BENDS[-1])])
+        start = [levels[row, bend], self.grid[row], math.log(self.bends[bend])]
+        first, last = np.log(self.bends[[0, -1]])
+        ends = [  # which must differ, also if α is given
+            np.array([-math.inf, -math.inf, first - 1e-12]),
+            np.array([math.inf, math.inf, last + 1e-12]),
+        ]
         found = least_squares(
-            self._residuals, start, bounds=(-farthest, farthest), xtol=1e-14, ftol=1e-14, gtol=1e-14
+            self._residuals, start, bounds=ends, xtol=1e-14, ftol=1e-14, gtol=1e-14
         )
-        return found.x, 2 * float(found.cost)
+        level, critical, log_alpha = found.x
+        log_alpha = np.clip(log_alpha, *np.log(self.bends[[0, -1]]))
+        return np.array([level, critical, log_alpha]), 2 * float(found.cost)
 
     def _residuals(self, curve: Array) -> Array:
         level, critical, log_alpha = curve
         left = self.log_steps - level - log_law(critical - self.log_sizes, math.exp(log_alpha))
         weighted = np.linalg.cholesky(self.weights).T @ left
-        return np.append(weighted, math.sqrt(self.price) * log_alpha / SPREAD)
+        away = (log_alpha - self.likeliest) / SPREAD
+        return np.append(weighted, math.sqrt(self.price) * away)
 
     def bounds(self, more: float) -> tuple[dict[str, Bounded], _Curves]:
         """Return the best curve's values, with bounds from curves of at most `more` squares.
@@ -344,7 +368,7 @@ class _Sweep(NamedTuple):
 
         def border(distance: Callable[[Array], Array]) -> Bounded:
             """Return the bounds of a border at a distance from log B_crit that depends on α."""
-            beyond = distance(BENDS)
+            beyond = distance(self.bends)
             at = critical + float(distance(np.array(alpha)))
             value, at = (math.exp(at), at) if line is None else (line, critical)
 
@@ -369,9 +393,9 @@ class _Sweep(NamedTuple):
                 math.exp(high),
             )
 
-        bends = BENDS[inside.any(axis=0)]
+        bends = self.bends[inside.any(axis=0)]
         row, bend = inside.nonzero()
-        curves = _Curves(levels[inside], critical_of_each[row, 0], BENDS[bend], spare[inside])
+        curves = _Curves(levels[inside], critical_of_each[row, 0], self.bends[bend], spare[inside])
         values = {
             "perfect_up_to": border(lambda bend: -_log_distance(bend)),
             "maximal_from": border(_log_distance),

@@ -2,6 +2,7 @@
 """The noise scale of the last steps: as averages written out, with its coverage."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -158,3 +159,46 @@ def test_only_the_last_steps_are_kept(count: int) -> None:
 
     assert len(recent) == min(count - 1, 20)
     assert recent.state_dict()["steps"] == recent_after(steps, 8.0).state_dict()["steps"][-20:]
+
+
+def after_rates(rates: list[float], *, now: float = math.nan, window: int | str = "auto") -> Any:
+    """The noise scale after steps with these learning rates, as seen at the rate of now."""
+    recent = RecentSteps(window)  # type: ignore[arg-type]
+    for moments, rate in zip(draws(np.ones(len(rates)), 64.0), rates, strict=True):
+        recent.add(moments, 64.0, learning_rate=rate)
+    return recent.estimate(learning_rate=now)
+
+
+def test_where_the_rate_has_fallen_the_interval_is_wider_by_its_logarithm() -> None:
+    constant, fallen = after_rates([0.1] * 300, now=0.1), after_rates([0.1] * 300, now=0.02)
+
+    assert fallen.value == constant.value
+    quantile = stats.norm.ppf(0.975) * 0.5 * math.log(5)
+    for end in ("low", "high"):
+        ends = [abs(math.log(getattr(one, end) / one.value)) for one in (constant, fallen)]
+        assert ends[1] == pytest.approx(math.hypot(ends[0], quantile), rel=1e-6)
+
+
+def test_at_a_rate_of_almost_zero_the_interval_is_wide_and_has_ends() -> None:
+    at_end, earlier = after_rates([0.1] * 300, now=1e-9), after_rates([0.1] * 300, now=1e-8)
+
+    assert (at_end.low, at_end.high) == (earlier.low, earlier.high)
+    assert at_end.high > 50 * at_end.value
+
+
+@pytest.mark.parametrize(
+    ("rates", "now", "window"),
+    [
+        ([0.1] * 300, 0.1, "auto"),
+        ([0.1] * 300, 0.5, "auto"),
+        ([math.nan] * 300, 0.1, "auto"),
+        ([0.1] * 299 + [math.nan], 0.01, "auto"),
+        ([0.1] * 300, 0.0, "auto"),
+        ([0.1] * 300, 0.01, 200),
+    ],
+)
+def test_rates_that_stay_rise_or_are_not_known_change_nothing(
+    rates: list[float], now: float, window: int | str
+) -> None:
+    """Nor does a rate change the interval of a number of steps, which is of their mean."""
+    assert after_rates(rates, now=now, window=window) == after_rates(rates, window=window)

@@ -78,7 +78,9 @@ def test_each_checkpoint_is_a_row(found: MeasuredRun) -> None:
     assert found.history["step"].tolist() == [10, 20, 30]
     assert found.history["examples"].tolist() == [160, 320, 480]
     scales = [one.noise_scale for one in found.measurements]
-    assert found.history["noise_scale"].tolist() == [scale.value for scale in scales]
+    assert found.history["noise_scale"].tolist() == pytest.approx(
+        [scale.value for scale in scales], rel=1e-8
+    )
     assert scales[-1].value > 2 * scales[0].value  # it has nearly converged
 
 

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of a run: what is written is read back, whatever happened while it was written."""
 
+import io
+import json
 import math
 import os
+import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +18,12 @@ from logged_runs import write_events
 from refused import refused
 
 from noisescale import History, predict
+from noisescale.history import record
 from noisescale.history.event_log import EventLog
 from noisescale.history.following import FollowedRun
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.history.reading import read_metric, read_run
-from noisescale.history.record import Recorder
+from noisescale.history.record import Recorder, round_row
 from noisescale.history.run_files import only_run_in
 
 PREFIX = "noise_scale/"
@@ -35,8 +41,11 @@ class Written:
         for step in steps:
             row = {"step": step, "examples": 32 * step, "batch_size": 32, "noise_scale": step / 3}
             row |= {"low": 1.0, "high": math.inf} | changed
-            self.recorder.add(self.history, row, behind=1.0)
-            self.history.append(**row)
+            row = round_row(row)
+            try:
+                self.recorder.add(self.history, row, behind=1.0)
+            finally:
+                self.history.append(**row)
         return self
 
     def resumed_in(self, folder: Path, prefix: str = PREFIX) -> "Written":
@@ -54,9 +63,9 @@ def assert_same(read: History, own: History) -> None:
         np.testing.assert_array_equal(found, expected, err_msg=name)
 
 
-def test_what_is_read_is_what_was_recorded_with_all_digits(tmp_path: Path) -> None:
+def test_what_is_read_is_what_wround_row(tmp_path: Path) -> None:
     mix = OptimizerMix(OptimizerKind.SPECTRAL, OptimizerKind.ADAM, 1 / 3)
-    about = {"unit": "sequences", "confidence": 0.9, "parameters": 7.0}
+    about: Any = {"unit": "sequences", "confidence": 0.9, "parameters": 7.0}
     run = Written(tmp_path, optimizer=mix, **about).train(10, 20, 30)
 
     read = read_run(tmp_path)
@@ -163,25 +172,131 @@ def test_half_a_line_of_a_killed_run_is_left_out_and_cut_off_by_the_next(tmp_pat
     assert read_run(tmp_path)["step"].tolist() == [10, 20, 30]
 
 
-def test_a_row_that_cannot_be_written_leaves_no_damage_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Nothing more fits on it than the half of what is written first."""
+
+    class Full(io.FileIO):
+        def write(self, content: Any) -> int:
+            if len(content) < 40:
+                raise OSError("no space left")
+            return super().write(content[: len(content) // 2])
+
+    @contextmanager
+    def full() -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "open", lambda path, mode, **_: Full(path, mode))
+            yield
+
+    return full
+
+
+def test_rows_that_cannot_be_written_are_written_when_there_is_room(
+    tmp_path: Path, full_disk: Any
 ) -> None:
-    """The disk is full in the middle of a line."""
-    run = Written(tmp_path).train(10)
-    append = Path.open
+    """The disk is full in the middle of a line, for two rows of one monitor and one of another."""
+    run, other = Written(tmp_path).train(10), Written(tmp_path, "noise_scale/wide/").train(10)
+    before = run.recorder.path.read_bytes()
 
-    def full(path: Path, *mode: str, **options: Any) -> Any:
-        with append(path, *mode, **options) as file:
-            file.write('{"of": "noise_scale/", "unit": "exa')
-        raise OSError("no space left")
+    for one, step in ((run, 20), (other, 20), (run, 30)):
+        with full_disk(), pytest.raises(OSError, match="no space"):
+            one.train(step)
+        assert run.recorder.path.read_bytes() == before
+    run.train(40)
+    other.recorder.end()
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", full)
-        with pytest.raises(OSError, match="no space"):
-            run.train(20)
-    run.train(30)
+    assert_same(read_run(tmp_path), run.history)
+    assert_same(read_run(tmp_path, monitor="wide"), other.history)
 
-    assert read_run(tmp_path)["step"].tolist() == [10, 30]
+
+def test_a_record_that_is_deleted_is_written_again_with_all_rows(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run = Written(folder).train(10, 20)
+
+    for step in (30, 50):
+        shutil.rmtree(folder)
+        told = pytest.warns(UserWarning, match="was deleted while") if step == 30 else nullcontext()
+        with told:
+            run.train(step, step + 10)
+
+    assert_same(read_run(folder), run.history)
+    assert len(run.history) == 6
+
+
+def test_of_many_rows_that_cannot_be_written_the_history_is_written(
+    tmp_path: Path, full_disk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "MOST_KEPT", 2)
+    run = Written(tmp_path).train(10, 20)
+    for step in (30, 40, 50):
+        with full_disk(), pytest.raises(OSError, match="no space"):
+            run.train(step)
+
+    run.train(60)
+
+    assert_same(read_run(tmp_path), run.history)
+
+
+def test_why_the_noise_scale_is_withheld_is_read_also_from_before_the_first_row(
+    tmp_path: Path,
+) -> None:
+    run = Written(tmp_path)
+    run.history.withhold("rows are alike")
+    run.recorder.withhold("rows are alike")
+    run.train(10, 20)
+
+    assert read_run(tmp_path).withheld == "rows are alike"
+    assert read_run(tmp_path)["step"].tolist() == [10, 20]
+
+
+def test_a_row_takes_under_300_bytes_and_names_come_again(tmp_path: Path) -> None:
+    """With the numbers of a fit that are never the same, and a learning rate that falls."""
+    rng = np.random.default_rng(0)
+    run = Written(tmp_path, optimizer=OptimizerMix(OptimizerKind.ADAM), parameters=1e8)
+    same = ("step", "peak_memory", "device_memory", "coverage")
+    names = [name for name in run.history if name not in same]
+    for step in range(1, 301):
+        row = {name: 1e3 * rng.standard_normal() for name in names}
+        row |= {"devices": 8, "accumulation": 1, "skipped_steps": 0, "increment_measured_steps": 5}
+        run.train(100_000 + 50 * step, **row | {"increment_weight": 320, "batch_size": 32})
+
+    lines = run.recorder.path.read_text().splitlines(keepends=True)
+
+    assert sum(map(len, lines)) < 300 * len(lines)
+    assert [n for n, line in enumerate(lines) if '"unit"' in line] == [0, 100, 200]
+    assert_same(read_run(tmp_path), run.history)
+
+
+def test_columns_may_come_and_change_from_row_to_row(tmp_path: Path) -> None:
+    run = Written(tmp_path, extra_columns=["group/a"]).train(10, 20)
+    run.train(30, devices=2.0)
+    run.train(40, **{"group/a": 7.0})
+    run.history.optimizer = OptimizerMix(OptimizerKind.SIGN)
+    run.train(50, 60, devices=math.nan, batch_size=48)
+
+    read = read_run(tmp_path)
+
+    assert_same(read, run.history)
+    assert read.optimizer == run.history.optimizer
+
+
+def test_records_of_earlier_versions_are_read_and_written_on(tmp_path: Path) -> None:
+    """Each row has names, and values that are not finite are left out."""
+    rows = [{"after": 0.0, "low": 1.0, "high": 2.5}, {"after": 10.0, "low": 2.0}, {"after": 20.0}]
+    about = {"of": PREFIX, "unit": "tokens", "confidence": 0.9}
+    always = ({"step": step, "examples": 32.0 * step, "batch_size": 32.0} for step in (10, 20, 30))
+    lines = (json.dumps({**about, **one, **row}) for one, row in zip(always, rows, strict=True))
+    (tmp_path / "noise_scale.jsonl").write_text("\n".join([*lines, ""]))
+
+    before = read_run(tmp_path)
+    run = Written(tmp_path, unit="tokens", confidence=0.9)
+    run.history = History.from_columns(dict(before), unit="tokens", confidence=0.9)
+    run.train(40, 50)
+
+    assert before["high"].tolist() == [2.5, math.inf, math.inf]
+    np.testing.assert_array_equal(before["low"], [1, 2, math.nan])
+    assert read_run(tmp_path)["step"].tolist() == [10, 20, 30, 40, 50]
+    assert (before.unit, before.confidence) == ("tokens", 0.9)
 
 
 def test_several_monitors_and_optimizers_share_a_record(tmp_path: Path) -> None:
@@ -200,7 +315,10 @@ def test_damage_is_refused_with_its_line_and_a_logger_s_files_with_the_name_of_o
     path = Written(tmp_path).train(10).recorder.path
     whole = path.read_text()
 
-    for line in ("", "[]", '{"of": "noise_scale/"}', "{]", "\x00\xff"):
+    rows = ('"row": ["x"]', '"row": [1e999]', f'"row": [{"1," * 99}1]', '"row": [NaN]', '"row": 1')
+    of_no_row = [f'{{"of": "noise_scale/", "after": 10, {row}}}' for row in rows]
+    other = '{"of": "noise_scale/wide/", "after": 10, "row": [1]}'
+    for line in ("", "[]", '{"of": "noise_scale/"}', "{]", "\x00\xff", other, *of_no_row):
         path.write_text(f"{whole}{line}\n")
         with refused(f"{path}", at=(str(path), 2)):
             read_run(tmp_path)

@@ -502,6 +502,31 @@ def test_batches_are_counted_by_what_their_tensors_share(hf: Any) -> None:
     assert isinstance(error.value.__cause__, RecursionError)
 
 
+def test_a_batch_that_the_model_gets_as_one_dict_is_counted(hf: Any) -> None:
+    """As in sentence-transformers, whose models put what they compute into it."""
+
+    class OfFeatures(hf.Classifier):
+        def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+            found = super().forward(features["x"], features["labels"])
+            features.update(found | {"pairs": found["logits"].repeat(3, 1)})
+            return features
+
+    class Calls(hf.Trainer):
+        def compute_loss(self, model: Any, inputs: Any, **_: Any) -> Tensor:
+            loss: Tensor = model(dict(inputs))["loss"]
+            return loss
+
+    options = {"gradient_accumulation_steps": 2, "remove_unused_columns": False}
+    runs = [
+        hf.fit(hf.NoiseScaleCallback(every_n_steps=1), kind=kind, model=model, **options)
+        for kind, model in ((Calls, OfFeatures), (hf.Trainer, hf.Classifier))
+    ]
+
+    assert runs[0].noise_scale == runs[1].noise_scale
+    assert runs[0].noise_scale.steps > 5
+    assert runs[0].state["meter"]["counts"] == runs[1].state["meter"]["counts"]
+
+
 @pytest.mark.parametrize("accumulated", [1, slow(2)])
 def test_sequences_that_are_packed_in_one_row_are_counted(accumulated: int, hf: Any) -> None:
     from transformers import DataCollatorWithFlattening
@@ -646,3 +671,14 @@ def test_passes_that_begin_within_a_pass_are_refused_by_name_on_all_ranks(
     assert others == [(0, [])] * (ranks - 1)
     assert "GradCache" in told[0]
     assert len(told) == 1
+
+
+@pytest.mark.parametrize("order", ["sequential", slow("group_by_length")])
+def test_an_order_that_the_trainer_knows_is_told_once_by_name(hf: Any, order: str) -> None:
+    name = {"sequential": "SequentialSampler", "group_by_length": "LengthGroupedSampler"}[order]
+
+    with pytest.warns(UserWarning, match=f"The train loader takes .*{name}\\)") as told:
+        hf.fit(hf.NoiseScaleCallback(), train_sampling_strategy=order, **LANGUAGE)
+
+    assert len(told) == 1
+    assert '(`train_sampling_strategy="random"`)' in str(told[0].message)

@@ -67,6 +67,7 @@ SCHEDULER = {
 HALVES = {
     "small_batch": "half",
     "cut": ["net.0", "net.2"],
+    "backward_twice": True,
     "every_n_steps": "auto",
     "group_fn": f"{HERE}.in_pairs",
 }

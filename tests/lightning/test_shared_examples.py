@@ -85,7 +85,12 @@ class Listening(NoiseScaleMonitor):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         self.said: list[str] = []
-        trainer_access.rank_zero_warn = self.said.append  # in this forked process
+
+        def keep(message: str) -> None:
+            if "the data in their order" not in message:
+                self.said.append(message)
+
+        trainer_access.rank_zero_warn = keep  # in this forked process
         super().on_fit_start(trainer, pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

@@ -126,7 +126,8 @@ def trained(
             return outcome(fitting, module), measured(fitting), heard()
 
         def heard() -> list[str]:
-            return [str(w.message) for w in caught or ()]
+            messages = [str(w.message) for w in caught or ()]
+            return [one for one in messages if not one.startswith("The train loader takes")]
 
         torch.manual_seed(1)
         module = entry.module()

@@ -606,3 +606,22 @@ def test_weights_of_the_terms_of_each_row_are_summed_over_the_row() -> None:
         meter.close()
 
     assert found[0] == found[1]
+
+
+def test_the_learning_rates_of_measured_steps_and_of_now_count() -> None:
+    """The rate falls after the measured steps, as on a schedule."""
+    ends = []
+    for last in (0.1, 0.001):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        meter = NoiseScaleMeter(model, optimizer=optimizer, every_n_steps=1)
+        for _ in range(20):
+            model.zero_grad()
+            meter.backward(model(torch.randn(8, 3)).square().mean(), 8)
+            meter.step()
+        optimizer.param_groups[0]["lr"] = last
+        ends.append(meter.noise_scale.low)
+        meter.close()
+
+    assert ends[1] < ends[0] / 4

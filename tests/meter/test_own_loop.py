@@ -3,6 +3,7 @@
 
 import math
 import re
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import History, NoiseScaleMeter, predict
 from noisescale.extras import MissingExtraError
+from noisescale.history import event_file, record
 from noisescale.history.following import FollowedRun
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.history.reading import read_metric, read_run
@@ -160,7 +162,7 @@ def test_rank_zero_writes_alone_and_all_ranks_have_the_history(tmp_path: Path) -
             meter.log(loss=1.0)
             model.zero_grad()
         meter.close()
-        return meter.history["low"].tolist(), "_writer" in vars(meter)
+        return meter.history["low"].tolist(), "_events" in vars(meter)
 
     (low, wrote), (other_low, other_wrote) = on_ranks(2, trained)
 
@@ -191,20 +193,58 @@ def test_a_loop_that_goes_on_leaves_the_same(tmp_path: Path, meter: Any, place: 
     assert_same(resumed.meter.history, meter.history, but=untimed)
 
 
-def test_a_folder_that_cannot_be_written_is_a_warning_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_for_some_time_is_one_warning_and_rows_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From step 10 to 25, and in another run to its end."""
     plain = Loop(None)
-    for step in range(30):
+    for step in range(40):
         plain.step(step, None)
+
+    def fails(*_: Any) -> None:
+        raise OSError("no space left")
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loops = [Loop(tmp_path / name).train(10, close=False) for name in ("some", "long")]
+        with monkeypatch.context() as full:
+            for module in (record, event_file):
+                full.setattr(module, "append_whole", fails)
+            loops[0].train(15, close=False)
+            loops[1].train(30)
+        loops[0].train(15)
+
+    told = [str(w.message) for w in caught]
+    assert [sum(f"{tmp_path}/{name} until" in text for text in told) for name in ("some", "long")]
+    assert len(told) == 2
+    assert read_run(tmp_path / "some")["step"].tolist() == [10, 20, 30, 40]
+    assert read_run(tmp_path / "long")["step"].tolist() == [10]
+    assert read_metric(tmp_path / "some", "loss")[0].tolist() == [*range(5, 41, 5)]
+    for loop in loops:
+        assert loop.meter.history["step"].tolist() == [10, 20, 30, 40]
+        assert all(map(torch.equal, loop.model.parameters(), plain.model.parameters()))
+
+
+def test_a_folder_that_is_deleted_is_one_warning_and_has_all_rows(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run").train(20, close=False)
+
+    shutil.rmtree(tmp_path / "run")
+    with pytest.warns(UserWarning, match="was deleted while the run trained"):
+        loop.train(15)
+
+    assert_same(read_run(tmp_path / "run"), loop.meter.history)
+    assert read_metric(tmp_path / "run", "loss")[0][-3:].tolist() == [25, 30, 35]
+
+
+def test_a_folder_that_cannot_be_made_is_a_warning_and_training_goes_on(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loop = Loop(tmp_path / "file/runs").train(30)
 
-    told = [str(w.message) for w in caught if f"{tmp_path}/file/runs" in str(w.message)]
-    assert len(told) == 3  # rows, the noise scale in event files, the loss: one each
+    assert len([w for w in caught if f"{tmp_path}/file/runs" in str(w.message)]) == 1
     assert loop.meter.history["step"].tolist() == [10, 20, 30]
-    assert all(map(torch.equal, loop.model.parameters(), plain.model.parameters()))
 
 
 def test_without_tensorboard_the_record_is_written(tmp_path: Path, monkeypatch: Any) -> None:

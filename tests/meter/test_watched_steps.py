@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from noisescale import NoiseScaleMeter, NoiseScaleMonitor
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.history.reading import read_run
+from noisescale.history.record_log import RecordLog
 from noisescale.meter import watched_steps
 from noisescale.meter.watched_steps import WATCHED
 
@@ -156,10 +157,11 @@ def test_rows_say_other_until_the_kind_is_known_and_a_resumed_run_keeps_it(tmp_p
     again.load_state_dict(saved)  # a run that goes on keeps the kind that its steps showed
 
     assert again.history.optimizer == OptimizerMix(OptimizerKind.SIGN)
-    rows = (tmp_path / "noise_scale.jsonl").read_text().splitlines()
-    said = [row.partition('"optimizer_kind": ')[2][:3] for row in rows if "optimizer_kind" in row]
-    assert said[:2] == ["4.0", "4.0"]
-    assert set(said[3:]) == {"5.0"}
+    log = RecordLog(tmp_path / "noise_scale.jsonl")
+    log.read([])
+    said = log.metric("noise_scale/optimizer_kind").values.tolist()
+    assert said[:2] == [4, 4]
+    assert set(said[3:]) == {5}
     assert read_run(tmp_path).optimizer == OptimizerMix(OptimizerKind.SIGN)
 
 

@@ -4,6 +4,7 @@ import math
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,10 +31,16 @@ def test_published_sweeps_bend_as_theirs_authors_took_them_to() -> None:
 
     for row in published:
         of_it = [run for run in runs if run["model"] == row["model"]]
-        fit = fit_tradeoff(
+        sweep = (
             [float(run["batch_size_sequences"]) for run in of_it],
             [float(run["steps_in_fit"]) for run in of_it],
         )
+        fit, theirs = fit_tradeoff(*sweep), fit_tradeoff(*sweep, exponent=1)
+        assert theirs.min_steps == pytest.approx(float(row["published_S_min"]), rel=1e-5)
+        assert theirs.min_examples == pytest.approx(float(row["published_E_min"]), rel=1e-5)
+        assert theirs.regimes().sharpness == Bounded(1, 1, 1)
+        band = theirs.critical_batch_size_band()
+        assert band.value == pytest.approx(theirs.critical_batch_size)
         found = fit.regimes()
         assert within(found.min_steps, float(row["published_S_min"]))
         assert within(found.min_examples, float(row["published_E_min"]))
@@ -51,6 +58,12 @@ def simulated(
     sizes = np.array([8.0, 16, 32, 64, 128, 256, 512, 1024])
     steps = 200 * (1 + (100 / sizes) ** alpha) ** (1 / alpha)
     return sizes, steps * np.exp(rng.normal(0, scatter, len(sizes)))
+
+
+@pytest.mark.parametrize("exponent", [0, 11, "1", math.nan])
+def test_an_exponent_that_is_none_is_refused(exponent: Any) -> None:
+    with refused("exponent", got=repr(exponent)):
+        fit_tradeoff([8, 64], [100, 30], exponent=exponent)
 
 
 def test_the_fit_is_the_least_of_residuals_and_of_a_normal_distribution_of_log_alpha() -> None:

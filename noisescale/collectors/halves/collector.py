@@ -26,13 +26,16 @@ from noisescale.batches.row_groups import RowGroups
 from noisescale.batches.to_device import to_device
 from noisescale.collectors.captured import Captured
 from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.halves.bearing import INSTEAD
 from noisescale.collectors.halves.parts import Parts
-from noisescale.collectors.halves.proved_cuts import INSTEAD, ProvedCuts
+from noisescale.collectors.halves.proved_cuts import ProvedCuts
 from noisescale.collectors.halves.row_pass import row_pass, signs
+from noisescale.collectors.halves.similarity_numbers import SimilarityNumbers
 from noisescale.collectors.halves.upset import unwatch, watch
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.own_pass import measuring
 from noisescale.collectors.rows.step_norms import ROWS_WITHOUT_LOSS
+from noisescale.collectors.rows.step_rows import Unread
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
 from noisescale.guard import NotMeasured, keeps_errors
 
@@ -74,6 +77,7 @@ class HalvesCollector(MicroBatchCollector):
         cut: Names of modules at whose outputs to cut; None: the modules that the training step
             calls.
         compiled: Whether a part of the model is compiled: hooks would compile it again.
+        backward_twice: Whether the user says that what is not known bears a second backward pass.
 
     Raises:
         ValueError: If `cut` names no module.
@@ -93,9 +97,11 @@ class HalvesCollector(MicroBatchCollector):
         cut: Sequence[str] | None = None,
         *,
         compiled: bool = False,
+        backward_twice: bool = False,
     ) -> None:
         super().__init__(norms, group=None)
-        self._cuts = ProvedCuts(model, norms, cut, compiled=compiled)
+        self._cuts = ProvedCuts(model, norms, cut, compiled=compiled, backward_twice=backward_twice)
+        self._similarity = SimilarityNumbers(norms.parameters)
         self._lone_steps = _LONE_STEPS
         self._draws = 0
         self._halves: Halves | None = None
@@ -181,6 +187,24 @@ class HalvesCollector(MicroBatchCollector):
             return self._halves.parts.layout()
         return UNKNOWN if len(sizes) == 1 else super().weighted_layout(sizes, weights)
 
+    @property
+    def beside_rows(self) -> Sequence[Unread]:
+        """What shows how alike rows are."""
+        return (self._similarity,)
+
+    @property
+    def withheld(self) -> str:
+        """What rows that are alike mean for halves."""
+        return self._similarity.withheld
+
+    def end_step(self, sizes: Sequence[float]) -> None:
+        """Follow gradients to the steps after a measured one, unless a scaler may change them."""
+        if self._similarity.follows:
+            if len(sizes) == 1 and not self.may_be_unscaled:
+                self._similarity.end_step(sizes[0])
+            else:
+                self._similarity.forget()
+
     def reset(self) -> None:
         """Begin another step."""
         if passes := sum(self.reached):  # none where only another optimizer's loss was seen
@@ -241,7 +265,12 @@ class HalvesCollector(MicroBatchCollector):
         if edges is None:
             return
         captured = Captured(self.norms)
-        live: list[Tensor] | None = [] if parts.row_weights is None else None
+        sizes: list[Tensor] = []
+
+        def receive(index: int, gradient: Tensor) -> None:
+            captured.add(index, gradient)
+            self._similarity.take_half(index, gradient)
+
         with self._cuts.change_nothing_else():
             self._draws += 1
             row_pass(
@@ -250,16 +279,19 @@ class HalvesCollector(MicroBatchCollector):
                 edges,
                 signs(parts.number, self._draws, parts.groups),
                 self.norms.parameters,
-                captured.add,
-                live,
+                receive,
+                sizes,
             )
         captured.norm_kept()
         sq_norms = self.norms.sums(captured.found)
-        if live:
-            # Noted on the devices of the cut.
-            here = [to_device(one, self.device) for one in live]
-            few = parts.lack_losses(here[0] if len(here) == 1 else torch.stack(here).any(0))
+        # Noted on the devices of the cut.
+        of_rows = torch.stack([to_device(one, self.device).square() for one in sizes]).sum(0)
+        if parts.row_weights is None:
+            few = parts.lack_losses(of_rows != 0)
             sq_norms = sq_norms.masked_fill(few, ROWS_WITHOUT_LOSS)
+        if parts.groups is None:
+            self._similarity.take_rows(of_rows)
+            self._similarity.begin_window(parts.size, parts.number)
         self._halves = Halves(sq_norms, batch.which, parts)
 
     @keeps_errors

@@ -16,13 +16,13 @@ from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.devices import read
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.halves.apart import Derived, RowsApart
+from noisescale.collectors.halves.bearing import INSTEAD, Bearing
 from noisescale.collectors.halves.calls import ModuleCalls
 from noisescale.collectors.halves.cut import Cut, CutEdge, Pattern, find_again, find_cut
 from noisescale.collectors.halves.graph import Graph, Output
 from noisescale.collectors.halves.proof import FACTOR, LARGEST_ERROR, Proof
 from noisescale.collectors.halves.row_pass import keep_random_numbers, row_pass
 from noisescale.collectors.halves.upset import (
-    Buffers,
     ChangingHooks,
     Restored,
     Values,
@@ -34,9 +34,6 @@ from noisescale.collectors.halves.upset import (
 )
 from noisescale.guard import NotMeasured, WarnOnce
 from noisescale.refusal import Refusal
-
-INSTEAD = " Accumulate two or more micro-batches, which avoids this, or use several devices."
-"""The end of every refusal."""
 
 _MOST_PATTERNS = 16
 
@@ -69,14 +66,6 @@ class _Proving(NamedTuple):
     """Whether the kind ensures that the cut holds again: no other parameter is reached past it."""
 
 
-class _Restored(NamedTuple):
-    """What has been restored after passes of ours."""
-
-    saved: list[Restored]
-    """The tensors that Functions save, by the names of the Functions."""
-    buffers: list[Restored]
-
-
 class ProvedCuts:
     """The proved cuts of a model's graphs.
 
@@ -84,7 +73,13 @@ class ProvedCuts:
     """
 
     def __init__(
-        self, model: nn.Module, norms: GradientNorms, names: Sequence[str] | None, *, compiled: bool
+        self,
+        model: nn.Module,
+        norms: GradientNorms,
+        names: Sequence[str] | None,
+        *,
+        compiled: bool,
+        backward_twice: bool,
     ) -> None:
         self._model = model
         self._norms = norms
@@ -93,7 +88,7 @@ class ProvedCuts:
         self.tell = WarnOnce()
         self._apart = RowsApart(model, self.tell, compiled=compiled)
         self._calls = ModuleCalls(None if names is None else named_modules(model, names))
-        self._buffers = Buffers(model)
+        self._bearing = Bearing(model, backward_twice=backward_twice)
         self._index_of = {id(p): index for index, p in enumerate(norms.parameters)}
         self._scalars = [i for i, p in enumerate(norms.parameters) if p.numel() == 1]
         self._few = [i for i, p in enumerate(norms.parameters) if p.numel() <= _FEW]
@@ -112,12 +107,13 @@ class ProvedCuts:
         if self._proving is not None:
             self._proving.changing.restore()
             self._proving = None
+        self._bearing.forget()
         self._calls.forget()
 
     @contextmanager
     def change_nothing_else(self) -> Iterator[None]:
-        """Have a block with a pass leave buffers (see `Buffers`) and retained gradients alone."""
-        with self._buffers.keep_values(), keep_retained_gradients():
+        """Have a block with a pass leave what it runs again and retained gradients alone."""
+        with self._bearing.restore_after(), keep_retained_gradients():
             yield
 
     def find(
@@ -142,6 +138,7 @@ class ProvedCuts:
                     continue
                 edges = find_again(loss, rows, kind.pattern)
                 if edges is not None:
+                    self._bearing.check(loss.node)
                     self._norms.leave_out(left_out)
                     return edges
             if not watched and not self._compiled:
@@ -172,18 +169,19 @@ class ProvedCuts:
                 " ...). If the size that is counted is not the number of rows, pass `rows` to the"
                 " meter, or `batch_size_fn` to a callback." + INSTEAD
             )
+        self._bearing.check(loss.node)
         self._refuse(kind, self._apart.by_name(graph, cut, rows, groups))
         left_out = self._small_parameters_past(graph, cut)
         self._leave_out(left_out)
         proof = Proof(self._norms.names, left_out)
-        derived, restored = Derived([]), _Restored([], [])
+        derived, saved = Derived([]), list[Restored]()
         if not self._apart.is_derived(kind):
-            with self._a_pass_more(graph, restored):
+            with self._a_pass_more(graph, saved):
                 derived = self._apart.by_derivatives(graph, cut, rows, groups, gradient)
-        with self._a_pass_more(graph, restored):
+        with self._a_pass_more(graph, saved):
             factors, parameters = torch.full((rows,), FACTOR, device="cpu"), self._norms.parameters
             row_pass(loss, gradient, cut.edges, factors, parameters, proof.take_halved)
-        if shares := self._read(restored, derived.shares):
+        if shares := self._read(saved, derived.shares):
             in_network, in_loss = shares
             self._refuse(
                 kind, derived.meeting or self._apart.judge_derivatives(in_network, in_loss, kind)
@@ -216,10 +214,10 @@ class ProvedCuts:
         )
 
     @contextmanager
-    def _a_pass_more(self, graph: Graph, restored: _Restored) -> Iterator[None]:
+    def _a_pass_more(self, graph: Graph, restored: list[Restored]) -> Iterator[None]:
         """Leave everything as it is in a block with passes, and refuse where that cannot be."""
-        buffers = self._buffers.values()
         with (
+            self._bearing.restore_after(),
             keep_retained_gradients(),
             silence(hooks_of_tensors(self._norms.parameters)),
             keep_random_numbers({p.device for p in self._norms.parameters}),
@@ -240,19 +238,17 @@ class ProvedCuts:
                     + INSTEAD
                 ) from error
             finally:
-                restored.saved.extend(saved.restore())
-                restored.buffers.extend(buffers.restore())
+                restored.extend(saved.restore())
 
-    def _read(self, restored: _Restored, shares: Sequence[Tensor]) -> list[float]:
-        """Return numbers of the device, and note what passes had changed: the host waits once.
+    def _read(self, restored: Sequence[Restored], shares: Sequence[Tensor]) -> list[float]:
+        """Return numbers of the device: the host waits once.
 
         Raises:
-            NotMeasured: If that is what Functions save.
+            NotMeasured: If passes had changed what Functions save.
         """
-        tensors = [one.differed for one in (*restored.saved, *restored.buffers)]
+        tensors = [one.differed for one in restored]
         numbers = iter([one for (one,) in read([*tensors, *shares])])
-        changed = {one.name for one in restored.saved if next(numbers)}
-        self._buffers.written |= {one.name for one in restored.buffers if next(numbers)}
+        changed = {one.name for one in restored if next(numbers)}
         if changed:
             raise NotMeasured(
                 "`model` must not change what its Functions save for the backward pass, as a"
@@ -283,7 +279,8 @@ class ProvedCuts:
             raise NotMeasured(
                 "Hooks on tensors must not change gradients, as the additional pass of a measured"
                 f" step calls none of them, got {', '.join(sorted(changing.names)[:_NAMED])}. Write"
-                " what changes a gradient as a `torch.autograd.Function`." + INSTEAD
+                " what changes a gradient as a `torch.autograd.Function`, and pass"
+                " `backward_twice=True`." + INSTEAD
             )
         if not proof.reached:
             return False

@@ -43,7 +43,7 @@ def row_pass(
     factors: Tensor,
     parameters: Sequence[Parameter],
     on_gradient: Callable[[int, Tensor], None],
-    live: list[Tensor] | None = None,
+    sizes: list[Tensor] | None = None,
 ) -> None:
     """Run a backward pass, multiply each row by its factor at the cut, and show the gradients.
 
@@ -58,7 +58,7 @@ def row_pass(
         parameters: The parameters whose gradients are wanted.
         on_gradient: Called in hooks with an index and a gradient. What made the gradient may write
             to its memory again after the pass.
-        live: Receives for each edge which rows have a gradient there that is not zero.
+        sizes: Receives for each edge the norm of the gradient of each row there.
     """
     rows = len(factors)
     wanted = [i for i, p in enumerate(parameters) if p.requires_grad]
@@ -72,11 +72,11 @@ def row_pass(
             factors_of[kind] = _Factors(factors, edge.repeats, device)
         cut.setdefault(edge.node, {})[edge.position] = factors_of[kind]
     for factor in cut.pop(None, {}).values():  # the pass starts with rows
-        gradient = _note_live(live, rows, factor.times(gradient), gradient)
+        gradient = _note_sizes(sizes, rows, factor.times(gradient), gradient)
     with ExitStack() as held, torch.no_grad(), own_pass(), keep_random_numbers(devices):
         held.enter_context(silence(hooks_of_tensors(parameters)))
         for node, at in cut.items():
-            held.callback(node.register_hook(partial(_scale_rows, at, live, rows)).remove)
+            held.callback(node.register_hook(partial(_scale_rows, at, sizes, rows)).remove)
         zeros: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         for index in wanted:
             hook = partial(_show, on_gradient, index, zeros)
@@ -110,7 +110,7 @@ class _Factors:
 
 def _scale_rows(
     at: dict[int, _Factors],
-    live: list[Tensor] | None,
+    sizes: list[Tensor] | None,
     rows: int,
     inputs: tuple[Tensor | None, ...],
     _: Any,
@@ -118,16 +118,19 @@ def _scale_rows(
     return tuple(
         gradient
         if gradient is None or position not in at
-        else _note_live(live, rows, at[position].times(gradient), gradient)
+        else _note_sizes(sizes, rows, at[position].times(gradient), gradient)
         for position, gradient in enumerate(inputs)
     )
 
 
-def _note_live(live: list[Tensor] | None, rows: int, scaled: Tensor, gradient: Tensor) -> Tensor:
-    """Return `scaled`, and note which rows of the gradient are not zero."""
-    if live is not None:
-        largest = torch.linalg.vector_norm(gradient.reshape(rows, -1), torch.inf, dim=1)
-        live.append(largest != 0)
+def _note_sizes(sizes: list[Tensor] | None, rows: int, scaled: Tensor, gradient: Tensor) -> Tensor:
+    """Return `scaled`, and note the norms of the rows of the gradient."""
+    if sizes is not None:
+        of_rows = gradient.detach().reshape(rows, -1)
+        wide = torch.promote_types(
+            torch.float32, of_rows.abs().dtype if of_rows.is_complex() else of_rows.dtype
+        )
+        sizes.append(torch.linalg.vector_norm(of_rows, dim=1).to(wide))
     return scaled
 
 

@@ -20,7 +20,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from noisescale.collectors.halves.calls import tensors_in
 from noisescale.collectors.halves.graph import Graph, Node
-from noisescale.collectors.own_pass import measuring
+from noisescale.collectors.names_of_hooks import name_of
+from noisescale.collectors.own_pass import asks_whether_measuring
 
 _OURS = __name__.partition(".")[0]
 
@@ -53,7 +54,11 @@ class Values:
 
     def restore(self) -> list[Restored]:
         """Restore the values. The host does not wait: which ones differ is on the device."""
-        return [Restored(before.name, before.restore()) for before in self._before]
+        with ExitStack() as all_of_them:  # also if one fails
+            restored: list[Restored] = []
+            for before in self._before:
+                all_of_them.callback(before.restore_into, restored)
+        return restored[::-1]
 
 
 class _Before(NamedTuple):
@@ -71,6 +76,10 @@ class _Before(NamedTuple):
         value = _distinct(tensor.detach()).clone()
         return cls(name, tensor, value, tensor.untyped_storage().nbytes())
 
+    def restore_into(self, restored: list[Restored]) -> None:
+        """Restore the tensor, and note whether it differed."""
+        restored.append(Restored(self.name, self.restore()))
+
     def restore(self) -> Tensor:
         """Restore the tensor and return whether it differed, shape (1,)."""
         differs = torch.ones(1, dtype=torch.bool, device="cpu")
@@ -82,31 +91,6 @@ class _Before(NamedTuple):
         if not differs.is_cpu or bool(differs):
             _distinct(self.tensor.data).copy_(self.value)  # which does not count as a write
         return differs
-
-
-class Buffers:
-    """The buffers that a backward pass writes to, as checkpointing runs forward again."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self.written: set[str] = set()
-        """The names of buffers that passes have been seen to write to."""
-
-    def values(self) -> Values:
-        """Return the values of all buffers."""
-        return Values(self._model.named_buffers())
-
-    @contextmanager
-    def keep_values(self) -> Iterator[None]:
-        """Restore after a block the buffers that passes write to."""
-        named = self._model.named_buffers() if self.written else ()
-        kept = [_distinct(b.data) for n, b in named if n in self.written and _counts(b)]
-        before = [(buffer, buffer.clone()) for buffer in kept]
-        try:
-            yield
-        finally:
-            for buffer, value in before:
-                buffer.copy_(value)
 
 
 def values_saved_in(graph: Graph) -> Values:
@@ -209,7 +193,7 @@ class ChangingHooks:
         self._wrapped: list[tuple[Hooks, int, Any, Any]] = []
         for hooks in all_hooks:
             for key, hook in hooks.items():
-                if not _is_ours(name := _name(hook)):
+                if not _is_ours(name := name_of(hook)):
                     noting = partial(self._call, hook, name)
                     hooks[key] = noting
                     self._wrapped.append((hooks, key, hook, noting))
@@ -259,25 +243,11 @@ def hooks_of_modules(model: nn.Module) -> list[str]:
 
 
 def _named_unless_it_asks(hook: Any) -> str:
-    code = getattr(_function(hook), "__code__", None)
-    return "" if code is not None and measuring.__name__ in code.co_names else _name(hook)
+    return "" if asks_whether_measuring(hook) else name_of(hook)
 
 
 def _is_ours(name: str) -> bool:
     return name.partition(".")[0] == _OURS
-
-
-def _function(hook: Any) -> Any:
-    while isinstance(hook, partial):
-        hook = hook.func
-    return getattr(hook, "__func__", hook)
-
-
-def _name(hook: Any) -> str:
-    function = _function(hook)
-    if not hasattr(function, "__qualname__"):
-        function = type(function)
-    return f"{function.__module__}.{function.__qualname__}"
 
 
 def _saved_tensors(node: Node) -> list[Tensor]:
@@ -289,8 +259,17 @@ def _saved_tensors(node: Node) -> list[Tensor]:
 
 
 def _counts(tensor: Tensor) -> bool:
-    """Return whether a tensor has numbers, and a count of the writes to them."""
-    return tensor.layout is torch.strided and not tensor.is_inference()
+    """Return whether a tensor has numbers, in memory that is there, and a count of writes to them.
+
+    Reading a tensor whose memory was freed, as reversible layers do, ends the process.
+    """
+    if tensor.layout is not torch.strided or tensor.is_inference():
+        return False
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size() if tensor.numel() else 0
+    return tensor.untyped_storage().nbytes() >= needed
 
 
 def _distinct(tensor: Tensor) -> Tensor:
@@ -303,5 +282,8 @@ def _distinct(tensor: Tensor) -> Tensor:
 
 def _differ(tensor: Tensor, value: Tensor) -> Tensor:
     """Return whether bits differ, shape (1,): NaN equals NaN."""
-    ours, theirs = (x.detach().contiguous().reshape(-1).view(torch.uint8) for x in (tensor, value))
+    # `contiguous` keeps a stride of 0 of one number, which then cannot be seen as bytes.
+    flat = (x.detach().reshape(-1) for x in (tensor, value))
+    ours, theirs = (x.clone(memory_format=torch.contiguous_format) for x in flat)
+    ours, theirs = ours.view(torch.uint8), theirs.view(torch.uint8)
     return (ours != theirs).any().view(1)

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.batch_size import rows_in
+from noisescale.batches.data_order import warning_of_order
 from noisescale.batches.row_groups import (
     RowGroups,
     check_group_fn,
@@ -82,6 +83,9 @@ class _Fit:
     """Counts the distinct examples of a batch, if the loader repeats each example."""
 
 
+_HOW_TO_SHUFFLE = "Shuffle them (`DataLoader(..., shuffle=True)`), unless their order is random."
+
+
 class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     """Measure the simple gradient noise scale during training and log it.
 
@@ -148,6 +152,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         extra: What is measured beside, such as `NoiseAlongGradient`. See `ExtraMeasurement`.
         cut: Names of the submodules at whose outputs the halves of a batch are separated. Default:
             the modules that the training step calls. See `NoiseScaleMeter`.
+        backward_twice: Whether a backward pass may go twice through Functions, hooks and saved
+            tensors that are not known. See `NoiseScaleMeter`.
         cost: The share of the run's time that measuring may take. See `NoiseScaleMeter`.
         weight_fn: A function from a batch to its weight, where the loss is one mean over the tokens
             (or positives, or groups) of a step. The weight is their number in the batch, or a
@@ -198,6 +204,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         layers: Layers = "all",
         extra: Sequence[Extra] = (),
         cut: Sequence[str] | None = None,
+        backward_twice: bool = False,
         cost: float | None = None,
         weight_fn: Callable[[Any], Any] | None = None,
         group_fn: Callable[[Any], Any] | None = None,
@@ -364,6 +371,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         # A sampler that repeats examples has this method: methods/repeated_augmentation.py.
         self._fit.count_distinct = getattr(getattr(batches, "sampler", None), "distinct_in", None)
         self._publish(trainer)
+        with self._guard("The order of the data was not looked at"):
+            loader = trainer_access.first_loader(trainer)
+            self._caution = warning_of_order(loader, _HOW_TO_SHUFFLE)
         if self._measuring and trainer.is_global_zero:
             for logger in trainer.loggers:
                 with self._guard("There are no charts of the noise scale in TensorBoard"):
@@ -481,7 +491,11 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         records = dict.fromkeys(path for logged in self._meters for path in logged.records)
         hand_over_records(trainer, records, self._guard)
         if records and not self._report:
-            say_what_is_next(self.noise_scale, next(iter(records)).parent)
+            say_what_is_next(
+                self.noise_scale,
+                next(iter(records)).parent,
+                withheld=any(logged.history.withheld for logged in self._meters),
+            )
 
     @beside_training
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -514,6 +528,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self, trainer: pl.Trainer, logged: LoggedMeter, step: int, *, at_end: bool = False
     ) -> None:
         reading = logged.read(step, at_end=at_end)
+        self._tell_of_withheld()
         if trainer_access.has_log_steps(trainer):
             for logger in trainer.loggers:
                 with self._guard(f"{type(logger).__name__} did not log the noise scale"):

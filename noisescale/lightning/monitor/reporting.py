@@ -66,8 +66,12 @@ def report_run(
                     hand_to(logger, page, f"{prefix}report")
 
 
-def say_what_is_next(noise_scale: NoiseScale, folder: Path) -> None:
+def say_what_is_next(noise_scale: NoiseScale, folder: Path, *, withheld: bool) -> None:
     """Log a line at the end of a fit: the noise scale now, and the command for the whole answer."""
+    if withheld:
+        text = "NoiseScaleMonitor: the noise scale is withheld, as a warning has said."
+        trainer_access.rank_zero_info(f"{text} Next: noisescale measure")
+        return
     now = f"NoiseScaleMonitor: noise scale now {noise_scale}."
     command = f"noisescale predict {shlex.quote(str(folder))}"
     trainer_access.rank_zero_info(f"{now} Next: {command}")

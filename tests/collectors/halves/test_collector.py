@@ -214,6 +214,8 @@ class AsGraph(Noisy):
 def test_training_is_what_it_is_without(
     make: Callable[[], Noisy], measured_steps: int, groups: Any, device: torch.device
 ) -> None:
+    trusted = partial(measured, backward_twice=True)
+
     def trained(meter_of: Callable[[nn.Module], NoiseScaleMeter | None]) -> list[Any]:
         model = make().to(device)
         meter = meter_of(model)
@@ -242,7 +244,7 @@ def test_training_is_what_it_is_without(
         kept = [x.grad for x in model.kept]
         return [*model.parameters(), *model.buffers(), *accumulated, *drawn, *kept]
 
-    for ours, theirs in zip(trained(measured), trained(lambda _: None), strict=True):
+    for ours, theirs in zip(trained(trusted), trained(lambda _: None), strict=True):
         assert torch.equal(ours, theirs)
 
 
@@ -299,12 +301,12 @@ def penalized(model: nn.Module, one: tuple[Tensor, Tensor], by: float = 5) -> Te
 def test_a_loss_whose_halves_would_mislead_is_refused(
     loss: Callable[..., Tensor], reason: str
 ) -> None:
-    assert reason in why_not(network(), loss)
+    assert reason in why_not(network(), loss, backward_twice=True)
 
 
 @pytest.mark.parametrize("stem", [True, False])
 def test_reentrant_checkpoints_are_refused(stem: bool) -> None:
-    """Torch refuses where parameters are before them, and leaves theirs out where none are."""
+    """Torch would end the pass, or leave parameters out in silence where none are before them."""
 
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
@@ -319,10 +321,7 @@ def test_reentrant_checkpoints_are_refused(stem: bool) -> None:
             assert isinstance(out, Tensor)
             return out
 
-    message = why_not(Checkpointed())
-
-    assert "use_reentrant=False" in message
-    assert ("When use_reentrant=True" if stem else "body.") in message
+    assert "got a checkpoint with `use_reentrant=True`" in why_not(Checkpointed())
 
 
 @pytest.mark.slow

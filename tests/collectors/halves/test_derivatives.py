@@ -39,7 +39,7 @@ def drawn(seed: int, rows: int = ROWS) -> tuple[Tensor, Tensor]:
 
 def measured(model: nn.Module, loss: Callable[[], Tensor], steps: int = 1) -> list[str]:
     """What is said of a few steps, all measured, or why they are not."""
-    meter = NoiseScaleMeter(model, small_batch="half", every_n_steps=1)
+    meter = NoiseScaleMeter(model, small_batch="half", every_n_steps=1, backward_twice=True)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for _ in range(steps):

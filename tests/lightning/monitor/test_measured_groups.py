@@ -85,7 +85,7 @@ def test_the_moments_of_groups_sum_to_those_of_the_whole(ranks: int) -> None:
         (saved,) = result["state"]["optimizers"]
 
     def moments(estimator: dict[str, Any]) -> np.ndarray:
-        _, _, level, noise, signal = np.transpose(estimator["recent"]["steps"])
+        _, _, level, _, noise, signal = np.transpose(estimator["recent"]["steps"])
         return level * [noise, signal]
 
     estimates = saved["meter"]["estimates"]

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the rows of a batch are more alike than rows of different batches.
+
+What is measured within one batch takes its rows as independent draws. If rows share a draw (a time,
+a mask, negatives, a class, neighbours of a buffer), the noise within a batch is less than the noise
+between batches, and the noise scale is too low. Two statistics show that without another pass:
+
+1. R = |g_t - g_(t-1)|²/2 over the variance of g by the halves of the batch, at some coordinates of
+   the gradient. It is 1 where rows are independent, and 1/ρ if they hold a share ρ of the noise. At
+   the edge of stability gradients alternate, and R exceeds 1 at a lag of one step far more than at
+   a lag of two. A shared draw does so at both lags alike.
+2. The intraclass correlation of log|dL/dz_i|, z_i a row at the cut: the variance between steps
+   beyond that of means of rows, as a share of the whole. Successive steps are compared, as
+   training moves the mean.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import chdtri, stdtrit
+
+Array = NDArray[np.float64]
+
+LOOKS = (30, 100, 300, 1000, 3000, 10_000)
+"""Numbers of measured steps at which the statistics are looked at: each look may be wrong once."""
+
+BY_CHANCE = 1e-3
+"""The probability that a bound is wrong by chance."""
+
+LEAST_RATIO = 1.25
+"""The R above which rows are alike."""
+
+LAGS_ALIKE = (0.75, 1.5)
+"""(R - 1) at a lag of two steps over that at a lag of one, where rows share draws."""
+
+LEAST_CORRELATION = 0.01
+"""The intraclass correlation above which rows are alike."""
+
+
+class Similarity(NamedTuple):
+    """How alike rows are."""
+
+    ratio: float
+    """R; NaN if it is not known."""
+    ratio_low: float
+    """The lower bound of R."""
+    lags: float
+    """(R - 1) at a lag of two steps over that at a lag of one."""
+    correlation: float
+    """The intraclass correlation; NaN if it is not known."""
+    correlation_low: float
+    """The lower bound of the intraclass correlation."""
+
+    @property
+    def by_steps(self) -> bool:
+        """Whether gradients of different steps show that rows are alike."""
+        return self.ratio_low > LEAST_RATIO and LAGS_ALIKE[0] < self.lags < LAGS_ALIKE[1]
+
+    @property
+    def moves(self) -> bool:
+        """Whether gradients differ between steps as the weights move: by one lag unlike the other.
+
+        The gradients at the cut then differ between steps, too, whatever the rows are.
+        """
+        return self.ratio_low > LEAST_RATIO and not self.by_steps
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether gradients at the cut show that rows are alike."""
+        return self.correlation_low > LEAST_CORRELATION and not self.moves
+
+    @property
+    def shown(self) -> bool:
+        """Whether rows are alike."""
+        return self.by_steps or self.by_rows
+
+
+class RowSimilarity:
+    """Collects what shows how alike rows are.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> rows = RowSimilarity()
+        >>> for _ in range(100):
+        ...     shared, own = rng.normal(), rng.normal(size=16)
+        ...     of_rows = 0.5 * shared + own
+        ...     rows.add_rows(16, of_rows.mean(), of_rows.var(ddof=1))
+        >>> f"{rows.look().correlation:.1f}", rows.look().by_rows
+        ('0.2', True)
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[float, float, float]] = []
+        self._steps: list[tuple[float, float, float]] = []
+        self._looked = 0
+
+    def add_rows(self, number: float, mean: float, variance: float) -> None:
+        """Add the number of rows of a step, and the mean and variance of log|dL/dz_i| of them."""
+        if number >= 2 and math.isfinite(mean) and math.isfinite(variance):
+            self._rows.append((number, mean, variance))
+
+    def add_steps(self, within: float, next_step: float, second_step: float) -> None:
+        """Add |g_s|², and half of |Δg|² to the next step and to the one after it."""
+        if all(map(math.isfinite, (within, next_step, second_step))) and within > 0:
+            self._steps.append((within, next_step, second_step))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the numbers have become enough for another look since the last one."""
+        now = max(len(self._rows), len(self._steps))
+        due = sum(now >= look for look in LOOKS)
+        if due <= self._looked:
+            return False
+        self._looked = due
+        return True
+
+    def look(self) -> Similarity:
+        """Return how alike rows are, by all numbers so far."""
+        return Similarity(*self._ratio(), *self._correlation())
+
+    def _ratio(self) -> tuple[float, float, float]:
+        n = len(self._steps)
+        if n < LOOKS[0]:
+            return math.nan, math.nan, math.nan
+        within, first, second = np.array(self._steps, dtype=np.float64).T
+        mean = within.mean()
+        ratio, later = first.mean() / mean, second.mean() / mean
+        # Successive windows share gradients: blocks of three are nearly independent.
+        left = _blocks(first - ratio * within) / mean
+        error = math.sqrt(left.var(ddof=1) / len(left))
+        low = ratio - float(stdtrit(len(left) - 1, 1 - BY_CHANCE)) * error
+        return float(ratio), float(low), float((later - 1) / (ratio - 1))
+
+    def _correlation(self) -> tuple[float, float]:
+        n = len(self._rows)
+        if n < LOOKS[0]:
+            return math.nan, math.nan
+        number, mean, variance = np.array(self._rows, dtype=np.float64).T
+        of_means, within = (variance / number).mean(), variance.mean()
+        between = float((np.diff(mean) ** 2).mean() / 2)
+        # Successive differences share means: von Neumann's count of what is independent.
+        freedom = 2 * (n - 1) ** 2 / (3 * n - 4)
+        low = between * freedom / float(chdtri(freedom, BY_CHANCE))
+        return _share(between - of_means, within), _share(low - of_means, within)
+
+
+def _share(between: float, within: float) -> float:
+    return float(between / (between + within)) if between + within > 0 else math.nan
+
+
+def _blocks(values: Array, length: int = 3) -> Array:
+    whole = len(values) // length * length
+    return np.asarray(values[:whole].reshape(-1, length).mean(1))

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainings whose rows share a draw: their noise scale is withheld, and they are not changed."""
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from refused import refused
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from noisescale import NoiseScaleMeter, predict, read_run
+from noisescale.collectors.halves.similarity_numbers import SimilarityNumbers
+
+ROWS, STEPS = 8, 140
+Draw = Callable[[torch.Generator], tuple[Tensor, Tensor]]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def independent(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    labels = torch.randint(3, (ROWS,), generator=generator)
+    x = F.one_hot(labels, 6) + torch.randn(ROWS, 6, generator=generator)
+    return x, labels
+
+
+def one_class(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    labels = torch.randint(3, (1,), generator=generator).expand(ROWS)
+    return F.one_hot(labels, 6) + torch.randn(ROWS, 6, generator=generator), labels
+
+
+def train(
+    draw: Draw, *, log_to: Path | None = None, measured: bool = True, steps: int = STEPS
+) -> tuple[list[Tensor], Any]:
+    """Return the weights, and the meter if there was one."""
+    model, generator = network(), torch.Generator().manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    meter = None
+    if measured:
+        meter = NoiseScaleMeter(
+            model, optimizer=optimizer, every_n_steps=2, log_to=log_to, log_every_n_steps=10
+        )
+    for _ in range(steps):
+        optimizer.zero_grad()
+        x, labels = draw(generator)
+        loss = F.cross_entropy(model(x), labels)
+        if meter is None:
+            loss.backward()
+        else:
+            meter.backward(loss, ROWS)
+            meter.step()
+        optimizer.step()
+    if meter is not None:
+        meter.close()
+    return [p.detach() for p in model.parameters()], meter
+
+
+def test_rows_that_share_a_class_have_no_noise_scale_anywhere(tmp_path: Path) -> None:
+    plain, _ = train(one_class, measured=False)
+
+    with pytest.warns(UserWarning, match="The rows of a batch are alike") as told:
+        weights, meter = train(one_class, log_to=tmp_path)
+
+    assert all(torch.equal(a, b) for a, b in zip(weights, plain, strict=True))
+    (warned,) = told
+    assert meter.withheld in str(warned.message)
+    assert not meter.noise_scale.resolved
+    assert np.isnan(meter.history["noise_scale"]).all()
+    history = read_run(tmp_path)
+    assert history.withheld == meter.history.withheld == meter.withheld
+    for run in (tmp_path, meter, meter.history):
+        with refused("run", got="one that is withheld", remedy=meter.withheld):
+            predict(run)
+
+
+def test_independent_rows_are_measured(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, meter = train(independent, log_to=tmp_path)
+
+    assert (meter.withheld, meter.measured_steps) == ("", STEPS // 2)
+    assert not read_run(tmp_path).withheld
+
+
+def test_a_new_run_in_the_folder_is_not_withheld(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="alike"):
+        train(one_class, log_to=tmp_path)
+
+    train(independent, log_to=tmp_path, steps=20)
+
+    lines = (tmp_path / "noise_scale.jsonl").read_text().splitlines()
+    assert any("withheld" in json.loads(line) for line in lines)
+    assert not read_run(tmp_path).withheld
+
+
+def test_the_numbers_are_those_of_gradients_at_the_same_coordinates() -> None:
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(5, 7)), nn.Parameter(torch.randn(()))]
+    numbers = SimilarityNumbers(parameters)
+    halves = [torch.randn_like(p) for p in parameters]
+    steps = [[torch.randn_like(p) for p in parameters] for _ in range(3)]
+
+    for index, gradient in enumerate(halves):
+        numbers.take_half(index, gradient)
+    numbers.begin_window(ROWS, ROWS)
+    for gradients in steps:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.t().contiguous().t() if gradient.dim() else gradient
+        numbers.end_step(ROWS)
+    (row,) = numbers.unread()
+
+    places = numbers._coordinates
+    assert sum(len(at[0]) for at in places.values()) <= 256
+    half, first, second, third = (
+        torch.cat([(g[i] if g[i].dim() else g[i][None])[at] for i, at in places.items()])
+        for g in (halves, *steps)
+    )
+    expected = [
+        half.square().sum(),
+        ((second - first).square().sum() + (third - second).square().sum()) / 4,
+        (third - first).square().sum() / 2,
+        min((half - first).square().sum(), (half + first).square().sum()) / first.square().sum(),
+    ]
+    assert row.tolist() == pytest.approx([float(x) for x in expected])
+    assert not numbers.follows
+
+
+def test_a_step_of_another_size_ends_the_comparison() -> None:
+    parameter = nn.Parameter(torch.randn(5))
+    numbers = SimilarityNumbers([parameter])
+    numbers.take_half(0, torch.randn(5))
+    numbers.begin_window(ROWS, ROWS)
+    parameter.grad = torch.randn(5)
+
+    numbers.end_step(ROWS)
+    assert numbers.follows
+    numbers.end_step(ROWS + 1)
+
+    assert not numbers.follows
+    assert not numbers.unread()
+
+
+class OfFirstRow(torch.autograd.Function):
+    """A fused head and loss that takes the gradient of the first row for that of all rows."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        return (hidden @ weight.T).square().sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        hidden, weight = ctx.saved_tensors
+        of_rows = 2 * gradient[0] * (hidden @ weight.T)
+        return of_rows @ weight, of_rows.T @ hidden
+
+
+def test_a_half_with_the_gradient_of_the_whole_is_not_taken_for_one() -> None:
+    model, generator = network(), torch.Generator().manual_seed(1)
+    meter = NoiseScaleMeter(model, every_n_steps=1, backward_twice=True)
+
+    for _ in range(12):
+        model.zero_grad()
+        hidden = model[:2](independent(generator)[0])
+        meter.backward(OfFirstRow.apply(hidden, model[2].weight).mean(), ROWS)
+        meter.step()
+    with pytest.warns(UserWarning, match="A half of the batch has the gradient of the whole"):
+        assert not meter.noise_scale.resolved
+    meter.close()
