@@ -105,6 +105,7 @@ class HalvesCollector(MicroBatchCollector):
         self._lone_steps = _LONE_STEPS
         self._draws = 0
         self._halves: Halves | None = None
+        self._refusal: NotMeasured | None = None
         self._expected = _NOTHING
         self._last: bool | None = None
         watch()
@@ -148,7 +149,7 @@ class HalvesCollector(MicroBatchCollector):
         """Measure the halves of a batch that is likely the step's only one, and do as `super`."""
         likely = self._takes_a_pass if self._last is None else self._last
         if self._is_first_to_reach:
-            self._halves = None
+            self._halves = self._refusal = None
             batch = self._expected._replace(size=size, which=len(self._step.passes))
             if likely and isinstance(loss, Tensor) and loss.requires_grad:
                 self._measure(get_gradient_edge(loss), torch.ones_like(loss), batch)
@@ -161,10 +162,17 @@ class HalvesCollector(MicroBatchCollector):
         """Return Σ|g_part|² over the halves or micro-batches since the last reset.
 
         The result for one batch is |g|² + |g_s|², the mean over both halves.
+
+        Raises:
+            NotMeasured: If halves of the step's only batch would not show its noise. The first of
+                several batches may be refused: these are measured all the same.
         """
         small = super().small_sq_norms()
         if sum(self.reached) > 1:
             return small
+        self._cuts.tell.release()
+        if self._refusal is not None:
+            raise self._refusal
         proved, halves = self._cuts.settle(), self._halves
         if not proved or small is None or halves is None or not self.reached[halves.which]:
             return None
@@ -209,7 +217,10 @@ class HalvesCollector(MicroBatchCollector):
         """Begin another step."""
         if passes := sum(self.reached):  # none where only another optimizer's loss was seen
             self._lone_steps = self._lone_steps + 1 if passes == 1 else 0
-        self._halves = None
+            if passes > 1:  # micro-batches need no cut, past which parameters are left out
+                self.norms.leave_out(())
+        self._halves = self._refusal = None
+        self._cuts.tell.drop()
         self._cuts.forget()
         super().reset()
 
@@ -245,6 +256,12 @@ class HalvesCollector(MicroBatchCollector):
 
     @keeps_errors
     def _measure(self, loss: GradientEdge, gradient: Tensor, batch: _Batch) -> None:
+        try:
+            self._measure_halves(loss, gradient, batch)
+        except NotMeasured as reason:  # other batches may follow in the step
+            self._refusal = reason
+
+    def _measure_halves(self, loss: GradientEdge, gradient: Tensor, batch: _Batch) -> None:
         parts = Parts.from_batch(batch.size, batch.rows, batch.row_weights, batch.row_groups)
         if parts.number > parts.size > 0:
             raise NotMeasured(
