@@ -106,6 +106,9 @@ class HalvesCollector(MicroBatchCollector):
         self._draws = 0
         self._halves: Halves | None = None
         self._refusal: NotMeasured | None = None
+        self._untried = False
+        self._refused_short: NotMeasured | None = None
+        """Why a step of one batch, where steps have several, was refused: none is tried again."""
         self._expected = _NOTHING
         self._last: bool | None = None
         watch()
@@ -148,8 +151,9 @@ class HalvesCollector(MicroBatchCollector):
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Measure the halves of a batch that is likely the step's only one, and do as `super`."""
         likely = self._takes_a_pass if self._last is None else self._last
+        likely &= self._lone_steps > 0 or self._refused_short is None
         if self._is_first_to_reach:
-            self._halves = self._refusal = None
+            self._halves, self._refusal, self._untried = None, None, not likely
             batch = self._expected._replace(size=size, which=len(self._step.passes))
             if likely and isinstance(loss, Tensor) and loss.requires_grad:
                 self._measure(get_gradient_edge(loss), torch.ones_like(loss), batch)
@@ -170,13 +174,28 @@ class HalvesCollector(MicroBatchCollector):
         small = super().small_sq_norms()
         if sum(self.reached) > 1:
             return small
+        try:
+            if self._refusal is not None:
+                raise self._refusal
+            proved, halves = self._cuts.settle(), self._halves
+            if halves is None and self._refused_short and self._lone_steps and not self._untried:
+                raise self._refused_short  # steps of one batch have become usual
+        except NotMeasured as reason:
+            if self._lone_steps:
+                self._cuts.tell.release()
+                raise
+            # The short last step of an epoch's accumulation. Its remedy would be to accumulate.
+            self._untried, self._refused_short = True, reason
+            return None
         self._cuts.tell.release()
-        if self._refusal is not None:
-            raise self._refusal
-        proved, halves = self._cuts.settle(), self._halves
         if not proved or small is None or halves is None or not self.reached[halves.which]:
             return None
         return halves.parts.sq_norms(halves.sq_norms, small)
+
+    @property
+    def left_alone(self) -> bool:
+        """Whether the step had one batch, where steps have several, and none of its halves."""
+        return sum(self.reached) == 1 and self._untried
 
     @property
     def _in_pieces(self) -> bool:

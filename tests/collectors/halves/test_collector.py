@@ -107,6 +107,34 @@ def test_a_loop_that_accumulates_is_measured_where_its_first_batch_has_no_halves
     assert all(map(torch.equal, *(one.values() for one in left)))
 
 
+def test_the_short_last_step_of_an_epoch_is_tried_by_halves_once_if_it_is_refused() -> None:
+    """It is known to be the only batch, as under a Trainer. Of a second one in turn it is told."""
+    model = network()
+    model.insert(1, nn.BatchNorm1d(8))
+    tried = []
+
+    with closing(measured(model)) as meter:
+        cuts: Any = meter._capture.collector
+        find, cuts._cuts.find = cuts._cuts.find, lambda *given: tried.append(1) or find(*given)
+
+        def step(*window: int) -> None:
+            for which in window:
+                last = which == window[-1]
+                meter.before_backward(loss := mse(model, batch(which)), ROWS, last=last)
+                loss.backward()
+            meter.step()
+            model.zero_grad()
+
+        for epoch in range(3):
+            step(3 * epoch, 3 * epoch + 1)
+            step(3 * epoch + 2)
+            assert meter.lone_since == 2 * epoch + 2
+        assert (meter.measured_steps, meter.skipped_steps, len(tried)) == (3, 3, 1)
+
+        with pytest.warns(UserWarning, match="got a BatchNorm"):
+            step(10)
+
+
 def test_few_steps_have_a_pass_more_and_more_are_measured_that_need_none() -> None:
     """The budget of 60 steps pays for 6, and 8 more are in the opening."""
     model = network()
