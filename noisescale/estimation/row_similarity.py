@@ -47,6 +47,10 @@ LEAST_CORRELATION = 0.01
 """The intraclass correlation above which rows are alike."""
 
 
+LEAST_VARIANCE = 1e-6
+"""The variance of log|dL/dz_i| within batches below which rounding decides."""
+
+
 class Similarity(NamedTuple):
     """How alike rows are."""
 
@@ -152,6 +156,8 @@ class RowSimilarity:
             return math.nan, math.nan
         number, mean, variance = np.array(self._rows, dtype=np.float64).T
         of_means, within = (variance / number).mean(), variance.mean()
+        if within < LEAST_VARIANCE:
+            return math.nan, math.nan
         between = float((np.diff(mean) ** 2).mean() / 2)
         # Successive differences share means: von Neumann's count of what is independent.
         freedom = 2 * (n - 1) ** 2 / (3 * n - 4)

@@ -27,6 +27,7 @@ from noisescale.batches.to_device import to_device
 from noisescale.collectors.captured import Captured
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.halves.bearing import INSTEAD
+from noisescale.collectors.halves.graph import is_curved
 from noisescale.collectors.halves.parts import Parts
 from noisescale.collectors.halves.proved_cuts import ProvedCuts
 from noisescale.collectors.halves.row_pass import row_pass, signs
@@ -326,7 +327,8 @@ class HalvesCollector(MicroBatchCollector):
             few = parts.lack_losses(of_rows != 0)
             sq_norms = sq_norms.masked_fill(few, ROWS_WITHOUT_LOSS)
         if parts.groups is None:
-            self._similarity.take_rows(of_rows)
+            if not is_curved(loss.node):
+                self._similarity.take_rows(of_rows)
             self._similarity.begin_window(parts.size, parts.number)
         self._halves = Halves(sq_norms, batch.which, parts)
 
