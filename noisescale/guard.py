@@ -99,6 +99,38 @@ class WarnOnce:
         self._warned.add(about)
 
 
+class WarnLater(WarnOnce):
+    """Keep warnings until it is known whether they matter.
+
+    Examples:
+        >>> warn = WarnLater()
+        >>> warn("The batch has one row.")
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     warn.release()
+        >>> len(caught)
+        1
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[tuple[str, str | None]] = []
+
+    def __call__(self, message: str, *, about: str | None = None) -> None:
+        """Keep a warning."""
+        self._kept.append((message, about))
+
+    def release(self) -> None:
+        """Issue the warnings that were kept, each once."""
+        kept, self._kept = self._kept, []
+        for message, about in kept:
+            super().__call__(message, about=about)
+
+    def drop(self) -> None:
+        """Forget what was kept."""
+        self._kept = []
+
+
 _Hook = TypeVar("_Hook", bound=Callable[..., None])
 
 

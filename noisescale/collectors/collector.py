@@ -141,6 +141,11 @@ class Collector(HookErrors, State, ABC):
         return None
 
     @property
+    def left_alone(self) -> bool:
+        """Whether the step since the last reset was left out as it had fewer passes than others."""
+        return False
+
+    @property
     def average_captured(self) -> bool:
         """Whether `big_sq_norms` was captured at the end of a backward pass."""
         return self._average.captured

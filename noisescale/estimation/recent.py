@@ -266,7 +266,10 @@ class RecentSteps(State):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. If an error is raised, nothing is changed."""
-        steps = np.reshape(np.array(state["steps"], np.float64), (-1, 6))[-self._most_steps :]
+        steps = np.array(state["steps"], np.float64)
+        if steps.ndim == 2 and steps.shape[1] == 5:  # without learning rates, as saved before
+            steps = np.insert(steps, 3, -math.inf, axis=1)
+        steps = np.reshape(steps, (-1, 6))[-self._most_steps :]
         level, last_step = Level(float(state["level"])), int(state["last_step"])
         self._level, self.last_step = level, last_step
         self._keep(steps)

@@ -34,11 +34,21 @@ BY_CHANCE = 1e-3
 LEAST_RATIO = 1.25
 """The R above which rows are alike."""
 
+MOVED_RATIO = 2.0
+"""The R above which weights may move so far that the cut shows nothing, however uncertain R is."""
+
+FEWEST = 20
+"""Measured steps that R needs: some fewer than those of the first look, which it lags behind."""
+
 LAGS_ALIKE = (0.75, 1.5)
 """(R - 1) at a lag of two steps over that at a lag of one, where rows share draws."""
 
 LEAST_CORRELATION = 0.01
 """The intraclass correlation above which rows are alike."""
+
+
+LEAST_VARIANCE = 1e-6
+"""The variance of log|dL/dz_i| within batches below which rounding decides."""
 
 
 class Similarity(NamedTuple):
@@ -58,7 +68,7 @@ class Similarity(NamedTuple):
     @property
     def by_steps(self) -> bool:
         """Whether gradients of different steps show that rows are alike."""
-        return self.ratio_low > LEAST_RATIO and LAGS_ALIKE[0] < self.lags < LAGS_ALIKE[1]
+        return self.ratio_low > LEAST_RATIO and self._lags_alike
 
     @property
     def moves(self) -> bool:
@@ -66,7 +76,12 @@ class Similarity(NamedTuple):
 
         The gradients at the cut then differ between steps, too, whatever the rows are.
         """
-        return self.ratio_low > LEAST_RATIO and not self.by_steps
+        differ = self.ratio_low > LEAST_RATIO or self.ratio > MOVED_RATIO
+        return differ and not self._lags_alike
+
+    @property
+    def _lags_alike(self) -> bool:
+        return LAGS_ALIKE[0] < self.lags < LAGS_ALIKE[1]
 
     @property
     def by_rows(self) -> bool:
@@ -124,7 +139,7 @@ class RowSimilarity:
 
     def _ratio(self) -> tuple[float, float, float]:
         n = len(self._steps)
-        if n < LOOKS[0]:
+        if n < FEWEST:
             return math.nan, math.nan, math.nan
         within, first, second = np.array(self._steps, dtype=np.float64).T
         mean = within.mean()
@@ -141,6 +156,8 @@ class RowSimilarity:
             return math.nan, math.nan
         number, mean, variance = np.array(self._rows, dtype=np.float64).T
         of_means, within = (variance / number).mean(), variance.mean()
+        if within < LEAST_VARIANCE:
+            return math.nan, math.nan
         between = float((np.diff(mean) ** 2).mean() / 2)
         # Successive differences share means: von Neumann's count of what is independent.
         freedom = 2 * (n - 1) ** 2 / (3 * n - 4)

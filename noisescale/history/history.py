@@ -329,7 +329,7 @@ class History(Mapping[str, NDArray[np.float64]]):
         """Continue from a `state_dict`. Columns that are missing in it are filled with NaN."""
         self._stride, self._seen = state["stride"], state["seen"]
         self.last_step = state["last_step"]
-        self.withheld = state["withheld"]
+        self.withheld = state.get("withheld", "")
         columns = state["columns"]
         self._pending = state["pending"]
         unknown = [float("nan")] * len(columns["step"])

@@ -74,6 +74,8 @@ class StepUnderWay:
     passes: list[BackwardPass] = field(default_factory=list)
     too_short: bool = False
     """Whether the step ended earlier than any before, at a pass that was not taken for its last."""
+    left_alone: bool = False
+    """Whether the step had one small batch, where steps have several."""
     begun_in_a_pass: bool = False
     """Whether a pass was announced while another one ran."""
     spoiled: bool = False
@@ -248,6 +250,7 @@ class StepCapture:
                     layout = step.layout(collector, loss_divisor)
                 if not step.repeats_a_batch:
                     changes = self._changes(collector, step)
+                step.left_alone = collector.left_alone
                 self.accepted |= small is not None
         finally:
             with self._spoils_step:

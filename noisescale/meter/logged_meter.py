@@ -355,7 +355,8 @@ class LoggedMeter:
 
     def _warn_of_lone_steps(self) -> None:
         none_since = 0 < self.meter.measured_steps == self._measured_by_last_row
-        if self.advanced and self._several_alone and none_since:
+        has_no_halves = self.meter.least_micro_batches > 1
+        if self.advanced and has_no_halves and self._several_alone and none_since:
             self._warn(
                 f"Since step {self.meter.lone_since} each step has only one micro-batch in one"
                 " process, so there is nothing to compare it with: no noise scale is logged from"

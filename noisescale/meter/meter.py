@@ -413,7 +413,7 @@ class Meter:
         counts.unmeasured_examples = 0.0
         counts.last_measured_step = counts.steps
         counts.accumulation = len(step.passes) or counts.accumulation
-        enough = len(step.passes) >= self.least_micro_batches
+        enough = len(step.passes) >= self.least_micro_batches and not step.left_alone
         counts.lone_steps = 0 if enough else counts.lone_steps + 1
         counts.lone_since = None if enough else counts.lone_since or counts.steps
         counts.spent = counts.spent.plus(step.due, self._cost)

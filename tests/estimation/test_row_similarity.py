@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from noisescale.estimation.row_similarity import LOOKS, RowSimilarity, Similarity
+from noisescale.estimation.row_similarity import FEWEST, LOOKS, RowSimilarity, Similarity
 
 ROWS, COORDINATES = 16, 64
 
@@ -77,11 +77,12 @@ def test_the_cut_is_not_judged_while_weights_oscillate() -> None:
     similar = Similarity(3.0, 2.0, 0.2, correlation=0.2, correlation_low=0.1)
 
     assert not similar.shown
-    assert similar._replace(ratio_low=1.0).by_rows
+    assert not similar._replace(ratio_low=-9.0).shown
+    assert similar._replace(ratio=1.5, ratio_low=1.0).by_rows
 
 
 def test_few_numbers_and_numbers_that_are_not_finite_show_nothing() -> None:
-    found = drawn(0, LOOKS[0] - 1, shared=0.9)
+    found = drawn(0, FEWEST - 1, shared=0.9)
     found.add_rows(ROWS, math.nan, 1.0)
     found.add_rows(1, 0.0, math.nan)
     found.add_steps(1.0, math.inf, 1.0)

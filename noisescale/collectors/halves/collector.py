@@ -27,6 +27,7 @@ from noisescale.batches.to_device import to_device
 from noisescale.collectors.captured import Captured
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.halves.bearing import INSTEAD
+from noisescale.collectors.halves.graph import is_curved
 from noisescale.collectors.halves.parts import Parts
 from noisescale.collectors.halves.proved_cuts import ProvedCuts
 from noisescale.collectors.halves.row_pass import row_pass, signs
@@ -105,6 +106,10 @@ class HalvesCollector(MicroBatchCollector):
         self._lone_steps = _LONE_STEPS
         self._draws = 0
         self._halves: Halves | None = None
+        self._refusal: NotMeasured | None = None
+        self._untried = False
+        self._refused_short: NotMeasured | None = None
+        """Why a step of one batch, where steps have several, was refused: none is tried again."""
         self._expected = _NOTHING
         self._last: bool | None = None
         watch()
@@ -147,8 +152,9 @@ class HalvesCollector(MicroBatchCollector):
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Measure the halves of a batch that is likely the step's only one, and do as `super`."""
         likely = self._takes_a_pass if self._last is None else self._last
+        likely &= self._lone_steps > 0 or self._refused_short is None
         if self._is_first_to_reach:
-            self._halves = None
+            self._halves, self._refusal, self._untried = None, None, not likely
             batch = self._expected._replace(size=size, which=len(self._step.passes))
             if likely and isinstance(loss, Tensor) and loss.requires_grad:
                 self._measure(get_gradient_edge(loss), torch.ones_like(loss), batch)
@@ -161,14 +167,36 @@ class HalvesCollector(MicroBatchCollector):
         """Return Σ|g_part|² over the halves or micro-batches since the last reset.
 
         The result for one batch is |g|² + |g_s|², the mean over both halves.
+
+        Raises:
+            NotMeasured: If halves of the step's only batch would not show its noise. The first of
+                several batches may be refused: these are measured all the same.
         """
         small = super().small_sq_norms()
         if sum(self.reached) > 1:
             return small
-        proved, halves = self._cuts.settle(), self._halves
+        try:
+            if self._refusal is not None:
+                raise self._refusal
+            proved, halves = self._cuts.settle(), self._halves
+            if halves is None and self._refused_short and self._lone_steps and not self._untried:
+                raise self._refused_short  # steps of one batch have become usual
+        except NotMeasured as reason:
+            if self._lone_steps:
+                self._cuts.tell.release()
+                raise
+            # The short last step of an epoch's accumulation. Its remedy would be to accumulate.
+            self._untried, self._refused_short = True, reason
+            return None
+        self._cuts.tell.release()
         if not proved or small is None or halves is None or not self.reached[halves.which]:
             return None
         return halves.parts.sq_norms(halves.sq_norms, small)
+
+    @property
+    def left_alone(self) -> bool:
+        """Whether the step had one batch, where steps have several, and none of its halves."""
+        return sum(self.reached) == 1 and self._untried
 
     @property
     def _in_pieces(self) -> bool:
@@ -209,7 +237,10 @@ class HalvesCollector(MicroBatchCollector):
         """Begin another step."""
         if passes := sum(self.reached):  # none where only another optimizer's loss was seen
             self._lone_steps = self._lone_steps + 1 if passes == 1 else 0
-        self._halves = None
+            if passes > 1:  # micro-batches need no cut, past which parameters are left out
+                self.norms.leave_out(())
+        self._halves = self._refusal = None
+        self._cuts.tell.drop()
         self._cuts.forget()
         super().reset()
 
@@ -245,6 +276,12 @@ class HalvesCollector(MicroBatchCollector):
 
     @keeps_errors
     def _measure(self, loss: GradientEdge, gradient: Tensor, batch: _Batch) -> None:
+        try:
+            self._measure_halves(loss, gradient, batch)
+        except NotMeasured as reason:  # other batches may follow in the step
+            self._refusal = reason
+
+    def _measure_halves(self, loss: GradientEdge, gradient: Tensor, batch: _Batch) -> None:
         parts = Parts.from_batch(batch.size, batch.rows, batch.row_weights, batch.row_groups)
         if parts.number > parts.size > 0:
             raise NotMeasured(
@@ -290,7 +327,8 @@ class HalvesCollector(MicroBatchCollector):
             few = parts.lack_losses(of_rows != 0)
             sq_norms = sq_norms.masked_fill(few, ROWS_WITHOUT_LOSS)
         if parts.groups is None:
-            self._similarity.take_rows(of_rows)
+            if not is_curved(loss.node):
+                self._similarity.take_rows(of_rows)
             self._similarity.begin_window(parts.size, parts.number)
         self._halves = Halves(sq_norms, batch.which, parts)
 

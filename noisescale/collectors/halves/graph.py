@@ -190,3 +190,26 @@ def dimensions_of(node: Node, of: int) -> list[int]:
     listed = [d for one in saved for d in (one if isinstance(one, tuple | list) else [one])]
     # Torch shows negative dimensions as unsigned numbers.
     return [(d - 2**64 if d >= 2**63 else d) % of for d in listed] or [0][: len(saved)]
+
+
+_CURVED = frozenset(
+    {"Exp", "Expm1", "LinalgVectorNorm", "Log", "Log10", "Log1P", "Log2", "Norm", "Pow"}
+    | {"Reciprocal", "Rsqrt", "Sigmoid", "Sqrt", "Tanh"}
+)
+"""Operations that make another function of one number."""
+
+
+def is_curved(loss: Node) -> bool:
+    """Return whether a loss is a function of sums over rows, as RMSE and perplexity are.
+
+    All rows of a batch then have one factor in common, which differs between batches.
+    """
+
+    def further(node: Node) -> list[Node]:
+        return [one for one, _ in node.next_functions if one is not None and _is_number(one)]
+
+    return any(kind(node) in _CURVED for node in walk([loss], further))
+
+
+def _is_number(node: Node) -> bool:
+    return all(prod(x.shape) == 1 for x in node._input_metadata)

@@ -32,7 +32,7 @@ from noisescale.collectors.halves.upset import (
     silence,
     values_saved_in,
 )
-from noisescale.guard import NotMeasured, WarnOnce
+from noisescale.guard import NotMeasured, WarnLater
 from noisescale.refusal import Refusal
 
 _MOST_PATTERNS = 16
@@ -85,7 +85,7 @@ class ProvedCuts:
         self._norms = norms
         self._names = names
         self._compiled = compiled
-        self.tell = WarnOnce()
+        self.tell = WarnLater()
         self._apart = RowsApart(model, self.tell, compiled=compiled)
         self._calls = ModuleCalls(None if names is None else named_modules(model, names))
         self._bearing = Bearing(model, backward_twice=backward_twice)

@@ -83,6 +83,58 @@ def test_windows_of_several_are_measured_by_micro_batches(recorded: list[StepNor
     assert recorded[5].small_batch == pytest.approx(ROWS / 2)
 
 
+@pytest.mark.parametrize("rows", [ROWS, 1])
+def test_a_loop_that_accumulates_is_measured_where_its_first_batch_has_no_halves(rows: int) -> None:
+    """It cannot be known before the step: BatchNorm, and batches of one row. All is as without."""
+    model = network()
+    if rows > 1:
+        model.insert(1, nn.BatchNorm1d(8))
+    plain = copy.deepcopy(model)
+    windows = [[batch(2 * i, rows), batch(2 * i + 1, rows)] for i in range(4)]
+
+    with closing(NoiseScaleMeter(model, every_n_steps=1)) as meter:
+        steps(meter, model, *windows)
+
+    assert meter.not_measured is None
+    assert (meter.measured_steps, meter.skipped_steps) == (4, 0)
+    for window in windows:
+        plain.zero_grad()
+        for one in window:
+            (mse(plain, one) / 2).backward()
+    left = [
+        {**m.state_dict(), **{n: p.grad for n, p in m.named_parameters()}} for m in (model, plain)
+    ]
+    assert all(map(torch.equal, *(one.values() for one in left)))
+
+
+def test_the_short_last_step_of_an_epoch_is_tried_by_halves_once_if_it_is_refused() -> None:
+    """It is known to be the only batch, as under a Trainer. Of a second one in turn it is told."""
+    model = network()
+    model.insert(1, nn.BatchNorm1d(8))
+    tried = []
+
+    with closing(measured(model)) as meter:
+        cuts: Any = meter._capture.collector
+        find, cuts._cuts.find = cuts._cuts.find, lambda *given: tried.append(1) or find(*given)
+
+        def step(*window: int) -> None:
+            for which in window:
+                last = which == window[-1]
+                meter.before_backward(loss := mse(model, batch(which)), ROWS, last=last)
+                loss.backward()
+            meter.step()
+            model.zero_grad()
+
+        for epoch in range(3):
+            step(3 * epoch, 3 * epoch + 1)
+            step(3 * epoch + 2)
+            assert meter.lone_since == 2 * epoch + 2
+        assert (meter.measured_steps, meter.skipped_steps, len(tried)) == (3, 3, 1)
+
+        with pytest.warns(UserWarning, match="got a BatchNorm"):
+            step(10)
+
+
 def test_few_steps_have_a_pass_more_and_more_are_measured_that_need_none() -> None:
     """The budget of 60 steps pays for 6, and 8 more are in the opening."""
     model = network()
@@ -485,9 +537,9 @@ def test_batches_without_halves_are_told_of() -> None:
             steps(meter, model, [batch(rows=1)])
         assert (meter.measured_steps, meter.skipped_steps) == (0, 1)
     with closing(measured(recurrent)) as meter:
+        meter.backward(recurrent(torch.randn(ROWS, ROWS, WIDTH))[0].square().mean(), ROWS)
         with pytest.warns(UserWarning, match="as many positions as"):
-            meter.backward(recurrent(torch.randn(ROWS, ROWS, WIDTH))[0].square().mean(), ROWS)
-        meter.step()
+            meter.step()
 
 
 def test_another_graph_is_proved_anew_at_the_next_measured_step() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from noisescale import NoiseScaleMeter, predict, read_run
+from noisescale.collectors.halves.graph import is_curved
 from noisescale.collectors.halves.similarity_numbers import SimilarityNumbers
 
 ROWS, STEPS = 8, 140
@@ -175,3 +176,22 @@ def test_a_half_with_the_gradient_of_the_whole_is_not_taken_for_one() -> None:
     with pytest.warns(UserWarning, match="A half of the batch has the gradient of the whole"):
         assert not meter.noise_scale.resolved
     meter.close()
+
+
+@pytest.mark.parametrize(
+    ("loss", "curved"),
+    [
+        (lambda z, t: F.cross_entropy(z, t), False),
+        (lambda z, t: F.cross_entropy(z, t, reduction="sum") / 8 + 0.1 * z.square().mean(), False),
+        (lambda z, t: z.exp().mean(), False),
+        (lambda z, t: F.cross_entropy(z, t).exp(), True),
+        (lambda z, t: 2 * z.square().mean().sqrt() + F.cross_entropy(z, t), True),
+        (lambda z, t: z.norm(), True),
+    ],
+)
+def test_a_factor_that_all_rows_have_in_common_is_known_by_the_loss(
+    loss: Callable[[Tensor, Tensor], Tensor], curved: bool
+) -> None:
+    z = torch.randn(ROWS, 3, requires_grad=True)
+
+    assert is_curved(loss(z, torch.zeros(ROWS, dtype=torch.long)).grad_fn) == curved
