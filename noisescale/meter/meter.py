@@ -575,6 +575,7 @@ class Meter:
             "estimates": self._estimates.state_dict(),
             "counts": to_builtins(self._counts),
             "collector": self._collector_state,
+            "lr_factor": self.lr_factor,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -587,6 +588,7 @@ class Meter:
         In either case the averages start again, and the counts that the state has are continued.
         """
         begun_anew = self._estimates.state_dict()
+        self.lr_factor = float(state.get("lr_factor", 1.0))
         try:
             for name, now in vars(self._counts).items():
                 setattr(self._counts, name, restore(now, state["counts"][name]))

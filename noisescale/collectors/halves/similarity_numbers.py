@@ -194,7 +194,8 @@ def _reason(similarity: Similarity, size: float) -> str:
 
 def _numbers_at(gradient: Tensor, place: tuple[Tensor, ...]) -> Tensor:
     whole = gradient.detach()
-    return (whole if whole.dim() else whole.view(1))[place].float()
+    numbers = (whole if whole.dim() else whole.view(1))[place]
+    return (torch.view_as_real(numbers).flatten() if numbers.is_complex() else numbers).float()
 
 
 def _together(gathered: dict[int, Tensor], order: _Places) -> Tensor:
