@@ -6,7 +6,8 @@ saved tensors back may keep state: those that are not known to bear it are named
 made. A checkpointed part runs forward again: see `recomputed`.
 
 Read here, and private as of torch 2.13: `_forward_cls` of a Function's node, `_raw_saved_*` of
-nodes, and what checkpointing and `torch.library` keep in closures.
+nodes with their `unpack_hook` (since torch 2.10), and what checkpointing and `torch.library` keep
+in closures.
 """
 
 from __future__ import annotations

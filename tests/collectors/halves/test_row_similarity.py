@@ -18,7 +18,7 @@ from noisescale import NoiseScaleMeter, predict, read_run
 from noisescale.collectors.halves.graph import is_curved
 from noisescale.collectors.halves.similarity_numbers import SimilarityNumbers
 
-ROWS, STEPS = 8, 140
+ROWS, STEPS = 8, 220
 Draw = Callable[[torch.Generator], tuple[Tensor, Tensor]]
 
 

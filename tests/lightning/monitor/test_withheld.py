@@ -17,7 +17,7 @@ class OneClass(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Batches of one class each."""
 
     def __len__(self) -> int:
-        return 160
+        return 240
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(index)
@@ -43,7 +43,7 @@ def test_the_noise_scale_is_withheld_in_all_places(
     (told,) = [message for message in messages if "alike" in message]
     assert told.startswith("NoiseScaleMonitor measures no more from here on. The rows of a batch")
     assert "Training goes on." in told
-    assert trainer.global_step == 160
+    assert trainer.global_step == 240
     assert not monitor.noise_scale.resolved
     assert torch.isnan(trainer.callback_metrics["noise_scale/simple"])
     assert monitor.history.withheld in told
