@@ -98,11 +98,13 @@ class Collector(HookErrors, State, ABC):
         """Why the noise scale of the steps so far is withheld, by what the host has read; or ""."""
         return ""
 
-    def end_step(self, sizes: Sequence[float]) -> None:
-        """Learn that the optimizer is about to step, measured or not, after passes of these sizes.
+    @property
+    def follows(self) -> bool:
+        """Whether `end_step` is to be called, also in a step that is not measured."""
+        return False
 
-        It is called in each step.
-        """
+    def end_step(self, sizes: Sequence[float]) -> None:
+        """Learn that the optimizer is about to step, after passes of these sizes."""
 
     @property
     def least_micro_batches(self) -> int:

@@ -225,8 +225,9 @@ class StepCapture:
             unmeasured_steps: Steps since the last measured step.
         """
         collector, step = self._open_collector(), self._step
-        with self._spoils_step:
-            collector.end_step([one.size for one in step.passes])
+        if collector.follows:
+            with self._spoils_step:
+                collector.end_step([one.size for one in step.passes])
         if not step.due:
             self._step = StepUnderWay(step.due)
             return step

@@ -225,13 +225,17 @@ class HalvesCollector(MicroBatchCollector):
         """What rows that are alike mean for halves."""
         return self._similarity.withheld
 
+    @property
+    def follows(self) -> bool:
+        """Whether a measured step is compared with those after it."""
+        return self._similarity.follows
+
     def end_step(self, sizes: Sequence[float]) -> None:
         """Follow gradients to the steps after a measured one, unless a scaler may change them."""
-        if self._similarity.follows:
-            if len(sizes) == 1 and not self.may_be_unscaled:
-                self._similarity.end_step(sizes[0])
-            else:
-                self._similarity.forget()
+        if len(sizes) == 1 and not self.may_be_unscaled:
+            self._similarity.end_step(sizes[0])
+        else:
+            self._similarity.forget()
 
     def reset(self) -> None:
         """Begin another step."""
