@@ -225,8 +225,8 @@ class StepCapture:
             unmeasured_steps: Steps since the last measured step.
         """
         collector, step = self._open_collector(), self._step
-        if collector.follows:
-            with self._spoils_step:
+        with self._spoils_step:
+            if collector.follows:
                 collector.end_step([one.size for one in step.passes])
         if not step.due:
             self._step = StepUnderWay(step.due)

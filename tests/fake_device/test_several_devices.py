@@ -233,7 +233,7 @@ def test_weights_and_random_numbers_are_bitwise_those_without(place: str, way: s
     for is_measured in (False, True):
         model = Split(PLACES[place], between=Thinned.apply)
         torch.fake.manual_seed_all(0)
-        meter = meter_of(model, way)
+        meter = meter_of(model, way, backward_twice=True)
         list(passes(model, way, meter if is_measured else None))
         states = torch.get_rng_state(), *map(torch.fake.get_rng_state, (0, 1))
         left.append([*model.parameters(), *states])

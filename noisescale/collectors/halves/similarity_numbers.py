@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -117,7 +118,7 @@ class SimilarityNumbers:
         }
         now = _together(gathered, self._coordinates)
         for window in [*self._windows]:
-            if window.size != size:
+            if window.size != size or window.half.device != now.device:
                 self._windows.remove(window)
                 continue
             window.gradients.append(now)
@@ -161,15 +162,26 @@ class SimilarityNumbers:
         """Coordinates drawn over all parameters, gathered from few of them."""
         if self._places is None:
             rng = np.random.default_rng(0)
-            sizes = np.array([float(p.numel() * p.requires_grad) for p in self._parameters])
+            on: dict[torch.device, int] = {}
+            for p in self._parameters:
+                on[p.device] = on.get(p.device, 0) + p.numel()
+            most = max(on, key=on.__getitem__)  # nothing is copied between devices
+            wanted = [p.requires_grad and p.device == most for p in self._parameters]
+            sizes = np.array(
+                [float(p.numel() * w) for p, w in zip(self._parameters, wanted, strict=True)]
+            )
             drawn = rng.choice(len(sizes), TENSORS, p=sizes / sizes.sum())
-            self._places = {}
+            chosen: dict[int, list[np.ndarray[Any, Any]]] = {}
             for index in sorted(set(drawn.tolist())):
                 parameter = self._parameters[index]
                 each = COORDINATES // TENSORS * int((drawn == index).sum())
                 flat = rng.integers(parameter.numel(), size=min(each, parameter.numel()))
-                at = [torch.from_numpy(x) for x in np.unravel_index(flat, parameter.shape or (1,))]
-                self._places[index] = tuple(to_device(x, parameter.device) for x in at)
+                chosen[index] = [*np.unravel_index(flat, parameter.shape or (1,))]
+            packed = torch.from_numpy(np.concatenate([x for at in chosen.values() for x in at]))
+            pieces = iter(
+                to_device(packed, most).split([len(x) for at in chosen.values() for x in at])
+            )
+            self._places = {index: tuple(next(pieces) for _ in at) for index, at in chosen.items()}
         return self._places
 
 
@@ -194,7 +206,8 @@ def _reason(similarity: Similarity, size: float) -> str:
 
 def _numbers_at(gradient: Tensor, place: tuple[Tensor, ...]) -> Tensor:
     whole = gradient.detach()
-    numbers = (whole if whole.dim() else whole.view(1))[place]
+    here = tuple(to_device(x, whole.device) for x in place)  # the model may have been moved
+    numbers = (whole if whole.dim() else whole.view(1))[here]
     return (torch.view_as_real(numbers).flatten() if numbers.is_complex() else numbers).float()
 
 
