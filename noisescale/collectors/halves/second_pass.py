@@ -84,7 +84,7 @@ _KNOWN_HOOKS = (
     "torch.utils.hooks.BackwardHook.",  # of modules: `hooks_of_modules` names those
 )
 
-_KNOWN_UNPACKING = ("torch.autograd.graph.save_on_cpu.", "torch.autograd.graph.saved_tensors_hooks")
+_KNOWN_UNPACKING = "torch.autograd.graph.save_on_cpu."
 
 
 class SecondPass(NamedTuple):
