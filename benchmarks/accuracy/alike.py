@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether halves notice that rows of a batch are alike: false alarms, and how soon each is seen.
+"""Whether it is noticed that rows of a batch are alike: false alarms, and how soon each is seen.
 
-Each training of `_alike_tasks.py` measures every fourth step by halves. After 30, 100 and 300
-measured steps the row has the statistics of `noisescale.estimation.row_similarity`, and whether
-they say that rows are alike. In the sound trainings that is a false alarm.
+Each training of `_alike_tasks.py` measures every fourth step by halves, or by two or more
+micro-batches. After 30, 100 and 300 measured steps the row has the statistics of
+`noisescale.estimation.row_similarity`, and whether they say that small batches are alike. In the
+sound trainings that is a false alarm. By micro-batches it is one wherever each has its own draw.
 
     python benchmarks/accuracy/alike.py --seed 5000 --save
+    python benchmarks/accuracy/alike.py --seed 7000 --sound --save
+    python benchmarks/accuracy/alike.py --seed 9000 --micro-batches 2 --looks 2 --save
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks.accuracy._alike_tasks import SOUND, UNSOUND, Task
 from benchmarks.lib.results import saved_rows, write_results
 from noisescale import NoiseScaleMeter
-from noisescale.collectors.halves import similarity_numbers
+from noisescale.collectors import steps_apart
 
 NAME = "accuracy/alike"
 EVERY = 4
@@ -51,19 +54,22 @@ SETTINGS = [
 """Optimizer, batch size and learning rate; the last rate is at the edge of stability or beyond."""
 
 
-def train(task: Task, optimizer: str, rows: int, rate: float, seed: int, looks: int) -> Any:
+def train(
+    task: Task, optimizer: str, rows: int, rate: float, seed: int, looks: int, micro: int
+) -> Any:
     """Return what the statistics say after each number of measured steps."""
     torch.manual_seed(seed)
     generator, model = torch.Generator().manual_seed(seed + 1), task.make()
     stepping = OPTIMIZERS[optimizer](model.parameters(), rate)
-    meter = NoiseScaleMeter(model, small_batch="half", every_n_steps=EVERY)
+    meter = NoiseScaleMeter(model, every_n_steps=EVERY)
     found: list[dict[str, Any]] = []
     collector: Any = meter._capture.collector
-    similarity = collector._similarity.found
+    similarity = collector._apart.found
     for step in range(EVERY * LOOKS[looks - 1]):
         stepping.zero_grad()
-        batch = task.draw(rows, generator, step)
-        meter.backward(task.loss(model, batch), rows)
+        for which in range(micro):
+            batch = task.draw(rows, generator, step * micro + which)
+            meter.backward(task.loss(model, batch) / micro, rows)
         meter.step()
         stepping.step()
         measured, rest = divmod(step + 1, EVERY)
@@ -81,6 +87,8 @@ def summary(rows: list[dict[str, Any]]) -> None:
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
         kind = "all sound ones" if row["sound"] else row["task"]
+        if (micro := row.get("micro_batches", 1)) > 1:
+            kind += f", {micro} micro-batches"
         counts[kind]["runs"] += 1
         if "refused" in row:
             counts[kind]["refused"] += 1
@@ -96,6 +104,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=5000)
     parser.add_argument("--looks", type=int, default=3, help="1: 30 measured steps are enough")
+    parser.add_argument("--sound", action="store_true", help="leave the others out")
+    parser.add_argument("--micro-batches", type=int, default=1, help="of each step")
     parser.add_argument("--tasks", nargs="*", help="their names, or parts of these")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
@@ -103,23 +113,29 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     rows = saved_rows(NAME) if options.save else []
-    done = {(row["task"], row["optimizer"], row["rows"], row["seed"]) for row in rows}
+    micro = options.micro_batches
+    done = {
+        (row["task"], row["optimizer"], row["rows"], row["seed"], row.get("micro_batches", 1))
+        for row in rows
+    }
     jobs = [
         *((True, *job) for job in itertools.product(SOUND, SETTINGS)),
         *((False, *job) for job in itertools.product(UNSOUND, SETTINGS[:5])),
     ]
     for number, (sound, task, (optimizer, size, rate)) in enumerate(jobs):
         seed, begun = options.seed + number, time.perf_counter()
+        if options.sound and not sound:
+            continue
         if options.tasks and not any(part in task.name for part in options.tasks):
             continue
-        if (task.name, optimizer, size, seed) in done:
+        if (task.name, optimizer, size, seed, micro) in done:
             continue
         # The verdict would end the measurement.
-        with patch.object(similarity_numbers.RowSimilarity, "is_due", False):
-            found = train(task, optimizer, size, rate, seed, options.looks)
+        with patch.object(steps_apart.RowSimilarity, "is_due", False):
+            found = train(task, optimizer, size, rate, seed, options.looks, micro)
         of = {"task": task.name, "optimizer": optimizer, "rows": size, "rate": rate, "seed": seed}
         seconds = round(time.perf_counter() - begun, 1)
-        rows.append({"sound": sound, **of, "seconds": seconds, **found})
+        rows.append({"sound": sound, **of, "micro_batches": micro, "seconds": seconds, **found})
         print(
             task.name,
             optimizer,

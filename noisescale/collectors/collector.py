@@ -14,8 +14,9 @@ from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.averaged_gradient import AveragedGradient
 from noisescale.collectors.changes import Changes
 from noisescale.collectors.gradient_norms import GradientNorms
-from noisescale.collectors.rows.step_rows import Unread
+from noisescale.collectors.rows.step_rows import NOTHING_BESIDE, Beside, MeasuredStep, Unread
 from noisescale.collectors.rows.window_layout import Weight, WindowLayout
+from noisescale.collectors.steps_apart import StepsApart
 from noisescale.guard import HookErrors
 from noisescale.state import State
 
@@ -53,6 +54,9 @@ class Collector(HookErrors, State, ABC):
     )
     """The warning if all small batches have one gradient."""
 
+    compares: str = "ranks"
+    """What is compared within a step, see `StepsApart`."""
+
     sharing: int = 1
     """The ranks of the group that have one batch, as they hold one model together: those of tensor
     parallelism. Their norms are parts of one norm."""
@@ -61,6 +65,10 @@ class Collector(HookErrors, State, ABC):
         self.norms = norms
         self.group = group
         self._average = AveragedGradient(norms, group)
+        self._apart: StepsApart | None = None
+        if norms.coordinates is not None:
+            ranks = 1 if group is None else dist.get_world_size(group)
+            self._apart = StepsApart(norms, norms.coordinates, ranks, self.compares)
         self._watching = True
         self.may_be_unscaled = False
         """Whether a GradScaler may unscale `p.grad` before the step is closed."""
@@ -96,15 +104,26 @@ class Collector(HookErrors, State, ABC):
     @property
     def withheld(self) -> str:
         """Why the noise scale of the steps so far is withheld, by what the host has read; or ""."""
-        return ""
+        return "" if self._apart is None else self._apart.withheld
 
     @property
     def follows(self) -> bool:
         """Whether `end_step` is to be called, also in a step that is not measured."""
-        return False
+        return self._apart is not None and self._apart.follows
 
-    def end_step(self, sizes: Sequence[float]) -> None:
+    def end_step(self, sizes: Sequence[float], *, measured: bool) -> None:
         """Learn that the optimizer is about to step, after passes of these sizes."""
+        if self._apart is not None:
+            self._apart.end_step(sizes, measured=measured)
+
+    def beside(self) -> Beside:
+        """Return what the row of a measured step says of an earlier one."""
+        return NOTHING_BESIDE if self._apart is None else self._apart.beside()
+
+    def take(self, step: MeasuredStep) -> None:
+        """Receive a measured step that was read."""
+        if self._apart is not None:
+            self._apart.take(step)
 
     @property
     def least_micro_batches(self) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from noisescale.collectors.squared_norms import (
     scale,
     sums_of_squares,
 )
+
+if TYPE_CHECKING:
+    from noisescale.collectors.coordinates import Coordinates
 
 Norms = list[list[Norm]]
 """A list of norms for each entry of a row: `sums_of_squares` computes the entry from them.
@@ -82,6 +85,7 @@ class GradientNorms:
         named_parameters: The parameters that are trained, in an order that all ranks share.
         groups: See `Groups`; None: all parameters are one entry.
         extra: Further entries.
+        coordinates: The last entry: that of gradients at some coordinates, see `StepsApart`.
         device: Where norms are summed up; None: where the first parameter is that is not on the
             CPU, if there is one, as the host would wait for norms that come to the CPU.
 
@@ -96,6 +100,7 @@ class GradientNorms:
         groups: Groups | None = None,
         extra: Sequence[ExtraEntry] = (),
         *,
+        coordinates: Coordinates | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.names = [name for name, _ in named_parameters]
@@ -104,12 +109,13 @@ class GradientNorms:
         self.home = next(elsewhere, self.parameters[0])
         """Norms are summed up where this parameter is, unless there is a `fixed_device`."""
         self.fixed_device = device
-        self.extra = extra
+        self.coordinates = coordinates
+        self.extra = [*extra] if coordinates is None else [*extra, coordinates]
         group_of = [None] * len(self.names) if groups is None else groups_of(self.names, groups)
         self.group_names = tuple(dict.fromkeys(g for g in group_of if g is not None))
         self.partition = len(self.group_names) + 1
         """Number of entries that together are the whole gradient: the groups and the rest."""
-        self.entries = self.partition + len(extra)
+        self.entries = self.partition + len(self.extra)
         entry_of_group = {name: entry for entry, name in enumerate(self.group_names)}
         self.entry_of = [len(entry_of_group) if g is None else entry_of_group[g] for g in group_of]
         self._streams: set[torch.Stream] = set()
@@ -133,6 +139,11 @@ class GradientNorms:
     def leave_out(self, indices: Iterable[int]) -> None:
         """Leave the gradients of these parameters out from now on."""
         self._left_out = frozenset(indices)
+
+    @property
+    def left_out(self) -> frozenset[int]:
+        """The parameters whose gradients are left out, by their index."""
+        return self._left_out
 
     def begin_step(self) -> None:
         """Forget what holds for one step alone."""

@@ -60,6 +60,8 @@ class _Step:
 class MicroBatchCollector(Collector):
     """Squared norms of each micro-batch's gradient and of the step's gradient."""
 
+    compares = "micro-batches"
+
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(norms, group)
         self._hooks: dict[int, RemovableHandle] = {}

@@ -111,6 +111,8 @@ class RowSimilarity:
     def __init__(self) -> None:
         self._rows: list[tuple[float, float, float]] = []
         self._steps: list[tuple[float, float, float]] = []
+        self._compared = 0
+        """Measured steps that were compared with those after them, whatever came of it."""
         self._looked = 0
 
     def add_rows(self, number: float, mean: float, variance: float) -> None:
@@ -120,14 +122,14 @@ class RowSimilarity:
 
     def add_steps(self, within: float, next_step: float, second_step: float) -> None:
         """Add |g_s|², and half of |Δg|² to the next step and to the one after it."""
-        if all(map(math.isfinite, (within, next_step, second_step))) and within > 0:
+        self._compared += 1
+        if all(map(math.isfinite, (within, next_step, second_step))):
             self._steps.append((within, next_step, second_step))
 
     @property
     def is_due(self) -> bool:
         """Whether the numbers have become enough for another look since the last one."""
-        now = max(len(self._rows), len(self._steps))
-        due = sum(now >= look for look in LOOKS)
+        due = sum(self._compared >= look for look in LOOKS)
         if due <= self._looked:
             return False
         self._looked = due
@@ -143,6 +145,8 @@ class RowSimilarity:
             return math.nan, math.nan, math.nan
         within, first, second = np.array(self._steps, dtype=np.float64).T
         mean = within.mean()
+        if mean <= 0:
+            return math.nan, math.nan, math.nan
         ratio, later = first.mean() / mean, second.mean() / mean
         # Successive windows share gradients: blocks of three are nearly independent.
         left = _blocks(first - ratio * within) / mean

@@ -20,7 +20,7 @@ from noisescale.collectors.ddp import refuse_join
 from noisescale.collectors.gathered import GatheredRows
 from noisescale.collectors.in_model import InModel
 from noisescale.collectors.loss_scale import LossScale
-from noisescale.collectors.rows.step_rows import StepRows
+from noisescale.collectors.rows.step_rows import NOTHING_BESIDE, StepRows
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
 from noisescale.guard import Guard, NotMeasured, WarnOnce
 from noisescale.meter.cadence import Due
@@ -224,10 +224,13 @@ class StepCapture:
             unmeasured_examples: This rank's examples since the last measured step.
             unmeasured_steps: Steps since the last measured step.
         """
-        collector, step = self._open_collector(), self._step
+        collector, step, beside = self._open_collector(), self._step, NOTHING_BESIDE
         with self._spoils_step:
-            if collector.follows:
-                collector.end_step([one.size for one in step.passes])
+            if step.due or collector.follows:
+                sizes = [one.size for one in step.passes]
+                collector.end_step(sizes, measured=bool(step.due))
+            if step.due:
+                beside = collector.beside()
         if not step.due:
             self._step = StepUnderWay(step.due)
             return step
@@ -264,6 +267,7 @@ class StepCapture:
                     unmeasured_examples=unmeasured_examples,
                     unmeasured_steps=unmeasured_steps,
                     changes=changes,
+                    beside=beside,
                 )
         self._until_check = (self._until_check or _CHECK_EVERY) - 1
         self._step = StepUnderWay(step.due)

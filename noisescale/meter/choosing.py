@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.context_parallel import refuse_context_parallel
+from noisescale.collectors.coordinates import Coordinates
 from noisescale.collectors.ddp import DdpCollector
 from noisescale.collectors.deepspeed import (
     DeepSpeedCollector,
@@ -129,7 +130,8 @@ def choose_collector(
     if small_batch == "example":
         return PerExampleCollector(model, trained, groups, group, layers=options.layers)
     measured = [p for _, p in trained]
-    norms = GradientNorms(trained, groups, [one.entry(measured) for one in extra])
+    entries = [one.entry(measured) for one in extra]
+    norms = GradientNorms(trained, groups, entries, coordinates=Coordinates(measured))
     if small_batch == "micro_batch":
         return MicroBatchCollector(norms, group)
     if small_batch == "half":

@@ -506,10 +506,13 @@ class Meter:
         coverage = self.coverage if steps else 1.0
         for step in steps:
             self._take(step, coverage)
+            if capture.collector is not None:
+                capture.collector.take(step)
         if not self.withheld and capture.collector is not None and capture.collector.withheld:
             self.withheld = capture.collector.withheld
             self._estimates = Estimates(capture.collector.norms.group_names, self._options)
-            self.stop(NotMeasured(self.withheld))
+            if capture.collector.group is None:  # else other ranks may not have read so far
+                self.stop(NotMeasured(self.withheld))
 
     def _learning_rate(self) -> float:
         """Return the largest learning rate now; NaN if the host does not know it."""
@@ -528,7 +531,7 @@ class Meter:
         counts.examples += norms.examples
         counts.batch_size = norms.examples
         rate = self._rates.popleft() if self._rates else math.nan
-        sound = self._is_sound(step, coverage)
+        sound = not self.withheld and self._is_sound(step, coverage)
         if self._estimates.take(step, sound=sound, learning_rate=rate):
             counts.measured_steps += 1
         else:

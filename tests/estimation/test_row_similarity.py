@@ -86,7 +86,7 @@ def test_few_numbers_and_numbers_that_are_not_finite_show_nothing() -> None:
     found.add_rows(ROWS, math.nan, 1.0)
     found.add_rows(1, 0.0, math.nan)
     found.add_steps(1.0, math.inf, 1.0)
-    found.add_steps(0.0, 1.0, 1.0)
+    found.add_steps(math.nan, 1.0, 1.0)
 
     assert not found.is_due
     assert math.isnan(found.look().ratio)
@@ -96,7 +96,7 @@ def test_few_numbers_and_numbers_that_are_not_finite_show_nothing() -> None:
 def test_each_look_is_due_once() -> None:
     found, due = RowSimilarity(), []
     for step in range(1, 350):
-        found.add_rows(ROWS, 0.0, 1.0)
+        found.add_steps(math.nan, math.nan, math.nan)
         if found.is_due:
             due.append(step)
 

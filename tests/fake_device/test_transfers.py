@@ -30,7 +30,7 @@ PROOF: Table = {
     (TO_DEVICE_LATER, "collectors/halves/row_pass.py"): 2,
     (TO_DEVICE_LATER, "collectors/halves/derivatives.py"): 14,
     (TO_DEVICE_LATER, "collectors/halves/loss_derivative.py"): 3,
-    (TO_DEVICE_LATER, "collectors/halves/similarity_numbers.py"): 1,
+    (TO_DEVICE_LATER, "collectors/coordinates.py"): 1,
     **CONSTANTS,
 }
 """Of a cut: whether rows act on each other, and whether the training's own pass agrees."""

@@ -127,7 +127,7 @@ class OnTwoRanks:
         else:
             meter.state_dict()
             store.wait(["saved"])
-            dist.all_reduce(torch.zeros(14, dtype=torch.float64))  # that of rank 0's last step
+            dist.all_reduce(torch.zeros(20, dtype=torch.float64))  # that of rank 0's last step
 
     def rows_not_read_for_long_are_bounded(self) -> None:
         waiting = []

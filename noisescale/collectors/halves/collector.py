@@ -31,12 +31,12 @@ from noisescale.collectors.halves.graph import is_curved
 from noisescale.collectors.halves.parts import Parts
 from noisescale.collectors.halves.proved_cuts import ProvedCuts
 from noisescale.collectors.halves.row_pass import row_pass, signs
-from noisescale.collectors.halves.similarity_numbers import SimilarityNumbers
+from noisescale.collectors.halves.rows_at_cut import RowsAtCut
 from noisescale.collectors.halves.upset import unwatch, watch
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.own_pass import measuring
 from noisescale.collectors.rows.step_norms import ROWS_WITHOUT_LOSS
-from noisescale.collectors.rows.step_rows import Unread
+from noisescale.collectors.rows.step_rows import MeasuredStep, Unread
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
 from noisescale.guard import NotMeasured, keeps_errors
 
@@ -86,6 +86,8 @@ class HalvesCollector(MicroBatchCollector):
 
     _saved = ("_draws", "_lone_steps")
 
+    compares = "halves"
+
     same_gradient = (
         "All rows of a batch, or all micro-batches of a step, had the same gradient. Such steps are"
         " not measured. Give each row and each micro-batch an example of its own."
@@ -102,7 +104,7 @@ class HalvesCollector(MicroBatchCollector):
     ) -> None:
         super().__init__(norms, group=None)
         self._cuts = ProvedCuts(model, norms, cut, compiled=compiled, backward_twice=backward_twice)
-        self._similarity = SimilarityNumbers(norms.parameters)
+        self._at_cut = None if self._apart is None else RowsAtCut(self._apart.found)
         self._lone_steps = _LONE_STEPS
         self._draws = 0
         self._halves: Halves | None = None
@@ -217,25 +219,20 @@ class HalvesCollector(MicroBatchCollector):
 
     @property
     def beside_rows(self) -> Sequence[Unread]:
-        """What shows how alike rows are."""
-        return (self._similarity,)
+        """What shows how alike rows are at the cut."""
+        return () if self._at_cut is None else (self._at_cut,)
 
-    @property
-    def withheld(self) -> str:
-        """What rows that are alike mean for halves."""
-        return self._similarity.withheld
+    def end_step(self, sizes: Sequence[float], *, measured: bool) -> None:
+        """Do as `super`, and note what the step is measured by."""
+        if self._apart is not None and measured:
+            self._apart.kind = "halves" if len(sizes) == 1 else "micro-batches"
+        super().end_step(sizes, measured=measured)
 
-    @property
-    def follows(self) -> bool:
-        """Whether a measured step is compared with those after it."""
-        return self._similarity.follows
-
-    def end_step(self, sizes: Sequence[float]) -> None:
-        """Follow gradients to the steps after a measured one, unless a scaler may change them."""
-        if len(sizes) == 1 and not self.may_be_unscaled:
-            self._similarity.end_step(sizes[0])
-        else:
-            self._similarity.forget()
+    def take(self, step: MeasuredStep) -> None:
+        """Do as `super`, and look for halves that show nothing."""
+        super().take(step)
+        if self._apart is not None:
+            self._apart.take_halves(step.norms)
 
     def reset(self) -> None:
         """Begin another step."""
@@ -307,11 +304,6 @@ class HalvesCollector(MicroBatchCollector):
             return
         captured = Captured(self.norms)
         sizes: list[Tensor] = []
-
-        def receive(index: int, gradient: Tensor) -> None:
-            captured.add(index, gradient)
-            self._similarity.take_half(index, gradient)
-
         with self._cuts.change_nothing_else():
             self._draws += 1
             row_pass(
@@ -320,7 +312,7 @@ class HalvesCollector(MicroBatchCollector):
                 edges,
                 signs(parts.number, self._draws, parts.groups),
                 self.norms.parameters,
-                receive,
+                captured.add,
                 sizes,
             )
         captured.norm_kept()
@@ -330,10 +322,8 @@ class HalvesCollector(MicroBatchCollector):
         if parts.row_weights is None:
             few = parts.lack_losses(of_rows != 0)
             sq_norms = sq_norms.masked_fill(few, ROWS_WITHOUT_LOSS)
-        if parts.groups is None:
-            if not is_curved(loss.node):
-                self._similarity.take_rows(of_rows)
-            self._similarity.begin_window(parts.size, parts.number)
+        if self._at_cut is not None and parts.groups is None and not is_curved(loss.node):
+            self._at_cut.add(of_rows)
         self._halves = Halves(sq_norms, batch.which, parts)
 
     @keeps_errors

@@ -33,7 +33,24 @@ interpreter ends the thread, and C++ the process: "terminate called without an a
 
 
 _COUNTS = 9
-"""Numbers at the end of a row that are no norms."""
+"""Numbers behind the norms of a row."""
+
+_BESIDE = 4
+"""Numbers of `Beside`, at the end of a row."""
+
+
+class Beside(NamedTuple):
+    """What a row says of an earlier measured step, see `StepsApart`."""
+
+    ends: bool
+    """Whether it says anything."""
+    numbers: Tensor | Sequence[float] | None
+    """This rank's share of numbers, shape (3,); None: they are not known. Read: their sums."""
+    draws: float
+    """A checksum of what random numbers were drawn from; NaN if there is none. Read: the sum."""
+
+
+NOTHING_BESIDE = Beside(ends=False, numbers=None, draws=math.nan)
 
 
 class MeasuredStep(NamedTuple):
@@ -49,6 +66,10 @@ class MeasuredStep(NamedTuple):
     """Number of unmeasured steps before it."""
     changes: ReducedChanges
     """What was done to the step's gradients."""
+    at_coordinates: StepNorms | None = None
+    """Norms at some coordinates, if these are compared between steps."""
+    beside: Beside = NOTHING_BESIDE
+    """What its row says of an earlier step."""
 
 
 class _Waiting(NamedTuple):
@@ -59,6 +80,8 @@ class _Waiting(NamedTuple):
     """The collective that sums the row over ranks, if there are several."""
     unmeasured_steps: int
     checked: bool
+    ends: bool
+    """See `Beside.ends`."""
 
     @property
     def has_come(self) -> bool:
@@ -97,6 +120,7 @@ class StepRows:
     ) -> None:
         self._partition = norms.partition
         self._entries = norms.entries
+        self._beside = 0 if norms.coordinates is None else _BESIDE
         self._device, self._home = norms.fixed_device, weakref.ref(norms.home)
         self._group = group
         self._sharing = sharing
@@ -118,6 +142,7 @@ class StepRows:
         unmeasured_examples: float,
         unmeasured_steps: int,
         changes: Changes = UNTOUCHED,
+        beside: Beside = NOTHING_BESIDE,
     ) -> None:
         """Sum a step's row over ranks, in one asynchronous collective that always runs.
 
@@ -131,22 +156,23 @@ class StepRows:
             unmeasured_examples: This rank's examples since the last measured step.
             unmeasured_steps: Steps since the last measured step, equal on all ranks.
             changes: What was done to the gradients; squared norms as captured.
+            beside: What is said of an earlier step.
         """
         counts = examples, unmeasured_examples
         checked = changes.sq_norms is not None
         try:
-            row = self._row(small, big, layout, counts, changes)
+            row = self._row(small, big, layout, counts, changes, beside)
         except Exception:
             # The other ranks wait for this one's row, whatever became of it.
-            row = self._row(None, None, UNKNOWN, counts, UNTOUCHED)
-            self._reduce(row, unmeasured_steps, checked)
+            row = self._row(None, None, UNKNOWN, counts, UNTOUCHED, NOTHING_BESIDE)
+            self._reduce(row, unmeasured_steps, checked, beside.ends)
             raise
-        self._reduce(row, unmeasured_steps, checked)
+        self._reduce(row, unmeasured_steps, checked, beside.ends)
 
-    def _reduce(self, row: Tensor, unmeasured_steps: int, checked: bool) -> None:
+    def _reduce(self, row: Tensor, unmeasured_steps: int, checked: bool, ends: bool) -> None:
         group = self._group
         work = dist.all_reduce(row, group=group, async_op=True) if group is not None else None
-        self._waiting.append(_Waiting(row, work, unmeasured_steps, checked))
+        self._waiting.append(_Waiting(row, work, unmeasured_steps, checked, ends))
         if work is not None:
             _LAST.append(work)
             let_stream_wait(work, row.device)
@@ -158,6 +184,7 @@ class StepRows:
         layout: WindowLayout,
         counts: tuple[float, float],
         changes: Changes,
+        beside: Beside,
     ) -> Tensor:
         examples, unmeasured_examples = counts
         if big is None:
@@ -184,7 +211,13 @@ class StepRows:
             changed = changed * layout.big_scale
         # This one number changes at every step: filled in, it takes no copy of the others.
         unmeasured = big.new_full((1,), unmeasured_examples)
-        return torch.cat([small, big, changed, *self._on_device(numbers, big), unmeasured])
+        row = [small, big, changed, *self._on_device(numbers, big), unmeasured]
+        if self._beside:
+            said = beside.numbers
+            known = to_device(said, big.device).to(big) if isinstance(said, Tensor) else None
+            row += [big.new_full((3,), math.nan) if known is None else known]
+            row += [big.new_full((1,), beside.draws)]
+        return torch.cat(row)
 
     def read(
         self, *, without_waiting: bool = False, beside: Sequence[Unread] = ()
@@ -214,6 +247,7 @@ class StepRows:
             one.take([next(numbers) for _ in some])
         rows = rows[: len(ready)]
         for row, step in zip(rows, ready, strict=True):
+            said = [row.pop() for _ in range(self._beside)][::-1]
             *norms, stale, between, within = row[:-_COUNTS]
             counted = [x / self._sharing for x in row[-_COUNTS:]]
             inverse_part_sizes, inverse_sizes, weights, total, *rest = counted
@@ -256,7 +290,18 @@ class StepRows:
                 in_pieces=in_pieces,
                 checked=step.checked,
             )
-            yield MeasuredStep(whole, of_entries, unmeasured, step.unmeasured_steps, changes)
+            if self._beside:
+                yield MeasuredStep(
+                    whole,
+                    of_entries[:-1],
+                    unmeasured,
+                    step.unmeasured_steps,
+                    changes,
+                    of_entries[-1],
+                    Beside(step.ends, said[:-1], said[-1]),
+                )
+            else:
+                yield MeasuredStep(whole, of_entries, unmeasured, step.unmeasured_steps, changes)
 
     def clear(self) -> None:
         """Drop what has not been read."""

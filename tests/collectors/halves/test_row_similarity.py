@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from noisescale import NoiseScaleMeter, predict, read_run
 from noisescale.collectors.halves.graph import is_curved
-from noisescale.collectors.halves.similarity_numbers import SimilarityNumbers
 
 ROWS, STEPS = 8, 220
 Draw = Callable[[torch.Generator], tuple[Tensor, Tensor]]
@@ -100,53 +99,6 @@ def test_a_new_run_in_the_folder_is_not_withheld(tmp_path: Path) -> None:
     lines = (tmp_path / "noise_scale.jsonl").read_text().splitlines()
     assert any("withheld" in json.loads(line) for line in lines)
     assert not read_run(tmp_path).withheld
-
-
-def test_the_numbers_are_those_of_gradients_at_the_same_coordinates() -> None:
-    torch.manual_seed(0)
-    parameters = [nn.Parameter(torch.randn(5, 7)), nn.Parameter(torch.randn(()))]
-    numbers = SimilarityNumbers(parameters)
-    halves = [torch.randn_like(p) for p in parameters]
-    steps = [[torch.randn_like(p) for p in parameters] for _ in range(3)]
-
-    for index, gradient in enumerate(halves):
-        numbers.take_half(index, gradient)
-    numbers.begin_window(ROWS, ROWS)
-    for gradients in steps:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient.t().contiguous().t() if gradient.dim() else gradient
-        numbers.end_step(ROWS)
-    (row,) = numbers.unread()
-
-    places = numbers._coordinates
-    assert sum(len(at[0]) for at in places.values()) <= 256
-    half, first, second, third = (
-        torch.cat([(g[i] if g[i].dim() else g[i][None])[at] for i, at in places.items()])
-        for g in (halves, *steps)
-    )
-    expected = [
-        half.square().sum(),
-        ((second - first).square().sum() + (third - second).square().sum()) / 4,
-        (third - first).square().sum() / 2,
-        min((half - first).square().sum(), (half + first).square().sum()) / first.square().sum(),
-    ]
-    assert row.tolist() == pytest.approx([float(x) for x in expected])
-    assert not numbers.follows
-
-
-def test_a_step_of_another_size_ends_the_comparison() -> None:
-    parameter = nn.Parameter(torch.randn(5))
-    numbers = SimilarityNumbers([parameter])
-    numbers.take_half(0, torch.randn(5))
-    numbers.begin_window(ROWS, ROWS)
-    parameter.grad = torch.randn(5)
-
-    numbers.end_step(ROWS)
-    assert numbers.follows
-    numbers.end_step(ROWS + 1)
-
-    assert not numbers.follows
-    assert not numbers.unread()
 
 
 class OfFirstRow(torch.autograd.Function):
