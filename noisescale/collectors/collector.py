@@ -13,6 +13,7 @@ from torch import Tensor
 from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.averaged_gradient import AveragedGradient
 from noisescale.collectors.changes import Changes
+from noisescale.collectors.coordinates import Coordinates
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows.step_rows import NOTHING_BESIDE, Beside, MeasuredStep, Unread
 from noisescale.collectors.rows.window_layout import Weight, WindowLayout
@@ -66,7 +67,7 @@ class Collector(HookErrors, State, ABC):
         self.group = group
         self._average = AveragedGradient(norms, group)
         self._apart: StepsApart | None = None
-        if norms.coordinates is not None:
+        if isinstance(norms.coordinates, Coordinates):
             ranks = 1 if group is None else dist.get_world_size(group)
             self._apart = StepsApart(norms, norms.coordinates, ranks, self.compares)
         self._watching = True
@@ -116,9 +117,9 @@ class Collector(HookErrors, State, ABC):
         if self._apart is not None:
             self._apart.end_step(sizes, measured=measured)
 
-    def beside(self) -> Beside:
+    def next_word(self) -> Beside:
         """Return what the row of a measured step says of an earlier one."""
-        return NOTHING_BESIDE if self._apart is None else self._apart.beside()
+        return NOTHING_BESIDE if self._apart is None else self._apart.next_word()
 
     def take(self, step: MeasuredStep) -> None:
         """Receive a measured step that was read."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,9 +21,6 @@ from noisescale.collectors.squared_norms import (
     scale,
     sums_of_squares,
 )
-
-if TYPE_CHECKING:
-    from noisescale.collectors.coordinates import Coordinates
 
 Norms = list[list[Norm]]
 """A list of norms for each entry of a row: `sums_of_squares` computes the entry from them.
@@ -100,7 +97,7 @@ class GradientNorms:
         groups: Groups | None = None,
         extra: Sequence[ExtraEntry] = (),
         *,
-        coordinates: Coordinates | None = None,
+        coordinates: ExtraEntry | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.names = [name for name, _ in named_parameters]
@@ -141,7 +138,7 @@ class GradientNorms:
         self._left_out = frozenset(indices)
 
     @property
-    def left_out(self) -> frozenset[int]:
+    def indices_left_out(self) -> frozenset[int]:
         """The parameters whose gradients are left out, by their index."""
         return self._left_out
 

@@ -77,7 +77,7 @@ class _Window:
     sizes: tuple[float, ...]
     """Examples of its passes."""
     gradients: list[Tensor | None] = field(default_factory=list)
-    """At the coordinates; None in a step that cannot be compared."""
+    """Gradients at the coordinates; None in a step that cannot be compared."""
 
     def numbers(self, ranks: int) -> Tensor | None:
         """Return this rank's share of |g|² and of half of |Δg|² over one step and over two."""
@@ -132,7 +132,7 @@ class StepsApart:
             self._draws = math.nan
         now: Tensor | None = None
         try:
-            now = self._coordinates.gradient(self._norms.left_out)
+            now = self._coordinates.gradient(self._norms.indices_left_out)
             if measured:
                 self._look_at_draws()
         finally:
@@ -143,7 +143,7 @@ class StepsApart:
                 self._ended.append(None)
                 self._ended[-1] = self._windows.popleft().numbers(self._ranks)
 
-    def beside(self) -> Beside:
+    def next_word(self) -> Beside:
         """Return what goes into the row of a measured step. It needs no device."""
         ends = bool(self._ended)
         return Beside(ends, self._ended.popleft() if ends else None, self._draws)
@@ -192,7 +192,7 @@ class StepsApart:
         found += f" {similarity.correlation_low:.2g})"
         count = ""
         if similarity.by_steps:
-            count = f": {size:g} examples count as about {size / similarity.ratio:.2g}"
+            count = f": {size:g} count as about {size / similarity.ratio:.2g}"
             found = f"successive gradients differ {similarity.ratio:.2g} times as much as they do"
             found += f" (|Δg|², at least {similarity.ratio_low:.2g} times)"
         if self._same_draws:

@@ -183,10 +183,13 @@ def _about_order(found: MeasurementRecord) -> str:
     assert order.successive is not None
     apart = _ratio(order.successive)
     if not order.independent:
+        shown = f"two successive ones show {apart} the noise between all of them"
+        if order.near is not None and order.near.judgement == "no":
+            shown = f"the first ones show {_ratio(order.near)} the noise of those far on"
         said = (
-            f"are no independent draws: two successive ones show {apart} the noise between"
-            " all of them. Training sees other noise than this number says. Shuffle the examples"
-            " (`shuffle=True`)"
+            f"are no independent draws: {shown}. Training sees other noise than this number says."
+            " Shuffle the examples (`shuffle=True`; a stream before it is stored, as a buffer mixes"
+            " neighbours alone)"
         )
         return said if order.shuffled is None else f"{said}. The number is of shuffled batches"
     said = f"are independent of those before them, as far as can be told: {apart} the noise"
@@ -283,7 +286,7 @@ def as_dict(found: MeasurementRecord) -> dict[str, Any]:
     | `groups` | the same for each group |
     | `batch_size` | examples in a batch, over all devices |
     | `ways` | `name`, `judgement`, `ratio` with its bounds or None, `reason` |
-    | `order` | `at_random`, and `successive` and `shuffled` as ratios with bounds, or None |
+    | `order` | `at_random`; `successive`, `shuffled` and `near` as ratios with bounds, or None |
     | `seconds`, `stopped`, `left_out` | seconds taken, why it ended, batches that did not count |
     | `checkpoint`, `step` | the weights, or None |
     """
@@ -308,6 +311,7 @@ def as_dict(found: MeasurementRecord) -> dict[str, Any]:
             "at_random": found.order.at_random,
             "successive": ratio(found.order.successive),
             "shuffled": ratio(found.order.shuffled),
+            "near": ratio(found.order.near),
         },
         "seconds": found.seconds,
         "stopped": found.stopped,

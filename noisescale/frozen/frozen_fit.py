@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import pickle
 import statistics
+import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -36,6 +37,7 @@ from noisescale.lightning.trainer_access import (
     BatchCounter,
     Callback,
     isolate_rng,
+    skip_batches,
     tensors_of,
 )
 from noisescale.lightning.training import copy_to_train, plain_trainer, quiet
@@ -46,6 +48,18 @@ if TYPE_CHECKING:
 
 _ENDLESS = 10**6
 """More steps than are ever taken."""
+
+_JUMPS = 3
+"""How often a stream is read on, to batches far from those that were measured."""
+
+_JUMP = 4
+"""Batches that are read, as a multiple of those measured; each time this many times more."""
+
+_LANDED = 6
+"""Batches that are measured there."""
+
+_LEAST_SECONDS = 5.0
+"""Seconds that reading on may take, or as many as measuring has taken."""
 
 _FEW = 20
 """Batches of which one has to bring a gradient."""
@@ -66,6 +80,8 @@ class Seen:
     """Batches without a gradient, or with one that is not finite."""
     again: bool = False
     """Whether the loader began to repeat its batches."""
+    near: int = 0
+    """The number of batches before those from far on in the data; 0 if there are none."""
     loader: Any = None
     optimizer: Any = None
     mean: dict[str, Tensor] = field(default_factory=dict)
@@ -104,6 +120,11 @@ class Asked:
     """Whether each second batch of a loader is compared with the one before it."""
     elementwise: bool = False
     """Whether to keep the mean and the variance of each element."""
+    far: Callable[[Any], bool] = lambda loader: False
+    """Whether some batches of a loader are to come from far on in its data, once there are enough.
+
+    What a stream holds can be alike for long, and a shuffle buffer only mixes neighbours.
+    """
 
 
 def frozen_fit(
@@ -184,6 +205,8 @@ class _Looking(Callback):
         self._examples = 0.0
         self._has_loss = False
         self._tried = self._tried_before_epoch = self._looked = 0
+        self._jumps = self._landed = 0
+        self._began = time.monotonic()
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._checkpoint is not None:  # after `setup`, which may make layers
@@ -253,8 +276,24 @@ class _Looking(Callback):
                 "Measure another checkpoint, or in float32. A `loss` has to use the network that it"
                 " is given.",
             )
-        if self.seen.batches and self._enough(self.seen):
-            trainer.should_stop = True
+        if self.seen.batches < max(self._landed, 1):
+            return
+        if 0 < self._jumps < _JUMPS:
+            self._read_on(trainer)
+        elif self._enough(self.seen):
+            if self._jumps or not self._asked.far(self.seen.loader):
+                trainer.should_stop = True
+            else:
+                self._read_on(trainer)
+
+    def _read_on(self, trainer: pl.Trainer) -> None:
+        """Go on with batches that come later in the data."""
+        self._jumps += 1
+        self.seen.near = self.seen.near or self.seen.batches
+        self._landed = self.seen.batches + _LANDED
+        now = time.monotonic()
+        until = now + max(now - self._began, _LEAST_SECONDS)
+        skip_batches(trainer, _JUMP**self._jumps * self._landed, until)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._tried == self._tried_before_epoch and self.seen.batches:

@@ -149,15 +149,20 @@ def measure(
         for way in ways
         if way == "half" or devices * nodes == 1
     ]
+    ranks = devices * nodes
     asked = Asked(
-        groups, batch_size_fn, weight_fn, lambda loader: not draws_at_random(loader), elementwise
+        groups,
+        batch_size_fn,
+        weight_fn,
+        lambda loader: not draws_at_random(loader),
+        elementwise,
+        far=lambda loader: batches == "auto" and ranks == 1 and not can_be_shuffled(loader),
     )
     options = {
         **{"accelerator": accelerator, "devices": devices, "num_nodes": nodes},
         **{"strategy": strategy, "use_distributed_sampler": True},
         "precision": precision or getattr(module, "own_precision", None),
     }
-    ranks = devices * nodes
     rule = StoppingRule(batches, width, seconds, confidence, judged, progress)
     with refuse_out_of_memory("batch_size", "Give a smaller `batch_size`."):
         seen = frozen_fit(
@@ -264,7 +269,9 @@ def _order(own: IndependentBatches, seen: Seen, random: Seen | None, ranks: int)
     means = [float(own.deviations[max(k - 3, 0) : k - 1].mean()) for k in pairs]
     successive = compare(list(pairs.values()), means)
     if random is None:
-        return Order(False, successive)
+        traces = own.noise_traces.tolist()
+        first, last = traces[: seen.near - 1], traces[seen.near - 1 :]
+        return Order(False, successive, near=compare_apart(first, last) if seen.near else None)
     others = _batches(random, random.whole, ranks).noise_traces
     return Order(False, successive, compare_apart(own.noise_traces.tolist(), others.tolist()))
 

@@ -47,10 +47,14 @@ class Order:
     """tr(Σ) of two successive batches over that of all of them. None if drawn at random."""
     shuffled: Comparison | None = None
     """tr(Σ) of the loader's batches over that of shuffled ones, where that was measured."""
+    near: Comparison | None = None
+    """tr(Σ) of the first batches over that of batches far on in a stream, by all before them."""
 
     @property
     def independent(self) -> bool:
         """Whether successive batches are as far apart as others, as far as can be told."""
+        if self.near is not None and self.near.judgement == "no":
+            return False
         return self.successive is None or self.successive.judgement not in ("no", "probably not")
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -284,6 +286,22 @@ def validate_next(trainer: pl.Trainer) -> None:
 def validate_no_more(trainer: pl.Trainer) -> None:
     """Take `validate_next` back, after the validation."""
     trainer.val_check_batch = VALIDATES_NEVER["val_check_interval"]
+
+
+def skip_batches(trainer: pl.Trainer, number: int, until: float) -> None:
+    """Read on in the training data, without training. Call in `on_train_batch_end`.
+
+    Args:
+        trainer: The Trainer.
+        number: Most batches.
+        until: When to stop, by `time.monotonic`.
+    """
+    fetcher: Any = trainer.fit_loop._data_fetcher
+    with suppress(StopIteration):  # which the loop meets, too
+        for _ in range(number):
+            if time.monotonic() >= until:
+                return
+            next(fetcher)
 
 
 def first_loader(trainer: pl.Trainer) -> Any:

@@ -230,7 +230,7 @@ class StepCapture:
                 sizes = [one.size for one in step.passes]
                 collector.end_step(sizes, measured=bool(step.due))
             if step.due:
-                beside = collector.beside()
+                beside = collector.next_word()
         if not step.due:
             self._step = StepUnderWay(step.due)
             return step

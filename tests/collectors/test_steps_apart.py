@@ -40,8 +40,8 @@ def test_the_numbers_are_those_of_gradients_at_the_same_coordinates(left_out: li
             parameter.grad = gradient.t().contiguous().t() if gradient.dim() else gradient
         apart.end_step([ROWS], measured=not number)
         assert apart.follows == (number < 2)
-    beside = apart.beside()
-    assert not apart.beside().ends
+    beside = apart.next_word()
+    assert not apart.next_word().ends
 
     places = {i: apart._coordinates._places.get(id(p)) for i, p in enumerate(parameters)}
     assert sum(len(at[0]) for at in places.values() if at) <= 256
@@ -73,7 +73,7 @@ def test_steps_of_another_size_say_nothing_at_the_same_time() -> None:
     for size in (ROWS, ROWS + 1, ROWS):
         apart.end_step([size], measured=size == ROWS and not apart.follows)
 
-    assert apart.beside()[:2] == (True, None)  # as other ranks may have something to say
+    assert apart.next_word()[:2] == (True, None)  # as other ranks may have something to say
 
 
 class Flow(nn.Module):
@@ -126,7 +126,7 @@ def test_ranks_with_one_seed_have_no_noise_scale_until_each_has_its_own() -> Non
     for one_seed, own_seeds in on_ranks(2, both):
         value, withheld, _ = one_seed
         assert math.isnan(value)
-        assert "The batches of the ranks are alike: 16 examples count as about" in withheld
+        assert "The batches of the ranks are alike: 16 count as about" in withheld
         assert "All ranks draw the same random numbers" in withheld
         assert "`torch.manual_seed(seed + rank)`" in withheld
         assert own_seeds[1:] == ("", STEPS // 2)
@@ -136,5 +136,5 @@ def test_ranks_with_one_seed_have_no_noise_scale_until_each_has_its_own() -> Non
 def test_micro_batches_with_one_draw_a_step_have_no_noise_scale(shared: bool) -> None:
     value, withheld, _ = fit(0, batches_of(0, 2 * ROWS), micro=2, shared=shared)
 
-    assert ("The micro-batches of a step are alike: 16 examples" in withheld) == shared
+    assert ("The micro-batches of a step are alike: 16 count" in withheld) == shared
     assert not shared or math.isnan(value)

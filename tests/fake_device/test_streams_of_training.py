@@ -196,9 +196,9 @@ def _on_another_stream(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def rows_that_are_not_waited_for() -> AbstractContextManager[Any]:
-    def reduced(rows: StepRows, row: Tensor, unmeasured_steps: int, checked: bool) -> None:
+    def reduced(rows: StepRows, row: Tensor, *of_step: Any) -> None:
         step_rows._LAST.append(dist.all_reduce(row, group=rows._group, async_op=True))
-        rows._waiting.append(step_rows._Waiting(row, None, unmeasured_steps, checked))
+        rows._waiting.append(step_rows._Waiting(row, None, *of_step))
 
     return mock.patch.object(StepRows, "_reduce", reduced)
 

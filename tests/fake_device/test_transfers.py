@@ -42,8 +42,12 @@ VOTES: Table = {(TO_DEVICE_LATER, "collectors/per_example/probe.py"): 1}
 
 HALVES = {"first measured": PROOF, "measured": SIGNS}
 GROUPED = {"first measured": {**PROOF, **GROUPS}, "measured": {**SIGNS, **GROUPS}}
-OTHERS = {"first measured": CONSTANTS, "measured": NOTHING}
-UNEQUAL = {"first measured": CONSTANTS, "measured": CONSTANTS}
+COORDINATES: Table = {(TO_DEVICE_LATER, "collectors/coordinates.py"): 1}
+"""Where gradients are compared between steps."""
+COMPARED: Table = {**COORDINATES, **CONSTANTS}
+OTHERS = {"first measured": COMPARED, "measured": NOTHING}
+SHARDED = {"first measured": CONSTANTS, "measured": NOTHING}
+UNEQUAL = {"first measured": COMPARED, "measured": CONSTANTS}
 EXAMPLES = {"first measured": PROBE, "measured": NOTHING}
 SOME_EXAMPLES = {"first measured": PROBE, "measured": COVERAGE}
 EXAMPLES_OF_RANKS = {
@@ -61,6 +65,9 @@ EXPECTED: Mapping[str, Mapping[str, Table]] = {
     "examples, positions": SOME_EXAMPLES,
     "examples, normalization layers": SOME_EXAMPLES,
     "DDP, examples": EXAMPLES_OF_RANKS,
+    "ranks that are not averaged": SHARDED,
+    "FSDP2": SHARDED,
+    "FSDP2, accumulation, groups": SHARDED,
 }
 """Other ways are as `OTHERS`."""
 
@@ -89,18 +96,18 @@ FITTED: Mapping[str, Mapping[str, Table]] = {
     },
     "Lightning, scheduler": {
         "first measured": CONSTANTS,
-        "first measured, read": NOTHING,
+        "first measured, read": COORDINATES,
         "measured": CONSTANTS,  # where the batch size has changed
         "measured, read": ONE_READ,
     },
     "Lightning, DDP, scheduler": {
         "first measured": CONSTANTS,
-        "first measured, read": {**SIZES, **CHECKSUMS},
+        "first measured, read": {**SIZES, **CHECKSUMS, **COORDINATES},
         "measured": CONSTANTS,
         "measured, read": {**ONE_READ, **RANKS_AGREE},
         "measured, compared": SHARED,
     },
-    "Hugging Face": {"first measured": CONSTANTS, "measured": NOTHING, "measured, read": ONE_READ},
+    "Hugging Face": {"first measured": COMPARED, "measured": NOTHING, "measured, read": ONE_READ},
 }
 """For batches of a trainer. "read": the run logs, decides or ends an epoch."""
 

@@ -2,6 +2,7 @@
 """`measure`, against the gradients of all examples one by one, and what it says of the ways."""
 
 import math
+import random
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -154,6 +155,28 @@ def test_a_stream_in_order_has_no_number() -> None:
     assert not found.noise_scale.resolved
     assert math.isnan(found.noise_scale.value)
     assert "not known" in found.document().headline
+
+
+@pytest.mark.parametrize("run", [1, 1500])
+def test_a_stream_that_is_alike_for_long_is_found_out_far_on(run: int) -> None:
+    """A buffer of neighbours looks like random draws, as far as the first batches go."""
+    x, y = digits()
+    classes = [(y == digit).nonzero().flatten() for digit in range(3)]
+
+    class Buffered(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            draw = random.Random(0)
+            kept: list[int] = []
+            for number in range(12_000):
+                members = classes[number // run % 3 if run > 1 else draw.randrange(3)]
+                kept.append(int(members[draw.randrange(len(members))]))
+                if len(kept) > 100:
+                    index = kept.pop(draw.randrange(100))
+                    yield x[index], y[index]
+
+    found = measured(DataLoader(Buffered(), batch_size=16), ways=[])
+
+    assert found.order.independent == found.noise_scale.resolved == (run == 1)
 
 
 class OneClass(Sampler[list[int]]):

@@ -45,9 +45,9 @@ class Beside(NamedTuple):
     ends: bool
     """Whether it says anything."""
     numbers: Tensor | Sequence[float] | None
-    """This rank's share of numbers, shape (3,); None: they are not known. Read: their sums."""
+    """Numbers, shape (3,): shares of this rank, or sums once read. None: they are not known."""
     draws: float
-    """A checksum of what random numbers were drawn from; NaN if there is none. Read: the sum."""
+    """A checksum of random states; NaN if there is none. Once read, the sum."""
 
 
 NOTHING_BESIDE = Beside(ends=False, numbers=None, draws=math.nan)
