@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 LOOKS = (30, 100, 300, 1000, 3000, 10_000)
 """Numbers of measured steps at which the statistics are looked at: each look may be wrong once."""
 
-BY_CHANCE = 1e-3
+BY_CHANCE = 1e-4
 """The probability that a bound is wrong by chance."""
 
 LEAST_RATIO = 1.25
@@ -40,8 +40,14 @@ MOVED_RATIO = 2.0
 FEWEST = 20
 """Measured steps that R needs: some fewer than those of the first look, which it lags behind."""
 
-LAGS_ALIKE = (0.75, 1.5)
-"""(R - 1) at a lag of two steps over that at a lag of one, where rows share draws."""
+LAGS_ALIKE = (0.85, 1.5)
+"""(R - 1) at a lag of two steps over that at a lag of one, where rows share draws.
+
+It was 0.2 to 0.8 in trainings at the edge of stability, whose mean gradient turns at each step.
+"""
+
+CERTAIN = 0.25
+"""The lower bound of R - 1 as a share of R - 1, below which R is too uncertain to be judged."""
 
 LEAST_CORRELATION = 0.01
 """The intraclass correlation above which rows are alike."""
@@ -68,7 +74,8 @@ class Similarity(NamedTuple):
     @property
     def by_steps(self) -> bool:
         """Whether gradients of different steps show that rows are alike."""
-        return self.ratio_low > LEAST_RATIO and self._lags_alike
+        certain = self.ratio_low - 1 > CERTAIN * (self.ratio - 1)
+        return self.ratio_low > LEAST_RATIO and certain and self._lags_alike
 
     @property
     def moves(self) -> bool:
