@@ -84,8 +84,10 @@ class OptimizerMix:
         return dict(zip(OF_OPTIMIZER, map(float, found), strict=False))
 
     @classmethod
-    def of(cls, optimizer: Any) -> OptimizerMix:
-        """Return what an optimizer is, from the class of its `step`, its name and its groups.
+    def of(cls, *optimizers: Any) -> OptimizerMix:
+        """Return what an optimizer is, or several that step together are.
+
+        It is read from the class of `step`, the name and the groups of each.
 
         A class with a step of its own is of the kind that its whole name says. A name that only
         contains another name says nothing: `SoapAdam` is not Adam. Parameter groups that name an
@@ -99,15 +101,18 @@ class OptimizerMix:
             >>> OptimizerMix.of(torch.optim.SGD(weights, lr=0.1, momentum=0.9)).kind.name
             'MOMENTUM'
         """
-        found = (kind for name in _classes_of_step(optimizer) if (kind := _kind_named(name)))
-        named = next(found, OptimizerKind.OTHER)
         elements = Counter[OptimizerKind]()
-        # Moonlight's Muon has `use_muon` in each parameter's state.
-        state = optimizer.state if named is OptimizerKind.SPECTRAL else {}
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                settings = {**group, **state.get(parameter, {})}
-                elements[_kind_by(settings, named)] += parameter.numel() * parameter.requires_grad
+        named = OptimizerKind.OTHER
+        for optimizer in optimizers:
+            found = (kind for name in _classes_of_step(optimizer) if (kind := _kind_named(name)))
+            named = next(found, OptimizerKind.OTHER)
+            # Moonlight's Muon has `use_muon` in each parameter's state.
+            state = optimizer.state if named is OptimizerKind.SPECTRAL else {}
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    settings = {**group, **state.get(parameter, {})}
+                    trained = parameter.numel() * parameter.requires_grad
+                    elements[_kind_by(settings, named)] += trained
         total = elements.total()
         ranked = [kind for kind, n in elements.most_common() if n >= SMALLEST_SHARE * total]
         if not total or len(ranked) == 1:

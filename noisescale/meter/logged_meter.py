@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -116,6 +116,7 @@ class LoggedMeter:
         optimizer: The optimizer that steps, not a wrapper of it; None if it is not known.
         averaged: See `NoiseScaleMeter`. The theory was tried on no run without.
         prefix: Prefix of the names of its metrics.
+        beside: Optimizers that step with it, on the gradient of the same loss.
         loop: See `History`.
     """
 
@@ -125,6 +126,7 @@ class LoggedMeter:
         optimizer: Optimizer | None,
         prefix: str = ROOT,
         *,
+        beside: Sequence[Optimizer] = (),
         averaged: bool = True,
         loop: str = "",
     ) -> None:
@@ -140,13 +142,13 @@ class LoggedMeter:
         if optimizer is not None:
             with self.guard("The optimizer was not recorded with the run"):
                 other = OptimizerMix(OptimizerKind.OTHER)
-                self._mix = OptimizerMix.of(optimizer) if averaged else other
+                self._mix = OptimizerMix.of(optimizer, *beside) if averaged else other
                 engine = meter.engine
-                elements = parameters_of(optimizer) if engine is None else elements_of(engine)
-                self._parameters = float(elements)
+                of_each = [parameters_of(one) for one in (optimizer, *beside)]
+                self._parameters = float(sum(of_each) if engine is None else elements_of(engine))
                 # The optimizers of torch that are of no kind here are known, too.
                 known = type(optimizer).step.__module__.startswith("torch.")
-                if averaged and engine is None and self._mix == other and not known:
+                if averaged and engine is None and self._mix == other and not (known or beside):
                     self._watched = WatchedSteps(optimizer)
         self.history = self._new_history()
         self._warn = WarnOnce()

@@ -423,6 +423,12 @@ class Meter:
                 self._settle()
         return True
 
+    def count_step(self, local_examples: float) -> None:
+        """Count a step that was not measured, of so many examples of this rank."""
+        self._counts.steps += 1
+        self._counts.unmeasured_examples += local_examples
+        self._open_step()
+
     def follow(self) -> None:
         """Measure for decisions. Call it before the first step.
 

@@ -24,8 +24,13 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 
+def has_several(trainer: pl.Trainer) -> bool:
+    """Return whether the module steps several optimizers by hand."""
+    return len(trainer.optimizers) > 1 and not trainer.lightning_module.automatic_optimization
+
+
 def meters_for(
-    trainer: pl.Trainer, options: MeterOptions, *, name: str | None = None
+    trainer: pl.Trainer, options: MeterOptions, *, name: str | None = None, together: bool = False
 ) -> list[LoggedMeter]:
     """Return a meter for each optimizer, or one meter with automatic optimization.
 
@@ -33,6 +38,7 @@ def meters_for(
         trainer: The Trainer of a fit that is about to start, with its strategy set up.
         options: The monitor's options, from `with_assigned_groups`.
         name: The monitor's name.
+        together: Whether all optimizers step on the gradient of one loss, which has one meter.
 
     Raises:
         NotMeasured: If the model is compiled, and single examples are wanted.
@@ -41,7 +47,7 @@ def meters_for(
     model = trainer.strategy.model
     assert model is not None
     averaged = callback_that_does_not_average(trainer) is None
-    several = len(trainer.optimizers) > 1 and not trainer.lightning_module.automatic_optimization
+    several = has_several(trainer) and not together
     meters: list[LoggedMeter] = []
     for index, optimizer in enumerate(trainer.optimizers if several else trainer.optimizers[:1]):
         try:
@@ -65,7 +71,12 @@ def meters_for(
             raise
         meters.append(
             LoggedMeter(
-                meter, optimizer, prefix_of(index, name), averaged=averaged, loop="lightning"
+                meter,
+                optimizer,
+                prefix_of(index, name),
+                beside=trainer.optimizers[1:] if together else (),
+                averaged=averaged,
+                loop="lightning",
             )
         )
     return meters

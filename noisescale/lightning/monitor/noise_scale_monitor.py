@@ -25,16 +25,18 @@ from noisescale.batches.weights import checked_weight, terms_in
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.guard import Guard, beside_training
+from noisescale.guard import Guard, NotMeasured, beside_training
 from noisescale.history.history import History
 from noisescale.history.metric_names import check_monitor_name, prefix_of
 from noisescale.lightning import trainer_access
 from noisescale.lightning.monitor.meters import (
+    has_several,
     ids_of_trained,
     meters_for,
     way_of_measuring,
     with_assigned_groups,
 )
+from noisescale.lightning.monitor.one_loss import STEPS_APART, OneLoss, Verdict
 from noisescale.lightning.monitor.reporting import (
     folders_of_loggers,
     hand_over_records,
@@ -79,6 +81,12 @@ class _Fit:
     """Whether an engine accumulates and steps, see `engine_steps`."""
     stepped: bool = False
     """Whether an optimizer has stepped since the batch began."""
+    options: MeterOptions | None = None
+    """The options of the meters."""
+    one_loss: OneLoss | None = None
+    """Looks at the first steps of several optimizers; None once what they step on is known."""
+    stepped_together: set[int] | None = None
+    """Those of several optimizers of one loss that have taken the step; None: not one loss."""
     count_distinct: Callable[[Any], float] | None = None
     """Counts the distinct examples of a batch, if the loader repeats each example."""
 
@@ -123,8 +131,10 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     in the folder of each logger that has one. `noisescale predict`, `watch`, `compare` and
     TensorBoard's tab read it there. W&B and MLflow store it with the run.
 
-    Several optimizers (manual optimization) are measured each on its own parameters. The keys of
-    the first are those above; the keys of the second begin with `noise_scale/optimizer_1/`.
+    Several optimizers (manual optimization) that step together on one loss, as Muon and AdamW do,
+    have one noise scale: the first step is not measured, as it shows that. Else each is measured on
+    its own parameters, as the two of a GAN. The keys of the first are those above; the keys of the
+    second begin with `noise_scale/optimizer_1/`.
 
     The averaged gradient is read in `on_before_optimizer_step`, before Lightning clips it. A
     gradient that is changed earlier, in `on_after_backward`, spoils the comparison. Decoupled
@@ -342,6 +352,12 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             )
             return
         followed, self._followed = self._followed, None
+        saved = state.get("optimizers", ())
+        if has_several(trainer):
+            if len(saved) == 1:
+                self._fit.stepped_together = set()
+            elif not saved:
+                self._fit.one_loss = OneLoss(trainer.optimizers)
 
         def make() -> list[LoggedMeter]:
             check_supported(trainer)
@@ -349,17 +365,22 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             if followed is not None:
                 options = replace(options, extra=[*options.extra, _at_confidence(*followed)])
             self._news = way_of_measuring(trainer, options)
-            return meters_for(trainer, options, name=self._name)
+            self._fit.options = options
+            together = self._fit.stepped_together is not None
+            return meters_for(trainer, options, name=self._name, together=together)
 
-        device = trainer.strategy.root_device
-        self._make_meters(make, device, trainer.world_size)
+        self._measure(trainer, make)
         self._pause(True)  # from batch to batch, see `on_train_batch_end`
-        for logged in self._meters:
-            logged.meter.suspects = trainer_access.hooks_between_passes(trainer)
+        device = trainer.strategy.root_device
         # Ranks of tensor parallelism have the same examples.
         ranks = trainer.world_size if trainer_access.tensor_parallel_size(trainer) == 1 else 1
         accumulation = trainer.accumulate_grad_batches
-        self._begin(state.get("optimizers", ()), ranks, device, accumulation)
+        self._begin(saved, ranks, device, accumulation)
+
+    def _measure(self, trainer: pl.Trainer, make: Callable[[], list[LoggedMeter]]) -> None:
+        self._make_meters(make, trainer.strategy.root_device, trainer.world_size)
+        for logged in self._meters:
+            logged.meter.suspects = trainer_access.hooks_between_passes(trainer)
 
     @beside_training
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -379,13 +400,17 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 with self._guard("There are no charts of the noise scale in TensorBoard"):
                     if writer := trainer_access.summary_writer_of(logger):
                         self._add_charts(writer)
-            if trainer_access.has_log_steps(trainer):
-                with self._guard("The rows of the noise scale are not recorded in a file"):
-                    folders = folders_of_loggers(trainer)
-                    for logged in self._meters:
-                        logged.record_in(folders)
+            self._record(trainer)
             if self._report:
                 warn_if_text_alone()
+
+    def _record(self, trainer: pl.Trainer) -> None:
+        """Have the history recorded in the folders of loggers. On one rank alone."""
+        if trainer_access.has_log_steps(trainer):
+            with self._guard("The rows of the noise scale are not recorded in a file"):
+                folders = folders_of_loggers(trainer)
+                for logged in self._meters:
+                    logged.record_in(folders)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -405,6 +430,11 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
         automatic = pl_module.automatic_optimization
+        fit = self._fit
+        if fit.one_loss is not None:
+            self._judge(trainer, fit.one_loss.look_at_pass(loss, fit.local_batch_size))
+        elif fit.stepped_together:  # and others have not
+            self._judge(trainer, "steps apart")
         with self._leaving_step_out():
             self._weigh()  # by hand a batch may have several steps
         for logged in self._meters:
@@ -429,7 +459,22 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         if not self._measuring or self._fit.by_engine:
             return
         automatic = pl_module.automatic_optimization
-        which = 0 if len(self._meters) == 1 else trainer.optimizers.index(optimizer)
+        which = trainer.optimizers.index(optimizer) if has_several(trainer) else 0
+        if self._fit.one_loss is not None:
+            self._judge(trainer, self._fit.one_loss.look_at_step(which))
+            if self._fit.stepped_together is not None or not self._measuring:
+                return
+        elif (stepped := self._fit.stepped_together) is not None:
+            if which in stepped:
+                self._judge(trainer, "steps apart")
+                return
+            # The gradients are there at the first step of all, and may be dropped after it.
+            closed, which = bool(stepped), 0
+            stepped.add(trainer.optimizers.index(optimizer))
+            if len(stepped) == len(trainer.optimizers):
+                stepped.clear()
+            if closed:
+                return
         logged = self._meters[which]
         if automatic and self._fit.stepped:
             logged.meter.stop(several_gradients_a_step(optimizer))
@@ -438,6 +483,27 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         divisor = trainer.accumulate_grad_batches if automatic else None
         if self._close_step(which, divisor) and trainer_access.should_log(trainer):
             self._log(trainer, logged, trainer_access.log_step(trainer))
+
+    def _judge(self, trainer: pl.Trainer, verdict: Verdict | None) -> None:
+        """Measure several optimizers as the first steps have shown that it has to be."""
+        fit, looking = self._fit, self._fit.one_loss
+        if verdict is None:
+            return
+        fit.one_loss = None
+        if verdict == "steps apart":
+            for logged in self._meters:
+                logged.meter.stop(NotMeasured(STEPS_APART))
+            self._tell_of_unmeasured()
+        elif verdict == "one loss" and looking is not None and fit.options is not None:
+            options, fit.stepped_together = fit.options, set()
+            self._close_meters(interrupted=False)
+            self._measure(
+                trainer, lambda: meters_for(trainer, options, name=self._name, together=True)
+            )
+            for logged in self._meters:
+                logged.meter.count_step(looking.examples)
+            if trainer.is_global_zero:
+                self._record(trainer)
 
     @beside_training
     def on_train_batch_end(

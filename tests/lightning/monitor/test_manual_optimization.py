@@ -2,6 +2,7 @@
 """Steps that the module takes by hand: one optimizer, and the two of a GAN."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as L
@@ -212,6 +213,69 @@ def test_accumulation_by_hand_compares_micro_batches(
 
     check_norms(recorded, expected_steps(ByHand(*names), 64, batches_a_step=2))
     assert {step.examples for step in recorded} == {16}
+
+
+class OfOneLoss(Still):
+    """Two optimizers on one network, as Muon on its matrices and AdamW on the rest."""
+
+    names = ("net",)
+
+    def __init__(self, batches_a_step: int = 1, *, second_every: int = 1) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, 1))
+        self.batches_a_step, self.second_every = batches_a_step, second_every
+
+    def loss(self, name: str, x: Tensor) -> Tensor:
+        return (self.net(x) - 1).square().mean()
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(self.loss("net", batch[0]) / self.batches_a_step)
+        step, rest = divmod(batch_idx + 1, self.batches_a_step)
+        for which, optimizer in enumerate(self.optimizers()):
+            if not rest and not (which and step % self.second_every):
+                optimizer.step()
+                optimizer.zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        first, _, last = self.net
+        return torch.optim.SGD(last.parameters(), 0.0), torch.optim.AdamW(first.parameters(), 0.0)
+
+
+def test_optimizers_of_one_loss_have_one_noise_scale(recorded: list[StepNorms]) -> None:
+    """The first step shows that they do, and is not measured."""
+    monitor = NoiseScaleMonitor(every_n_steps=1)
+
+    fit_here(monitor, model=OfOneLoss(2), train_loader=loader(BATCH_SIZE, 96), **LOGGED)
+
+    check_norms(recorded[-5:], expected_steps(OfOneLoss(), 96, batches_a_step=2)[1:])
+    (history,) = monitor.histories
+    assert history["step"].tolist() == [2, 3, 4, 5, 6]
+    assert history["examples"].tolist() == [32, 48, 64, 80, 96]
+    kinds = history.optimizer
+    assert (kinds.kind.name, kinds.beside.name) == ("ADAM", "SGD")
+
+
+def test_a_resumed_fit_knows_that_they_are_of_one_loss(tmp_path: Path) -> None:
+    monitor, module = NoiseScaleMonitor(every_n_steps=1), OfOneLoss()
+    data_of_fit = loader(BATCH_SIZE, 32)
+    fitting = fit_here(monitor, model=module, train_loader=data_of_fit)
+    fitting.save_checkpoint(tmp_path / "4.ckpt")
+
+    resumed = NoiseScaleMonitor(every_n_steps=1)
+    trained = {"model": OfOneLoss(), "train_loader": data_of_fit, "max_epochs": 2}
+    fit_here(resumed, **trained, ckpt_path=tmp_path / "4.ckpt")
+
+    meters = [one._meters[0].meter for one in (monitor, resumed)]
+    assert [(meter.steps, meter.measured_steps) for meter in meters] == [(4, 3), (8, 7)]
+
+
+def test_optimizers_of_one_loss_that_step_apart_are_not_measured() -> None:
+    monitor = NoiseScaleMonitor(every_n_steps=1)
+
+    with pytest.warns(UserWarning, match=r"must step together.* Step all of them after the same"):
+        fit_here(monitor, model=OfOneLoss(second_every=2), train_loader=loader(BATCH_SIZE, 64))
+
+    assert monitor.noise_scale.steps == 0
 
 
 def test_averaging_every_batch_does_not_mix_micro_batches(recorded: list[StepNorms]) -> None:
