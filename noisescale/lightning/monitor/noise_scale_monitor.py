@@ -315,6 +315,12 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         return self._batch_size_fn or self._fit.count_distinct
 
     @property
+    def _may_count_rows(self) -> bool:
+        """Whether what `batch_size_fn` counts may be rows: not tokens, nor groups of rows."""
+        counts_others = self._options.counts_tokens or self._group_fn is not None
+        return self._batch_size_fn is not None and not counts_others
+
+    @property
     def histories(self) -> list[History]:
         """The histories of all optimizers; manual optimization may have several."""
         return [logged.history for logged in self._meters] or [self.history]
@@ -573,7 +579,10 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         fit = self._fit
         fit.batch_idx, fit.rows_of_batch, fit.stepped = batch_idx, fit.counter.rows, False
         if self._count is not None:
-            fit.rows_of_batch = rows_in(batch, partial(trainer_access.count_examples, trainer))
+            count = partial(trainer_access.count_examples, trainer)
+            fit.rows_of_batch = rows_in(
+                batch, fit.local_batch_size if self._may_count_rows else None, count
+            )
         self._pause(False)
         if batch_idx == 0 and not fit.trained.issuperset(trained := ids_of_trained(trainer)):
             fit.trained |= trained
