@@ -212,8 +212,9 @@ def _stated_in(
 ) -> Iterator[int]:
     """Yield what objects in a batch say of its size, by attributes or by their length.
 
-    `sizes` are the first dimensions of the batch. The length of a dataclass says it if a tensor beside the dataclass has this first dimension, and
-    none in it: boxes of images say how many boxes there are.
+    `sizes` are the first dimensions of the batch. The length of a dataclass says it if a tensor
+    beside the dataclass has this first dimension, and none in it: boxes of images say how many
+    boxes there are.
     """
     if isinstance(value, _WITHOUT_A_SIZE):
         return

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +21,7 @@ from noisescale.batches.row_groups import (
     check_groups_are_used,
     checked_row_groups,
 )
-from noisescale.batches.weights import checked_weight, terms_in
+from noisescale.batches.weights import GuessedTerms, checked_weight, guess_terms_in, terms_in
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
 from noisescale.estimation.noise_scale import NoiseScale
@@ -69,7 +69,7 @@ class _Fit:
     local_batch_size: float = 0
     weight: float | Tensor | None = None
     """The weight of the batch in the loss, in a measured step with `weight_fn`."""
-    terms: Tensor | None = None
+    terms: Tensor | GuessedTerms | None = None
     """The tokens of the batch, in a measured step without `weight_fn`."""
     row_groups: RowGroups | None = None
     """The groups of the rows of the batch, in a measured step with `group_fn`."""
@@ -606,6 +606,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             fit.weight = checked_weight(self._weight_fn(batch))
         else:
             fit.terms = terms_in(batch)
+            if fit.terms is None:
+                with suppress(Exception):  # containers that users make themselves may raise any
+                    fit.terms = guess_terms_in(batch)
 
     def _stop(self, *, interrupted: bool) -> None:
         with self._guard("The charts of the noise scale were not closed"):
