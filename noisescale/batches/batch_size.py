@@ -201,13 +201,13 @@ def _count_unequal(batch: Any, parts: list[_Part]) -> Count:
         return Count(size, _ONE_DIFFERS)
     # A tie with a number of graphs is not theirs: an example may be a pair of them.
     names = ["batch_size"] if is_most_frequent else ["num_graphs", "batch_size"]
-    stated = {*_stated_in(batch, names, frequency.keys(), is_whole=True)}
+    stated = {*_find_stated(batch, names, frequency.keys(), is_whole=True)}
     if len(stated) == 1:
         return Count(stated.pop())
     return Count(size, _ONE_DIFFERS, withheld=not is_most_frequent)
 
 
-def _stated_in(
+def _find_stated(
     value: Any, names: Sequence[str], sizes: Collection[int], *, is_whole: bool = False
 ) -> Iterator[int]:
     """Yield what objects in a batch say of its size, by attributes or by their length.
@@ -230,7 +230,7 @@ def _stated_in(
                 return
     few = _is_list(value) and len(value) <= _MOST_FIELDS
     for one in value if few else _values(value) if _is_record(value) else ():
-        yield from _stated_in(one, names, sizes)
+        yield from _find_stated(one, names, sizes)
 
 
 def _possible_sizes(batch: Any) -> set[int]:

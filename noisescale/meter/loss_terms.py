@@ -110,7 +110,7 @@ class LossTerms:
             return
         if not given and follow is not False:
             self._warn(
-                f"The parts of a step have unequal numbers of tokens, by {self._shown_by}, and no"
+                f"The parts of a step have unequal numbers of tokens, by {self._source}, and no"
                 " weight is given. If the loss is one mean over the tokens of the step, the noise"
                 " scale is wrong: pass `weight_fn`, or `weight` to the meter. If each part's loss"
                 " is a mean of its own, all is well."
@@ -130,7 +130,7 @@ class LossTerms:
             )
 
     @property
-    def _shown_by(self) -> str:
+    def _source(self) -> str:
         if self._widths:
             return "the lengths of their batches, with which their losses grow"
         return "their attention masks or their labels of -100"
