@@ -10,10 +10,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from noisescale.batches.batch_size import Count, examples_in
+from noisescale.batches.batch_size import Count, examples_in, first_dimensions
 from noisescale.batches.packed import PackedSequences
 from noisescale.checks import is_real
 from noisescale.refusal import Refusal, TypeRefusal
+
+_MOST_NAMED = 8
+"""The most first dimensions that an error names."""
 
 
 class BatchCounter(ABC):
@@ -30,6 +33,8 @@ class BatchCounter(ABC):
         self._before: tuple[int, ...] | None = None
         self.rows: int | None = None
         """The rows of the last batch, if they are not its examples."""
+        self.unequal = ""
+        """What makes the last batch uncountable, for the error: its tensors' first dimensions."""
 
     def __call__(self, batch: Any) -> int:
         """Return the number of examples in a batch of this rank.
@@ -43,7 +48,8 @@ class BatchCounter(ABC):
             count = self._count(batch)
         except Exception as error:  # containers that users make themselves may raise anything
             count, why = Count(None), error
-        if count.examples is None:
+        if count.examples is None or count.withheld:
+            self.unequal = _unequal(batch) if count.withheld else ""
             raise self.uncountable(batch) from why
         if count.doubt and not self._warned:
             self._warned = True
@@ -76,6 +82,8 @@ class BatchCounter(ABC):
                 )
         elif count.doubt and before == _ranks(batch):
             return Count(count.examples)  # a short last batch of the same structure
+        if self._warned:  # of a number that has gone into steps by now
+            return count._replace(withheld=False)
         return count
 
     def sequence_first_module(self) -> str:
@@ -93,6 +101,12 @@ class BatchCounter(ABC):
     @abstractmethod
     def warn(self, message: str) -> None:
         """Issue a warning in the trainer's own way."""
+
+
+def _unequal(batch: Any) -> str:
+    sizes = [*map(str, first_dimensions(batch))]
+    more = ", ..." if len(sizes) > _MOST_NAMED else ""
+    return f" whose tensors have the first dimensions {', '.join(sizes[:_MOST_NAMED])}{more}"
 
 
 def _tensors(batch: Any) -> list[Tensor]:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import fields, is_dataclass
 from numbers import Number
 from typing import Any, NamedTuple, TypeGuard
@@ -20,6 +21,9 @@ _MOST_CHANNELS = 4
 _TEXT_OR_NUMBER = (int, float, str, bytes)
 """The types of most values in nested lists (polygons, tokens). They contain no tensors."""
 
+_WITHOUT_A_SIZE = (*_TEXT_OR_NUMBER, Tensor, PackedSequence, type(None), type)
+"""Types that say nothing of the size of a batch but by their first dimension."""
+
 _WITH_NOTHING_WITHIN = {int, float, str, bytes, bool, type(None)}
 
 _ONE_DIFFERS = "The tensors of a batch differ in their first dimension."
@@ -32,6 +36,8 @@ class Count(NamedTuple):
     """None if there is nothing to count."""
     doubt: str | None = None
     """Why the number may be wrong, in whole sentences; None if there is no doubt."""
+    withheld: bool = False
+    """Whether the number is as likely wrong as right: a run should not begin with it."""
 
 
 class _Part(NamedTuple):
@@ -60,6 +66,12 @@ def examples_in(batch: Any) -> Count:
 
     Scalars, text, None and numbers have no first dimension and are not counted.
 
+    If the tensors of a record differ in their first dimension, the first tensor decides if most
+    tensors agree with it. Else an object in the batch decides by its `num_graphs` or `batch_size`,
+    or a dataclass by its length if a tensor has this first dimension (chemprop's graphs of
+    molecules do). Else the number is that of the first tensor, and it is withheld if other
+    numbers are more frequent: of images and their boxes, either may be the examples.
+
     Args:
         batch: A batch of a data loader.
 
@@ -69,12 +81,12 @@ def examples_in(batch: Any) -> Count:
     Examples:
         >>> import torch
         >>> examples_in([torch.zeros(16, 8), torch.zeros(16, 8)])
-        Count(examples=16, doubt=None)
+        Count(examples=16, doubt=None, withheld=False)
         >>> examples_in([torch.zeros(length) for length in range(5, 15)])
-        Count(examples=10, doubt=None)
+        Count(examples=10, doubt=None, withheld=False)
         >>> images, targets = [torch.zeros(3, 8, 9)] * 2, [{"boxes": torch.zeros(5, 4)}] * 2
         >>> examples_in((tuple(images), tuple(targets)))
-        Count(examples=2, doubt=None)
+        Count(examples=2, doubt=None, withheld=False)
     """
     if (size := _size(batch)) is not None:
         return Count(size)
@@ -86,18 +98,35 @@ def examples_in(batch: Any) -> Count:
     if not lists:
         return _count_tensors(batch, parts)
     if parts:
-        return _size_of_tensors(parts, lists)
+        return _size_of_tensors(batch, parts, lists)
     if len(lists) == 1:
         return examples_in(lists[0])
     return _count_lists(lists, alone=len(lists) == len(top) and _is_list(batch))
 
 
-def rows_in(batch: Any, count: Callable[[Any], Count] = examples_in) -> int | None:
-    """Return the first dimension that the tensors of a batch share; None if they share none."""
+def rows_in(
+    batch: Any, counted: float | None, count: Callable[[Any], Count] = examples_in
+) -> int | None:
+    """Return how many rows a batch has; None if its structure does not say.
+
+    Args:
+        batch: The batch.
+        counted: What a user's function counts in it, if that may be the rows. It is where the
+            structure leaves a doubt, and allows this number too.
+        count: Counts by structure.
+    """
     try:
-        return count(batch).examples
+        found = count(batch)
+        if found.doubt and counted in _possible_sizes(batch):
+            return int(counted)
+        return found.examples
     except Exception:  # containers that users make themselves may raise anything
         return None
+
+
+def first_dimensions(batch: Any) -> list[int]:
+    """Return the first dimension of each tensor in a batch, in order."""
+    return [part.size for part in _parts(batch)]
 
 
 def examples_of_loaders(iterables: Any, batch: Any) -> Count:
@@ -116,7 +145,7 @@ def examples_of_loaders(iterables: Any, batch: Any) -> Count:
         >>> import torch
         >>> loaders = {"a": object(), "b": object()}
         >>> examples_of_loaders(loaders, {"a": torch.zeros(16, 8), "b": torch.zeros(16, 3)})
-        Count(examples=16, doubt=None)
+        Count(examples=16, doubt=None, withheld=False)
     """
     batches = _batch_of_each(iterables, batch)
     if batches is None or len(batches) < 2:
@@ -137,13 +166,13 @@ def _count_tensors(batch: Any, parts: list[_Part]) -> Count:
     shared = _agree(parts)
     # Named fields are fields: only the elements of a list may be something else.
     if not (_is_list(batch) and all(isinstance(x, Tensor) and x.dim() for x in batch)):
-        return Count(parts[0].size, None if shared else _ONE_DIFFERS)
+        return Count(parts[0].size) if shared else _count_unequal(batch, parts)
     shapes = {part.shape for part in parts}
     size, length = parts[0].size, len(parts)
     few = length <= _MOST_FIELDS
     if not shared:
         if len({len(shape) for shape in shapes}) > 1:
-            return Count(size, _ONE_DIFFERS)
+            return _count_unequal(batch, parts)
         if not few:
             return Count(length)
         return Count(
@@ -163,11 +192,58 @@ def _count_tensors(batch: Any, parts: list[_Part]) -> Count:
     return Count(length, f"{doubt} one example, or one field of the batch.")
 
 
-def _size_of_tensors(parts: list[_Part], lists: list[Sequence[Any]]) -> Count:
+def _count_unequal(batch: Any, parts: list[_Part]) -> Count:
+    """Count the examples in a record whose tensors differ in their first dimension."""
+    size, frequency = parts[0].size, Counter(part.size for part in parts)
+    most = max(frequency.values())
+    is_most_frequent = frequency[size] == most
+    if is_most_frequent and [*frequency.values()].count(most) == 1:
+        return Count(size, _ONE_DIFFERS)
+    # A tie with a number of graphs is not theirs: an example may be a pair of them.
+    names = ["batch_size"] if is_most_frequent else ["num_graphs", "batch_size"]
+    stated = {*_find_stated(batch, names, frequency.keys(), is_whole=True)}
+    if len(stated) == 1:
+        return Count(stated.pop())
+    return Count(size, _ONE_DIFFERS, withheld=not is_most_frequent)
+
+
+def _find_stated(
+    value: Any, names: Sequence[str], sizes: Collection[int], *, is_whole: bool = False
+) -> Iterator[int]:
+    """Yield what objects in a batch say of its size, by attributes or by their length.
+
+    `sizes` are the first dimensions of the batch. The length of a dataclass says it if a tensor
+    beside the dataclass has this first dimension, and none in it: boxes of images say how many
+    boxes there are.
+    """
+    if isinstance(value, _WITHOUT_A_SIZE):
+        return
+    if not isinstance(value, (list, tuple, Mapping)):
+        for name in names:
+            if (stated := _whole_number(value, name)) is not None:
+                yield stated
+                return
+        if is_dataclass(value) and isinstance(value, Sized):
+            length = len(value)
+            if length in sizes and (is_whole or length not in first_dimensions(value)):
+                yield length
+                return
+    few = _is_list(value) and len(value) <= _MOST_FIELDS
+    for one in value if few else _values(value) if _is_record(value) else ():
+        yield from _find_stated(one, names, sizes)
+
+
+def _possible_sizes(batch: Any) -> set[int]:
+    """Return the first dimensions of the tensors in a batch, and the lengths of its lists."""
+    lists = [one for one in (batch, *_fields(batch)) if _is_list(one)]
+    return {*first_dimensions(batch), *map(len, lists)}
+
+
+def _size_of_tensors(batch: Any, parts: list[_Part], lists: list[Sequence[Any]]) -> Count:
     """Return the tensors' first dimension. Lists must have as many elements, or share it."""
     size = parts[0].size
     if not _agree(parts):
-        return Count(size, _ONE_DIFFERS)
+        return _count_unequal(batch, parts)
     for listed in lists:
         if len(listed) != size and any(part.size != size for part in _parts(listed)):
             return Count(size, _ONE_DIFFERS)
@@ -272,11 +348,16 @@ def _size(value: Any) -> int | None:
         return int(value.batch_sizes[0])  # which is always on the host
     if isinstance(value, (list, tuple, dict, str)):
         return None
+    return _whole_number(value, "num_graphs")
+
+
+def _whole_number(value: Any, name: str) -> int | None:
+    """Return an attribute that is a whole number; None if there is none."""
     try:
-        graphs = getattr(value, "num_graphs", None)
+        found = getattr(value, name, None)
     except Exception:  # what users make themselves may raise anything for a name it lacks
         return None
-    return graphs if isinstance(graphs, int) and not isinstance(graphs, bool) else None
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
 def _parts(value: Any) -> list[_Part]:

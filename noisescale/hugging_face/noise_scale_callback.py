@@ -334,6 +334,10 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                 batch_size = batch_size_of(examples)
                 check_batch_size(batch_size, "batch_size_fn", "return")
                 self._counted = True
+                rows = counter.rows
+                if self._batch_size_fn is not None:
+                    counts_tokens = self._options.counts_tokens
+                    rows = rows_in(examples, None if counts_tokens else batch_size)
                 self._meters[0].meter.before_backward(
                     cast(Tensor, start),
                     batch_size,
@@ -341,7 +345,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                     weight=None
                     if share_of is None
                     else trainer_access.loss_share(share_of, inputs),
-                    rows=rows_in(examples) if self._batch_size_fn else counter.rows,
+                    rows=rows,
                     last=trainer_access.is_last_micro_batch(),
                 )
 

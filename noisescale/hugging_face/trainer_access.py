@@ -136,8 +136,8 @@ class BatchCounter(batch_counter.BatchCounter):
         """Return an error that names the arguments."""
         return NotMeasured(
             "`batch_size_fn` must be given for batches whose size cannot be inferred, got a batch"
-            f" of {', '.join(batch) or 'no keyword arguments'}. Pass a function from the"
-            " model's keyword arguments to the number of this rank's examples."
+            f" of {', '.join(batch) or 'no keyword arguments'}{self.unequal}. Pass a function from"
+            " the model's keyword arguments to the number of this rank's examples."
         )
 
     def warn(self, message: str) -> None:

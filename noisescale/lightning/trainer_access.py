@@ -108,8 +108,8 @@ class BatchCounter(batch_counter.BatchCounter):
         """Return the error for a batch whose size is not known."""
         return NotMeasured(
             "`batch_size_fn` must be given for batches whose size cannot be inferred, got a batch"
-            f" of type {type(batch).__name__}. Pass a function from a batch to the number of this"
-            " rank's examples in it."
+            f" of type {type(batch).__name__}{self.unequal}. Pass a function from a batch to the"
+            " number of this rank's examples in it."
         )
 
     def warn(self, message: str) -> None:

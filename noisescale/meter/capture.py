@@ -14,6 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale.batches.row_groups import RowGroups
+from noisescale.batches.weights import GuessedTerms
 from noisescale.collectors.changes import UNTOUCHED, Changes
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.ddp import refuse_join
@@ -167,7 +168,7 @@ class StepCapture:
         capture_average: bool,
         rows: int | None,
         last: bool | None,
-        terms: Weight | None = None,
+        terms: Weight | GuessedTerms | None = None,
         row_groups: RowGroups | None = None,
     ) -> None:
         """Arrange for the next backward pass to be captured, see `NoiseScaleMeter`.

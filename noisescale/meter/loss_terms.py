@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
+from noisescale.batches.weights import GuessedTerms
 from noisescale.guard import WarnOnce
 
 PASSES = 32
@@ -36,12 +37,21 @@ class LossTerms:
     def __init__(self, ranks: int) -> None:
         self._several = ranks > 1
         self._seen: list[tuple[int, bool, Tensor | None, Tensor | float]] = []
+        self._widths: set[int] = set()
+        """The second dimensions of batches whose terms are guessed."""
         self._over = False
         self._read: list[float] | None = None
         """The losses and terms that were on the device; None before they are read."""
         self._warn = WarnOnce()
 
-    def look(self, loss: object, terms: Tensor | float | None, *, which: int, given: bool) -> None:
+    def look(
+        self,
+        loss: object,
+        terms: Tensor | float | GuessedTerms | None,
+        *,
+        which: int,
+        given: bool,
+    ) -> None:
         """Keep the loss of a pass and its terms.
 
         Args:
@@ -53,6 +63,9 @@ class LossTerms:
         self._several |= which > 0
         if self._over or len(self._seen) >= PASSES or terms is None:
             return
+        if isinstance(terms, GuessedTerms):
+            self._widths.add(terms.width)
+            terms = terms.number()
         number = terms.detach().sum() if isinstance(terms, Tensor) else float(terms)
         scalar = None
         if isinstance(loss, Tensor) and not loss.dim():
@@ -92,12 +105,15 @@ class LossTerms:
         if statistics.pstdev(terms) < _LEAST_SPREAD * statistics.mean(terms):
             return
         follow = _follow(losses, terms)
+        # A guess is said if it is confirmed: images have sizes, too, and losses that do not grow.
+        if self._widths and not (follow and len(self._widths) > 1):
+            return
         if not given and follow is not False:
             self._warn(
-                "The parts of a step have unequal numbers of tokens, by their attention masks or"
-                " their labels of -100, and no weight is given. If the loss is one mean over the"
-                " tokens of the step, the noise scale is wrong: pass `weight_fn`, or `weight` to"
-                " the meter. If each part's loss is a mean of its own, all is well."
+                f"The parts of a step have unequal numbers of tokens, by {self._source}, and no"
+                " weight is given. If the loss is one mean over the tokens of the step, the noise"
+                " scale is wrong: pass `weight_fn`, or `weight` to the meter. If each part's loss"
+                " is a mean of its own, all is well."
             )
         if given and follow is False:
             self._warn(
@@ -112,6 +128,12 @@ class LossTerms:
                 " depends on the length, the noise scale is then wrong. Shuffle the rows within a"
                 " step."
             )
+
+    @property
+    def _source(self) -> str:
+        if self._widths:
+            return "the lengths of their batches, with which their losses grow"
+        return "their attention masks or their labels of -100"
 
 
 def _follow(losses: list[float], terms: list[float]) -> bool | None:

@@ -19,6 +19,7 @@ from torch.optim import LBFGS, Optimizer
 
 from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.row_groups import RowGroupsLike, check_groups_are_used, checked_row_groups
+from noisescale.batches.weights import GuessedTerms
 from noisescale.collectors.changes import hooks_on
 from noisescale.collectors.deepspeed import DeepSpeedCollector, EngineSteps, is_deepspeed
 from noisescale.collectors.in_model import InModel
@@ -311,7 +312,7 @@ class Meter:
         batch: int | None = None,
         rows: int | None = None,
         last: bool | None = None,
-        terms: Weight | None = None,
+        terms: Weight | GuessedTerms | None = None,
         row_groups: RowGroupsLike | None = None,
     ) -> None:
         """Prepare for a `loss.backward()` that follows right after; `backward` does both.
@@ -335,8 +336,8 @@ class Meter:
             last: Whether the optimizer steps after this pass, if that is known: the only batch of a
                 step is measured by its halves. Default: as in the step before.
             terms: Without a `weight`: the tokens of the batch that count in the loss, by its mask
-                or its labels. A warning tells if the losses follow them, so that a `weight` is
-                needed.
+                or its labels, or as they are guessed. A warning tells if the losses follow them, so
+                that a `weight` is needed.
             row_groups: The group of each row, if the halves of a batch are compared and rows are
                 not independent of each other: the completions of one prompt, pairs, augmented
                 copies. Numbers or names, in a tensor or a list; a tensor on the device makes a

@@ -126,13 +126,18 @@ class MeterOptions:
 
     def check_unit_is_counted(self, batch_size_fn: object) -> None:
         """Raise a Refusal if batches are counted in tokens, and no function counts them."""
-        if batch_size_fn is None and self.unit.lower() in ("token", "tokens"):
+        if batch_size_fn is None and self.counts_tokens:
             raise Refusal(
                 "unit",
                 "come with `batch_size_fn` if it is tokens",
                 f"{self.unit!r} alone, and the rows of a batch are counted without a function",
                 'Pass a function from a batch to the number of its tokens, or `unit="sequences"`.',
             )
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the unit is tokens, of which a row has several."""
+        return self.unit.lower() in ("token", "tokens")
 
     @property
     def names_of_extra(self) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -20,7 +20,7 @@ from noisescale.history.reading import read_run
 from noisescale.history.run_files import files_of_rows
 from noisescale.history.trackers import RECORD
 from noisescale.refusal import Refusal
-from noisescale.tensorboard_plugin.query import index
+from noisescale.tensorboard_plugin.query import index, short
 
 
 class Measured(NamedTuple):
@@ -104,6 +104,17 @@ class LoggedRuns(NamedTuple):
         )
         return {run: tags for run, tags in found.items() if tags}
 
+    def _folder_of(self, run: str) -> Path | None:
+        """Return the folder of a run within the log folder, where links may lead elsewhere."""
+        inner = PurePath(run)
+        if not self.logdir or inner.anchor or ".." in inner.parts:
+            return None
+        folder = Path(self.logdir, inner)
+        try:
+            return folder if folder.is_dir() else None
+        except OSError:  # a name that is too long
+            return None
+
     def history(self, measured: Measured) -> History:
         """Return what was recorded of one optimizer by one monitor, in the folder of the run.
 
@@ -112,9 +123,8 @@ class LoggedRuns(NamedTuple):
             ValueError: If the history has no whole row, a file is damaged, or the run's folder is
                 on another machine.
         """
-        folder = Path(self.logdir, measured.run)
-        files = files_of_rows(folder) if self.logdir and folder.is_dir() else []
-        if files:
+        folder = self._folder_of(measured.run)
+        if folder is not None and (files := files_of_rows(folder)):
             sizes = tuple(file.stat().st_size for file in files)
             return _history_in_files(folder, *measured[1:], sizes)
         if measured not in self.list_measured():
@@ -141,5 +151,6 @@ def _history_in_files(run: Path, monitor: str, optimizer: int, sizes: tuple[int,
 
 def _missing_run(measured: Measured) -> errors.NotFoundError:
     which = f" of optimizer {measured.optimizer}" if measured.optimizer else ""
-    which += f" by monitor {measured.monitor!r}" if measured.monitor else ""
-    return errors.NotFoundError(f"`run` must have the noise scale{which}, got {measured.run!r}.")
+    which += f" by monitor {short(measured.monitor)}" if measured.monitor else ""
+    run = short(measured.run)
+    return errors.NotFoundError(f"`run` must have the noise scale{which}, got {run}.")

@@ -57,7 +57,7 @@ def index(query: Mapping[str, str], name: str) -> int:
     """
     text = query.get(name, "").strip() or "0"
     if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST):
-        raise Refusal(name, "be a whole number, 0 or more", _short(text), "Write, for example, 1.")
+        raise Refusal(name, "be a whole number, 0 or more", short(text), "Write, for example, 1.")
     return int(text)
 
 
@@ -67,10 +67,10 @@ def _number(name: str, text: str, needed: str, remedy: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise Refusal(name, needed, _short(text), remedy)
+        raise Refusal(name, needed, short(text), remedy)
     return value
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
     """Return a value in quotes, cut to fit into an error of one line."""
     return repr(text if len(text) <= 80 else f"{text[:80]}...")

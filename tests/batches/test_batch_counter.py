@@ -167,3 +167,18 @@ def test_positions_are_doubted_in_a_sequence_first_model(
     assert len(counter.warnings) == doubted
     for warning in counter.warnings:
         assert "rnn has `batch_first=False`" in warning
+
+
+BOXES = {"images": of(8, 3, 4, 4), "boxes": of(9, 4), "classes": of(9)}
+
+
+@pytest.mark.parametrize(
+    "first", [BOXES | {"boxes": of(8, 4), "classes": of(8)}, {"images": of(8, 3), "boxes": of(9)}]
+)
+def test_a_number_is_withheld_until_a_run_has_begun_with_one(first: dict[str, Tensor]) -> None:
+    counter, other = Counter(), Counter()
+
+    assert [counter(first), counter(BOXES)] == [8, 8]
+    with pytest.raises(ValueError, match="uncountable"):
+        other(BOXES)
+    assert "8, 9, 9" in other.unequal

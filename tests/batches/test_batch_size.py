@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
-from noisescale.batches.batch_size import Count, examples_in, examples_of_loaders
+from noisescale.batches.batch_size import Count, examples_in, examples_of_loaders, rows_in
 
 Fields = namedtuple("Fields", ["x", "y"])
 
@@ -28,6 +28,21 @@ class Graphs:
     x = torch.zeros(40, 3)
 
 
+@dataclass
+class Molecules:
+    """As chemprop's: molecules in one graph, of which only the object knows how many there are."""
+
+    atoms: Tensor
+    bonds: Tensor
+    ends: Tensor
+    reverse: Tensor
+    molecule: Tensor
+    number: int
+
+    def __len__(self) -> int:
+        return self.number
+
+
 class Raises:
     def __getattr__(self, name: str) -> Any:
         raise KeyError(name)
@@ -41,6 +56,28 @@ class Unset:
 
 def of(*shape: int) -> Tensor:
     return torch.zeros(*shape)
+
+
+def molecules(number: int = 16) -> Molecules:
+    return Molecules(of(117, 72), of(240, 14), of(2, 240), of(240), of(117), number)
+
+
+@dataclass
+class Boxes:
+    """Knows the first dimension of its first tensor."""
+
+    corners: Tensor
+    beside: Any = None
+    more: Any = None
+
+    def __len__(self) -> int:
+        return len(self.corners)
+
+
+class Sampled:
+    """As the batches of samplers of neighbours."""
+
+    batch_size = 5
 
 
 def images(count: int = 16, equal: bool = False, channels: int = 3) -> list[Tensor]:
@@ -77,6 +114,11 @@ IN_NO_DOUBT = {
     "packed sequences and lengths": ((pack_sequence([of(9), of(5), of(2)]), of(3)), 3),
     "graphs": (Graphs(), 5),
     "graphs with labels": ((Graphs(), of(5)), 5),
+    "nodes, graphs and labels": ((of(40, 3), Graphs(), of(5)), 5),
+    "molecules": (Fields(molecules(), of(16, 1)), 16),
+    "molecules with weights and limits": ((molecules(), None, *[of(16, 1)] * 4), 16),
+    "a dataclass that knows its number": (Boxes(of(16, 4), of(37, 4), of(37)), 16),
+    "nodes around labelled ones": ({"x": of(40, 3), "edges": of(2, 90), "of": Sampled()}, 5),
     "sequences of their own lengths": ([of(5 + i) for i in range(16)], 16),
     "few sequences in and out": (([of(7), of(5), of(9)], [of(4), of(6), of(5)]), 3),
     "detection": ((tuple(images()), tuple(targets())), 16),
@@ -128,6 +170,12 @@ IN_DOUBT = {
     "time first": ([of(35, 20), of(37, 20)], 2, "one example, or one field"),
     "nodes and edges": ([of(100, 7), of(2, 400)], 2, "one example, or one field"),
     "unequal fields": ({"x": of(6, 2), "offsets": of(3)}, 6, "differ"),
+    "images and a box of each": ([of(16, 3, 8, 8), of(37, 5)], 16, "differ"),
+    "inputs, labels and a table": ({"x": of(16, 8), "y": of(16), "table": of(50, 8)}, 16, "differ"),
+    "pairs of graphs": ({"y": of(3), "graphs": Graphs()}, 3, "differ"),
+    "boxes that know their number": ([of(16, 3, 8, 8), Boxes(of(37, 4))], 16, "differ"),
+    "a length that no tensor has": (Fields(molecules(3), of(16, 1)), 117, "differ"),
+    "a length against most tensors": ((of(117), molecules(2)), 117, "differ"),
     "unequal fields, a scalar first": ([torch.tensor(1.0), of(7), of(5, 2)], 7, "differ"),
     "a list of another length": ((of(16, 8), [of(3), of(4)]), 16, "differ"),
     "lists of several sizes": ([[of(16, 8), of(16)], [of(32, 8), of(32)]], 2, "2 lists, each"),
@@ -141,8 +189,42 @@ def test_a_batch_that_may_hold_another_number_says_so(case: str) -> None:
 
     count = examples_in(batch)
 
-    assert count.examples == examples
+    assert (count.examples, count.withheld) == (examples, False)
     assert doubt in count.doubt
+
+
+BOXES = {"images": of(16, 3, 8, 8), "boxes": of(37, 4), "classes": of(37)}
+
+WITHHELD = {
+    "images and their boxes": BOXES,
+    "images and their boxes in a tuple": tuple(BOXES.values()),
+    "tokens of bags": {"tokens": of(90), "offsets": of(16), "labels": of(16)},
+    "two lengths": (of(16), of(5), molecules(16), molecules(5)),
+    "images and their boxes, and names": (*BOXES.values(), ["a"] * 16),
+}
+
+
+@pytest.mark.parametrize("case", WITHHELD)
+def test_a_number_that_most_tensors_deny_is_withheld(case: str) -> None:
+    assert examples_in(WITHHELD[case]).withheld
+
+
+COUNTED: dict[str, tuple[Any, float | None, int | None]] = {
+    "rows, as the function says": (BOXES, 37, 37),
+    "the first dimension, as the function does not say": (BOXES, None, 16),
+    "pixels, say": (BOXES, 1024, 16),
+    "images of a list": (images(equal=True), 16, 16),
+    "boxes of images, and no doubt": ((tuple(images(5)), tuple(targets(5))), 3, 5),
+    "copies, and no doubt": ([of(16, 8), of(16)], 8, 16),
+    "text": ("text", 4, None),
+}
+
+
+@pytest.mark.parametrize("case", COUNTED)
+def test_rows_are_what_a_function_counts_where_the_structure_allows_it(case: str) -> None:
+    batch, counted, rows = COUNTED[case]
+
+    assert rows_in(batch, counted) == rows
 
 
 WITHOUT_TENSORS = [

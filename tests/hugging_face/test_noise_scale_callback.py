@@ -185,6 +185,37 @@ def test_the_unit_is_guessed_from_what_the_model_takes_and_is_said(hf: Any) -> N
     assert run.logged["noise_scale/batch_size"] == 2 * 4 * hf.LENGTH
 
 
+class OfParts(nn.Module):
+    """A class for each example, by the mean over its parts: the first dimension counts these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(8, 3)
+
+    def forward(self, parts: Tensor, of: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = torch.zeros(len(labels), 3).index_add(0, of, self.net(parts))
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_halves_have_the_rows_that_a_function_counts(hf: Any) -> None:
+    def collate(examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        of = torch.arange(len(examples)).repeat_interleave(3)
+        parts = torch.stack([one["x"] for one in examples])[of]
+        return {"parts": parts, "of": of, "labels": torch.stack([e["labels"] for e in examples])}
+
+    callback = hf.NoiseScaleCallback(every_n_steps=1, batch_size_fn=lambda x: len(x["labels"]))
+
+    run = hf.fit(
+        callback,
+        model=OfParts,
+        extras={"data_collator": collate},
+        remove_unused_columns=False,
+    )
+
+    assert run.logged["noise_scale/batch_size"] == 4
+    assert callback.noise_scale.steps > 5
+
+
 def test_loss_scaling_is_taken_out(hf: Any) -> None:
     """Accelerate refuses fp16 on CPU: what it does on a GPU is set up by hand, with a real scaler.
 

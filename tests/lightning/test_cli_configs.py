@@ -71,7 +71,12 @@ HALVES = {
     "every_n_steps": "auto",
     "group_fn": f"{HERE}.in_pairs",
 }
-FUNCTIONS = {"policy": "ratio", "weight_fn": f"{HERE}.count", "group_fn": f"{HERE}.in_pairs"}
+FUNCTIONS = {
+    "policy": "ratio",
+    "weight_fn": f"{HERE}.count",
+    "group_fn": f"{HERE}.in_pairs",
+    "batch_size_fn": f"{HERE}.count",
+}
 DEFAULTS: dict[str, Any] = {}
 
 

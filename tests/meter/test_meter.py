@@ -3,6 +3,7 @@ import contextlib
 import math
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import noisescale.meter.meter as meter_module
 from noisescale import NoiseScaleMeter
+from noisescale.batches.weights import GuessedTerms
 from noisescale.collectors.ddp import DdpCollector, Phase
 from noisescale.collectors.devices import read
 from noisescale.collectors.gradient_norms import GradientNorms
@@ -372,10 +374,14 @@ def told_of(
     order: list[int],
     *,
     follow: bool,
-    given: bool,
+    given: bool = False,
+    width_of: Callable[[int], int] | None = None,
     as_graph: Callable[[Any], Any] = lambda loss: loss,
 ) -> str:
-    """What is said of a run whose steps have passes of these numbers of tokens."""
+    """What is said of a run whose steps have passes of these numbers of tokens.
+
+    With `width_of` they are guessed, of batches with such a second dimension.
+    """
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1, bias=False)
     meter = NoiseScaleMeter(model, every_n_steps=1, small_batch="micro_batch")
@@ -385,6 +391,8 @@ def told_of(
         for tokens in order if order == sorted(order) else order[turn:] + order[:turn]:
             loss = as_graph((model(1 + torch.rand(1, 1) / 9).sum() + 2) * (tokens if follow else 1))
             weight, terms = (tokens, None) if given else (None, torch.tensor(tokens))
+            if width_of is not None:
+                terms = GuessedTerms(partial(float, tokens), width_of(tokens))
             meter.before_backward(loss, 1, weight=weight, terms=terms)
             loss.backward()
         meter.step()
@@ -406,6 +414,17 @@ def test_losses_and_weights_that_do_not_go_together_are_told() -> None:
         told = told_of(order, follow=follow, given=given)
         assert said in told
         assert bool(told) == bool(said), (order, follow, given)
+
+
+def test_guessed_tokens_are_told_of_where_lengths_vary_and_losses_follow() -> None:
+    order = [5, 1, 9]
+
+    told = told_of(order, follow=True, width_of=lambda tokens: tokens)
+
+    assert "by the lengths of their batches" in told
+    assert "`weight_fn`" in told
+    assert told_of(order, follow=False, width_of=lambda tokens: tokens) == ""
+    assert told_of(order, follow=True, width_of=lambda tokens: 8) == ""
 
 
 def test_losses_that_are_all_in_the_same_memory_are_told_apart() -> None:

@@ -181,6 +181,7 @@ def test_runs_are_compared_in_one_figure_and_one_table(plugin: "NoiseScalePlugin
         ({"run": "one", "optimizer": 5000 * "1"}, 400, "optimizer", f"'{80 * '1'}...'"),
         ({"run": "gone"}, 404, "run", "'gone'"),
         ({"run": "one", "optimizer": "1"}, 404, "run", "'one'"),
+        ({"run": 5000 * "x"}, 404, "run", f"'{80 * 'x'}...'"),  # no file can have this name
     ],
 )
 def test_bad_values_are_answered_with_one_line(
@@ -192,6 +193,20 @@ def test_bad_values_are_answered_with_one_line(
     assert response.status_code == status
     assert said.startswith(f"`{argument}` must")
     assert f", got {value}." in said
+
+
+def test_only_runs_within_the_log_folder_are_read(tmp_path: Path) -> None:
+    log_run(tmp_path / "outside", rows=20)
+    log_run(tmp_path / "logs/one", rows=20)
+    (tmp_path / "logs/link").symlink_to(tmp_path / "outside")
+    plugin = plugin_of(tmp_path / "logs")
+    outside = ["../outside", "one/../../outside", str(tmp_path / "outside")]
+
+    found = {
+        run: get(plugin, "/prediction", run=run).status_code for run in ["one", "link", *outside]
+    }
+
+    assert found == {"one": 200, "link": 200} | dict.fromkeys(outside, 404)
 
 
 def test_a_long_run_is_read_from_its_files_and_not_from_the_points_that_tensorboard_keeps(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +21,7 @@ from noisescale.batches.row_groups import (
     check_groups_are_used,
     checked_row_groups,
 )
-from noisescale.batches.weights import checked_weight, terms_in
+from noisescale.batches.weights import GuessedTerms, checked_weight, guess_terms_in, terms_in
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
 from noisescale.estimation.noise_scale import NoiseScale
@@ -71,7 +71,7 @@ class _Fit:
     local_batch_size: float = 0
     weight: float | Tensor | None = None
     """The weight of the batch in the loss, in a measured step with `weight_fn`."""
-    terms: Tensor | None = None
+    terms: Tensor | GuessedTerms | None = None
     """The tokens of the batch, in a measured step without `weight_fn`."""
     row_groups: RowGroups | None = None
     """The groups of the rows of the batch, in a measured step with `group_fn`."""
@@ -323,6 +323,12 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     def _count(self) -> Callable[[Any], float] | None:
         """The function that counts the examples of a batch; None: its rows are counted."""
         return self._batch_size_fn or self._fit.count_distinct
+
+    @property
+    def _may_count_rows(self) -> bool:
+        """Whether what `batch_size_fn` counts may be rows: not tokens, nor groups of rows."""
+        counts_others = self._options.counts_tokens or self._group_fn is not None
+        return self._batch_size_fn is not None and not counts_others
 
     @property
     def histories(self) -> list[History]:
@@ -639,7 +645,10 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         fit = self._fit
         fit.batch_idx, fit.rows_of_batch, fit.stepped = batch_idx, fit.counter.rows, False
         if self._count is not None:
-            fit.rows_of_batch = rows_in(batch, partial(trainer_access.count_examples, trainer))
+            count = partial(trainer_access.count_examples, trainer)
+            fit.rows_of_batch = rows_in(
+                batch, fit.local_batch_size if self._may_count_rows else None, count
+            )
         self._pause(False)
         if batch_idx == 0 and not fit.trained.issuperset(trained := ids_of_trained(trainer)):
             fit.trained |= trained
@@ -663,6 +672,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             fit.weight = checked_weight(self._weight_fn(batch))
         else:
             fit.terms = terms_in(batch)
+            if fit.terms is None:
+                with suppress(Exception):  # containers that users make themselves may raise any
+                    fit.terms = guess_terms_in(batch)
 
     def _stop(self, *, interrupted: bool) -> None:
         with self._guard("The charts of the noise scale were not closed"):

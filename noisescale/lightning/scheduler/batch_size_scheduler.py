@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
@@ -20,6 +20,7 @@ from noisescale.lightning.scheduler.scheduled_fit import ScheduledFit, Takeover,
 from noisescale.lightning.scheduler.schedules import PROGRESS, ProgressBy, default_progress
 from noisescale.plan import Plan
 from noisescale.printable import arguments
+from noisescale.refusal import Refusal
 from noisescale.scheduling.decision import Move
 from noisescale.scheduling.learning_rate import LearningRateScaling
 from noisescale.scheduling.policies import PolicyLike, count_of
@@ -126,6 +127,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         weight_fn: See `NoiseScaleMonitor`, for the monitor that is made here. Pass it to your own
             monitor if there is one.
         group_fn: As `weight_fn`.
+        batch_size_fn: As `weight_fn`. It also counts where no noise scale is measured.
 
     Raises:
         ValueError: If an argument is out of its range; when training starts, if no plan meets
@@ -158,6 +160,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         max_examples: float | str | None = None,
         weight_fn: Callable[[Any], Any] | None = None,
         group_fn: Callable[[Any], Any] | None = None,
+        batch_size_fn: Callable[[Any], float] | None = None,
     ) -> None:
         super().__init__()
         if progress is not None:
@@ -179,12 +182,17 @@ class BatchSizeScheduler(trainer_access.Callback):
         self._needs_monitor = self._measured or progress == "gain"
         self._confidence = confidence
         self._monitor = monitor
-        functions = {"weight_fn": weight_fn, "group_fn": group_fn}
+        self._batch_size_fn = batch_size_fn
+        counts = {"batch_size_fn": batch_size_fn}
+        functions = {"weight_fn": weight_fn, "group_fn": group_fn} | counts
         self._for_monitor = {name: one for name, one in functions.items() if one is not None}
         if monitor is not None or not self._needs_monitor:
             got = "one, and a monitor" if monitor is not None else "one, and no need of a monitor"
-            self._refuse_functions("be None where the scheduler makes no monitor", got)
-        self._own_monitor = NoiseScaleMonitor(weight_fn=weight_fn, group_fn=group_fn)
+            needed = [] if monitor is not None else [*counts]
+            self._refuse_functions("be None where the scheduler makes no monitor", got, needed)
+        self._own_monitor = NoiseScaleMonitor(
+            batch_size_fn=batch_size_fn, weight_fn=weight_fn, group_fn=group_fn
+        )
         self._guard = Guard()
         self._loaded: dict[str, Any] | None = None
         self._taken: Takeover | None = None  # since a fit has started
@@ -205,11 +213,12 @@ class BatchSizeScheduler(trainer_access.Callback):
         given = arguments(BatchSizeScheduler, **vars(self._options), **own)
         return f"{type(self).__name__}({given}){plan}"
 
-    def _refuse_functions(self, requirement: str, got: str) -> None:
+    def _refuse_functions(self, requirement: str, got: str, needed: Sequence[str] = ()) -> None:
         """Refuse what is meant for the monitor that is made here, where none is made."""
         for name in self._for_monitor:
-            remedy = f"Pass it to the monitor: `NoiseScaleMonitor({name}=...)`."
-            refuse(name, requirement, got, remedy)
+            if name not in needed:
+                remedy = f"Pass it to the monitor: `NoiseScaleMonitor({name}=...)`."
+                refuse(name, requirement, got, remedy)
 
     @property
     def moves(self) -> list[Move]:
@@ -375,9 +384,16 @@ class BatchSizeScheduler(trainer_access.Callback):
             needed = max(self._monitor.least_micro_batches, needed)
             least = min(needed, taken.accumulation)
         progress = self._progress or default_progress(taken.saved, measured=self._needs_monitor)
-        return ScheduledFit(
-            trainer, taken, examples, least, self._options, progress, self._max_examples
-        )
+        try:
+            return ScheduledFit(
+                trainer, taken, examples, least, self._options, progress, self._max_examples
+            )
+        except Refusal as refused:
+            if "max_batch_size" not in refused.arguments:
+                raise
+            counted = f"The first batch of a device counts as {examples:g} examples"
+            remedy = f"{refused.remedy} {counted}: if it holds another number, use `batch_size_fn`."
+            raise Refusal(refused.arguments, refused.requirement, refused.got, remedy) from refused
 
     def _decide(self, trainer: pl.Trainer, fit: ScheduledFit, measured_step: int | None) -> None:
         # Reading it waits for the device: not at every step for a schedule that goes by steps.
@@ -498,11 +514,11 @@ class BatchSizeScheduler(trainer_access.Callback):
         fit.count_batch(trainer, examples)
 
     def _examples_in(self, trainer: pl.Trainer, batch: Any) -> float:
-        if self._monitor is None:
+        if self._monitor is None and self._batch_size_fn is None:
             if self._counter is None:
                 self._counter = trainer_access.BatchCounter(trainer, "BatchSizeScheduler")
             return float(self._counter(batch))
-        return float(self._monitor.examples_in(batch))
+        return (self._monitor or self._own_monitor).examples_in(batch)
 
     def _stop(self) -> None:
         """Leave the Trainer and the optimizers as they were."""

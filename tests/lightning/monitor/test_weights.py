@@ -90,6 +90,35 @@ def test_a_mean_over_the_tokens_of_a_window_is_measured_by_its_weights(weight_fn
     assert [x / weight for x in sums] == pytest.approx([signal, trace], rel=1e-3)
 
 
+class OfWords(Module):
+    """The loss is a sum over the words of a batch, or their mean."""
+
+    def __init__(self, *, sums: bool) -> None:
+        super().__init__()
+        self.sums = sums
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        x = 1 + batch[0][..., None].sin().expand(-1, -1, FEATURES)
+        losses = (self.net(x) + 3).square()
+        return losses.sum() if self.sums else losses.mean()
+
+
+@pytest.mark.parametrize("sums", [True, False])
+def test_words_in_batches_of_several_lengths_are_told_of_if_losses_follow(sums: bool) -> None:
+    """Nothing is called `labels` or `attention_mask` here."""
+    loaded = [(torch.arange(1, 3 * n + 1).reshape(3, n),) for n in TOKENS * 4]
+
+    with heard() as told:
+        fit_here(
+            NoiseScaleMonitor(every_n_steps=1),
+            model=OfWords(sums=sums),
+            train_loader=torch.utils.data.DataLoader(loaded, batch_size=None),  # type: ignore[arg-type]
+            accumulate_grad_batches=WINDOW,
+        )
+
+    assert len([one for one in told if "by the lengths of their batches" in one]) == sums
+
+
 def test_a_scheduler_hands_its_weights_to_the_monitor_that_it_makes() -> None:
     seen = []
 

@@ -122,6 +122,44 @@ def test_what_training_shows_to_be_wrong_is_refused_and_all_is_put_back(
     assert left_behind(fitting) == AS_BEFORE
 
 
+def unequal() -> Any:
+    """Batches of 16 images whose boxes are more."""
+    x = torch.linspace(-1, 1, 32).reshape(16, 2)
+    batch = {"x": x, "boxes": torch.ones(37, 4), "kinds": torch.ones(37)}
+    return DataLoader([batch] * 4, batch_size=None)  # type: ignore[arg-type]  # a list will do
+
+
+class OfImages(Names):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return ((batch["x"] * self.weight).sum(1) - 1).square().mean()
+
+
+def images_in(batch: Any) -> int:
+    return len(batch["x"])
+
+
+@pytest.mark.parametrize("policy", [stays, "ratio"])
+def test_a_function_counts_with_and_without_a_noise_scale(policy: Any) -> None:
+    counted = BatchSizeScheduler(policy, max_batch_size=64, batch_size_fn=images_in)
+
+    fitted(counted, module=OfImages(2), data=unequal())
+
+    assert counted.plan is not None
+    assert counted.plan.batch_size == 16
+    monitor = NoiseScaleMonitor()
+    with refused("batch_size_fn", requirement="be None"):
+        BatchSizeScheduler(policy, monitor=monitor, batch_size_fn=images_in)
+
+
+def test_a_first_batch_that_is_too_large_or_not_counted_names_the_function() -> None:
+    small = BatchSizeScheduler(stays, max_batch_size=12, batch_size_fn=images_in)
+    with refused("max_batch_size", got="12 < 16", remedy="16 examples: if"):
+        fitted(small, module=OfImages(2), data=unequal())
+
+    with pytest.raises(MisconfigurationException, match=r"16, 37, 37\. Pass a function"):
+        fitted(scheduler(), module=OfImages(2), data=unequal())
+
+
 @pytest.mark.parametrize("fails", ["", "after a batch", "in a step"])
 def test_after_a_fit_or_an_error_all_is_as_before(fails: str) -> None:
     callback = scheduler(1, 3, progress="examples", max_device_batch_size=8)
