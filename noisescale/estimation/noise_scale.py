@@ -36,6 +36,8 @@ class NoiseScale:
     """Effective number of measured steps in the averages: 1/Σw² of their weights."""
     confidence: float = 0.95
     unit: str = "examples"
+    first_step: int | None = None
+    """The optimizer step of the first measurement in the averages; None if it is not known."""
 
     @classmethod
     def of(cls, means: WeightedMeans, confidence: float, unit: str) -> Self:

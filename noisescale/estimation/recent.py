@@ -226,6 +226,7 @@ class RecentSteps(State):
             _widen(of_window, float(ndtri(0.5 + confidence / 2)) * math.sqrt(drift)),
             grad_sq_norm=of_level * grad_sq_norm,
             noise_trace=of_level * noise_trace,
+            first_step=int(rows[0, 0]),
         )
 
     def _chosen_window(self, now: int, least: float) -> Window:

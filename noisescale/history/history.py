@@ -36,6 +36,7 @@ COLUMNS = (
     "skipped_steps",
     "measured_steps",
     "measuring_cost",
+    "first_step",
     "devices",
     "accumulation",
     "coverage",
@@ -76,6 +77,7 @@ class History(Mapping[str, NDArray[np.float64]]):
     | `measured_steps` | measured steps so far that were not left out |
     | `measuring_cost` | cost of measuring so far, in plain steps; not timed, but a constant for \
       each way of measuring |
+    | `first_step` | the first step that `noise_scale` is of; the last is the last measured one |
     | `devices` | number of ranks |
     | `accumulation` | micro-batches of each rank in the step |
     | `coverage` | share of ‖g‖² in measured parameters; NaN means all |

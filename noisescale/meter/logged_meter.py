@@ -60,6 +60,7 @@ RECORDED: dict[str, Callable[[_Now], float]] = {
     "accumulation": lambda now: float(now.meter.accumulation),
     "measured_steps": lambda now: float(now.meter.measured_steps),
     "measuring_cost": lambda now: now.meter.measuring_cost,
+    "first_step": lambda now: float(now.estimate.first_step or math.nan),
 }
 """Names of the metrics of every run that only its record needs."""
 

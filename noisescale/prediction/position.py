@@ -14,6 +14,7 @@ from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.history.optimizers import has_decayed
 from noisescale.history.segments import Array
 from noisescale.prediction.prediction import PredictionRecord
+from noisescale.report.numbers import count
 
 Place = Literal["below", "probably below", "near", "probably above", "above", "unknown"]
 
@@ -133,6 +134,15 @@ def noise_scale_now(history: Mapping[str, Array]) -> Bounded:
     if math.isnan(low):
         return UNKNOWN
     return Bounded(value, low, high) if math.isfinite(high) else Bounded(math.nan, low, math.inf)
+
+
+def steps_of_noise_scale(history: Mapping[str, Array]) -> str:
+    """Name the steps that the noise scale now is of; "" if they are not known."""
+    columns = [history.get(name) for name in ("first_step", "step")]
+    if any(column is None or not len(column) for column in columns):
+        return ""
+    first, last = (float(np.asarray(column)[-1]) for column in columns)
+    return f"steps {count(first)} to {count(last)}" if math.isfinite(first) else ""
 
 
 def _map(of: Callable[[float], float], band: Bounded) -> Bounded:

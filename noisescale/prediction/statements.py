@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from noisescale.bounded import Bounded
 from noisescale.history.optimizers import has_decayed
 from noisescale.prediction.headline import band_text
-from noisescale.prediction.position import Position, noise_scale_now
+from noisescale.prediction.position import Position, noise_scale_now, steps_of_noise_scale
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.questions import (
     batch_on_devices,
@@ -123,10 +123,12 @@ def noise_scales_of(p: PredictionRecord) -> Iterator[Statement]:
     interval = f"{100 * p.confidence:g} % interval"
     if now.known:
         what = _with_unit(p, now, interval)
+        if of_steps := steps_of_noise_scale(p.history):
+            what += f", of {of_steps}"
         if (found := measuring(p)) is not None:
             steps, share = found
             of = f"{count(steps)} of {count(p.run.steps.sum())} steps"
-            what += f", from {of} (about {100 * share:.1f} % of the time)"
+            what += f"; {of} were measured (about {100 * share:.1f} % of the time)"
         yield Statement(NOW, what, now, basis="measured")
     yield critical_batch_size(p)
 

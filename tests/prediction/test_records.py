@@ -9,6 +9,7 @@ from reported_runs import history
 
 import noisescale
 from noisescale import History
+from noisescale.prediction.figures.noise_along_run import noise_scale_figure
 from noisescale.prediction.predict import predict
 
 
@@ -80,7 +81,7 @@ def test_what_measuring_took_is_told() -> None:
 
     run = prediction.to_dict()["run"]
     assert (run["measured_steps"], run["measuring_share"]) == (40, 50 / 2050)
-    assert "40 of 2,000 steps (about 2.4 %" in " ".join(prediction.to_text().split())
+    assert "40 of 2,000 steps were measured (about 2.4 %" in " ".join(prediction.to_text().split())
     assert "% of the time" not in predict(history()).to_text()
 
 
@@ -95,3 +96,12 @@ def test_unknown_and_unbounded_are_null() -> None:
     assert record["tradeoff"] == {"min_steps": None, "min_examples": None, "gamma": None}
     own = next(row for row in record["rows"] if row["batch_size"] == 64)
     assert own["steps"]["value"] == pytest.approx(2000)  # known all the same
+
+
+def test_the_steps_that_the_noise_scale_now_is_of_are_named() -> None:
+    prediction = predict(History.from_columns(history(first_step=1201.0)))
+
+    assert "of steps 1,201 to 2,000" in " ".join(prediction.to_text().split())
+    title = noise_scale_figure(prediction).layout.title.text
+    assert "Noise scale of steps 1,201 to 2,000: " in title
+    assert "of steps" not in predict(history()).to_text()

@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from noisescale.prediction.figures.noise_curve import NoiseCurve
-from noisescale.prediction.position import noise_scale_now
+from noisescale.prediction.position import noise_scale_now, steps_of_noise_scale
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.questions import critical_or_least
 from noisescale.report.colours import BLACK, BLUE, GREY, NOTHING, VERMILLION
@@ -104,7 +104,8 @@ def _finding(p: PredictionRecord) -> str:
     beside = f", batch size {count(own)}" if own else ""
     if not now.known:
         return f"Noise scale not measured{beside}"
+    of = f" of {of_steps}" if (of_steps := steps_of_noise_scale(p.history)) else " now"
     if math.isnan(now.value):
-        return f"Noise scale now: at least {number(now.low)} {unit}{beside}"
+        return f"Noise scale{of}: at least {number(now.low)} {unit}{beside}"
     beside = f", {number(now.value / own)} times the batch size" if own else ""
-    return f"Noise scale now: {with_bounds(now)} {unit}{beside}"
+    return f"Noise scale{of}: {with_bounds(now)} {unit}{beside}"
