@@ -84,7 +84,9 @@ class ReducedChanges(NamedTuple):
         """
         by = f" What may do so: {', '.join(suspects[:4])}." if suspects else ""
         names = f" of {', '.join(gone[:4])}{', ...' if len(gone) > 4 else ''}" if gone else ""
-        off = "it was zero" if self.within == math.inf else f"|g|² was off by {self.within:.2g} of it"
+        off = (
+            "it was zero" if self.within == math.inf else f"|g|² was off by {self.within:.2g} of it"
+        )
         return {
             "in pieces": (
                 "A backward pass ran within another one (as with GradCache and cached contrastive"

@@ -174,10 +174,10 @@ class DeepSpeedCollector(MicroBatchCollector):
         expected, stage = engine.gradient_accumulation_steps(), engine.zero_optimization_stage()
         if passes > expected and stage in (1, 2):  # which overwrite what they averaged
             raise NotMeasured(
-                f"`gradient_accumulation_steps` must be the backward passes of a step with ZeRO"
-                f" stage {stage}, got {expected} for {passes} passes: DeepSpeed steps on the last of"
-                f" them alone. Set it to {passes}, do not divide the loss, and call `engine.step()`,"
-                " then `meter.step()`, after each pass."
+                "`gradient_accumulation_steps` must be the backward passes of a step with ZeRO"
+                f" stage {stage}, got {expected} for {passes} passes: DeepSpeed steps on the last"
+                f" of them alone. Set it to {passes}, do not divide the loss, and call"
+                " `engine.step()`, then `meter.step()`, after each pass."
             )
 
     def small_sq_norms(self) -> Tensor | None:

@@ -30,6 +30,9 @@ from noisescale.refusal import Refusal
 _CHECKS = 8
 """Checked steps in a row without a finding, until fewer are checked."""
 
+_MOST_EMPTY = 3
+"""Steps without a backward pass from the start on, at which it is said that none was seen."""
+
 _CHECK_EVERY = 16
 """One of this many measured steps is checked after `_CHECKS`."""
 
@@ -153,6 +156,7 @@ class StepCapture:
         self._step = StepUnderWay(due=Due.REGULAR)
         self._paused = False
         self._fewest_passes: int | None = None
+        self._empty_steps = 0
         self._clean_checks = 0
         self._until_check = 0
         self._spoils_step = _SpoilsStep(self)
@@ -233,14 +237,14 @@ class StepCapture:
             return step
         if self._ddp is not None:
             refuse_join(self._ddp)
+        seen = len(step.passes)
         small: Tensor | None = None
         big: Tensor | None = None
         layout = UNKNOWN
         changes = UNTOUCHED
         try:
             with self._spoils_step:
-                if step.passes:
-                    seen = len(step.passes)
+                if seen:
                     self._fewest_passes = min(seen, self._fewest_passes or seen)
                 if not step.begun_in_a_pass:
                     step.keep(collector.reached)
@@ -265,6 +269,8 @@ class StepCapture:
                     unmeasured_steps=unmeasured_steps,
                     changes=changes,
                 )
+        if not self.accepted:
+            self._note_unseen_passes(seen)
         self._until_check = (self._until_check or _CHECK_EVERY) - 1
         self._step = StepUnderWay(step.due)
         with self._spoils_step:  # the next one
@@ -340,6 +346,16 @@ class StepCapture:
         if found.gone:
             self.gone = collector.names_of_gone
         return Changes(sq_norms, found.gone, found.in_pieces or step.begun_in_a_pass)
+
+    def _note_unseen_passes(self, seen: int) -> None:
+        """Warn if no step had a backward pass so far, after some steps."""
+        self._empty_steps = 0 if seen else self._empty_steps + 1
+        if self._empty_steps == _MOST_EMPTY:
+            self._warn(
+                "No backward pass was seen in the first steps. Such steps are not measured. Call"
+                " `self.manual_backward(loss)` in a LightningModule, or `meter.backward(loss,"
+                " local_batch_size)` in a loop of your own, in place of `loss.backward()`."
+            )
 
     def _norms(self, collector: Collector, step: StepUnderWay) -> tuple[Tensor | None, Tensor]:
         """Return the small norms of the step, None if they are not reliable, and the big norm."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -212,6 +212,13 @@ class MeasuringCallback(ABC):
                 self._tell(self._caution)
             self._news, self._caution = [], None
 
+    def _stop_meters(self, reasons: Mapping[int, NotMeasured]) -> None:
+        """Measure no more with some meters, and warn why."""
+        for which, reason in reasons.items():
+            if (meter := self._meters[which].meter).measuring:
+                meter.stop(reason)
+        self._tell_of_unmeasured()
+
     def _tell_of_unmeasured(self) -> None:
         """Warn once of each meter that turned out to measure nothing."""
         reasons = {
@@ -225,10 +232,11 @@ class MeasuringCallback(ABC):
             self._stop(interrupted=False)
             self._meters = []
             return
-        for which, reason in reasons.items():
+        for reason in dict.fromkeys(reasons.values()):
+            alike = [str(which) for which, other in reasons.items() if other == reason]
             self._tell(
-                f"{type(self).__name__} does not measure the gradients of optimizer {which}:"
-                f" {reason}"
+                f"{type(self).__name__} does not measure the gradients of optimizer"
+                f" {', '.join(alike)}: {reason}"
             )
 
     def _tell_of_withheld(self) -> None:

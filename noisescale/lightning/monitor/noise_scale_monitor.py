@@ -32,6 +32,7 @@ from noisescale.lightning import trainer_access
 from noisescale.lightning.monitor.meters import (
     ids_of_trained,
     meters_for,
+    trained_parameters,
     way_of_measuring,
     with_assigned_groups,
 )
@@ -42,6 +43,7 @@ from noisescale.lightning.monitor.reporting import (
     say_what_is_next,
     warn_if_text_alone,
 )
+from noisescale.lightning.monitor.unseen_steps import UnseenSteps
 from noisescale.lightning.supported import check_supported, refuse_namesakes
 from noisescale.meter.choosing import several_gradients_a_step
 from noisescale.meter.extra import Extra, ExtraMeasurement
@@ -79,6 +81,8 @@ class _Fit:
     """Whether an engine accumulates and steps, see `engine_steps`."""
     stepped: bool = False
     """Whether an optimizer has stepped since the batch began."""
+    unseen: UnseenSteps | None = None
+    """Steps by hand that no meter can close, of optimizers not seen to step otherwise."""
     count_distinct: Callable[[Any], float] | None = None
     """Counts the distinct examples of a batch, if the loader repeats each example."""
 
@@ -339,6 +343,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             self._tell_that_nothing_is_measured(
                 "No parameter of an optimizer requires a gradient. Unfreeze parameters before"
                 " training starts."
+                if trained_parameters(trainer)
+                else "`configure_optimizers` must return the optimizers that step, got none. Return"
+                " them, and call `step` of those that `self.optimizers()` returns."
             )
             return
         followed, self._followed = self._followed, None
@@ -356,6 +363,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._pause(True)  # from batch to batch, see `on_train_batch_end`
         for logged in self._meters:
             logged.meter.suspects = trainer_access.hooks_between_passes(trainer)
+        if self._meters and not pl_module.automatic_optimization:
+            self._fit.unseen = UnseenSteps(trainer.optimizers, self._guard)
         # Ranks of tensor parallelism have the same examples.
         ranks = trainer.world_size if trainer_access.tensor_parallel_size(trainer) == 1 else 1
         accumulation = trainer.accumulate_grad_batches
@@ -405,6 +414,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
         automatic = pl_module.automatic_optimization
+        if self._fit.unseen is not None:
+            self._fit.unseen.note_pass()
         with self._leaving_step_out():
             self._weigh()  # by hand a batch may have several steps
         for logged in self._meters:
@@ -430,6 +441,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             return
         automatic = pl_module.automatic_optimization
         which = 0 if len(self._meters) == 1 else trainer.optimizers.index(optimizer)
+        if self._fit.unseen is not None and not self._fit.unseen.is_closed_by(which):
+            return
         logged = self._meters[which]
         if automatic and self._fit.stepped:
             logged.meter.stop(several_gradients_a_step(optimizer))
@@ -455,6 +468,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 self._log(trainer, self._meters[0], trainer_access.log_step(trainer))
         self._fit.batch = None
         self._pause(True)
+        if self._fit.unseen is not None and (reasons := self._fit.unseen.take()):
+            self._stop_meters(reasons)
         self._tell_news()
         if trainer_access.is_last_batch(trainer) or trainer_access.looks_after_batch(
             trainer, self._prefix
@@ -483,6 +498,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
     @beside_training
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._fit.unseen is not None and (reasons := self._fit.unseen.take_all()):
+            self._stop_meters(reasons)
         for logged in self._meters:
             if logged.meter.measuring and logged.unfinished:
                 step = max(trainer_access.log_step(trainer) - 1, 0)
@@ -601,6 +618,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     def _stop(self, *, interrupted: bool) -> None:
         with self._guard("The charts of the noise scale were not closed"):
             self._fit.layouts.close()
+        if self._fit.unseen is not None:
+            self._fit.unseen.close()
+            self._fit.unseen = None
         self._close_meters(interrupted=interrupted)
 
     def _add_charts(self, writer: SummaryWriter) -> None:
