@@ -41,10 +41,15 @@ class Collector(HookErrors, State, ABC):
 
     nothing_to_compare = (
         "A step of one micro-batch in one process has nothing to be compared with: it is not"
-        " measured. Accumulate two or more micro-batches, use more devices, or compare the halves"
-        ' of each batch: `small_batch="half"`.'
+        " measured."
     )
     """The warning if a step has only one small batch."""
+
+    how_to_compare = (
+        "Accumulate two or more micro-batches, use more devices, or compare the halves of each"
+        ' batch: `small_batch="half"`.'
+    )
+    """The remedy then."""
 
     same_gradient = (
         "All ranks or micro-batches had the same gradient. Such steps are not measured. Give each"

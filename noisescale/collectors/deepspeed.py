@@ -135,6 +135,8 @@ class DeepSpeedCollector(MicroBatchCollector):
         norms: See `Collector`.
     """
 
+    how_to_compare = "Set `gradient_accumulation_steps` to 2 or more, or use more devices."
+
     _average: _EngineAverage
 
     def __init__(self, engine: Any, norms: GradientNorms) -> None:

@@ -27,8 +27,9 @@ from noisescale.guard import NotMeasured
 
 NOTHING_TO_COMPARE = (
     "A step of one micro-batch has nothing to be compared with if no other rank has a batch of its"
-    " own. It is not measured. Accumulate two or more micro-batches."
+    " own. It is not measured."
 )
+ACCUMULATE = "Accumulate two or more micro-batches."
 
 
 def shards_in(mesh: Any, placements: Iterable[Any]) -> int:
@@ -149,7 +150,7 @@ class TensorParallelCollector(MicroBatchCollector):
         group: The ranks of tensor parallelism.
     """
 
-    nothing_to_compare = NOTHING_TO_COMPARE
+    nothing_to_compare, how_to_compare = NOTHING_TO_COMPARE, ACCUMULATE
 
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup) -> None:
         super().__init__(norms, group)

@@ -373,8 +373,10 @@ class StepCapture:
             small = None
             self._warn(
                 "Several backward passes of one step used the same batch. Such steps are not"
-                " measured, as the number of examples in each pass is not known. Add the losses and"
-                " call `manual_backward` once a batch."
+                " measured, as the number of examples in each pass is not known. If a pass is of a"
+                " chunk of the batch, have the loader return the chunks as batches, call"
+                " `manual_backward` once for each, and step after several batches. If it is of"
+                " another loss, add the losses and call `manual_backward` once a batch."
             )
         if step.gathered is not None:
             small = None

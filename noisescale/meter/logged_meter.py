@@ -360,8 +360,7 @@ class LoggedMeter:
             self._warn(
                 f"Since step {self.meter.lone_since} each step has only one micro-batch in one"
                 " process, so there is nothing to compare it with: no noise scale is logged from"
-                " there on. Accumulate two or more micro-batches, use more devices, or compare the"
-                ' halves of each batch: `small_batch="half"`.',
+                f" there on. {self.meter.how_to_compare}",
                 about="lone steps",
             )
 

@@ -30,8 +30,8 @@ class MeasuringCallback(ABC):
         *let_pass: The trainer's own errors that end a training.
     """
 
-    _HOW_TO_HAVE_SEVERAL: str
-    """The remedy under this trainer if one process trains."""
+    _how_to_have_several: str
+    """How this trainer has several micro-batches in each step, or several ranks."""
 
     _consequence = ""
     """What follows for others if nothing is measured, for the warning."""
@@ -256,8 +256,7 @@ class MeasuringCallback(ABC):
             self._tell(
                 f"{name} has nothing to measure: one process trains, with one gradient in each"
                 " step, and the halves of a batch cannot be compared."
-                f" {reason.removesuffix(INSTEAD)} {on} Accumulate two or more micro-batches in each"
-                f" step {self._HOW_TO_HAVE_SEVERAL}"
+                f" {reason.removesuffix(INSTEAD)} {on} {self._how_to_have_several}"
             )
         else:
             self._tell(f"{name} has nothing to measure. {reason} {on}")

@@ -150,6 +150,9 @@ class Meter:
         self._state_at_close: dict[str, Any] = {}
         self.lr_factor = 1.0
         """The factor on the learning rate while the optimizer steps, of a batch-size scheduler."""
+        self._nothing_to_compare = collector.nothing_to_compare
+        self.how_to_compare = collector.how_to_compare
+        """The remedy if a step has only one small batch."""
         self.suspects: list[str] = []
         """What else may write to gradients, for warnings."""
         self.measuring = True
@@ -551,6 +554,7 @@ class Meter:
             coverage,
             self._way,
             self._options,
+            nothing_to_compare=f"{self._nothing_to_compare} {self.how_to_compare}",
             lone=counts.lone_since is not None,
             measured=counts.measured_steps > 0,
         )

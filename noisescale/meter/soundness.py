@@ -22,7 +22,7 @@ _LACKS_LOSSES = (
 )
 _ONE_PART = (
     "One part of a step had all of the weight, so there is nothing to compare it with. Such steps"
-    " are not measured."
+    " are not measured. Use larger micro-batches, so that several of a step have a weight."
 )
 _NO_GRADIENT = (
     "The gradient of a step was zero in all parameters. Such steps are not measured. If every step"
@@ -48,6 +48,7 @@ def fault_in(
     way: type[Collector],
     options: MeterOptions,
     *,
+    nothing_to_compare: str,
     lone: bool,
     measured: bool,
 ) -> str | None:
@@ -60,6 +61,7 @@ def fault_in(
         coverage: The share of |g|² in measured parameters.
         way: What captured it, with warnings of its own.
         options: The options of the meter.
+        nothing_to_compare: The warning if a step has only one small batch.
         lone: Whether the last steps had too few micro-batches.
         measured: Whether some step was sound before.
     """
@@ -70,7 +72,7 @@ def fault_in(
     if not norms.comparable:
         if norms.alone and norms.weighted and not lone:
             return _ONE_PART
-        return way.nothing_to_compare if norms.alone and not measured else ""
+        return nothing_to_compare if norms.alone and not measured else ""
     if not norms.big_sq_norm:
         nothing_new = "" if measured else _NO_GRADIENT
         return _GRADIENT_TAKEN if norms.small_sq_norm > 0 else nothing_new

@@ -286,6 +286,12 @@ class HalvesCollector(MicroBatchCollector):
             self._refusal = reason
 
     def _measure_halves(self, loss: GradientEdge, gradient: Tensor, batch: _Batch) -> None:
+        if batch.rows == 1 < batch.size:
+            self._cuts.tell(
+                f"A batch of {batch.size:g} in one row has no halves to compare. Such steps are not"
+                " measured. Accumulate two or more micro-batches, or use several devices."
+            )
+            return
         parts = Parts.from_batch(batch.size, batch.rows, batch.row_weights, batch.row_groups)
         if parts.number > parts.size > 0:
             raise NotMeasured(

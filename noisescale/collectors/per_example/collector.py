@@ -76,8 +76,12 @@ class PerExampleCollector(Collector):
     """
 
     nothing_to_compare = (
-        "A step of one example has nothing to be compared with: it is not measured. Train with"
-        " larger batches, accumulate two or more micro-batches, or use more devices."
+        "A step of one row has nothing to be compared with: it is not measured."
+    )
+
+    how_to_compare = (
+        "Train with batches of more rows, accumulate two or more micro-batches, or use more"
+        " devices."
     )
 
     same_gradient = (

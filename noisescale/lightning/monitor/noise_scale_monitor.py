@@ -87,6 +87,21 @@ class _Fit:
     """Counts the distinct examples of a batch, if the loader repeats each example."""
 
 
+_MORE_DEVICES = (
+    ', or use more devices (`Trainer(devices=2, strategy="ddp")`; this also works with'
+    ' `accelerator="cpu"`).'
+)
+_BY_TRAINER = "Accumulate two or more micro-batches in each step (`Trainer(accumulate_grad_batches=2)`)"
+_BY_HAND = (
+    "Accumulate two or more micro-batches in each step (call `manual_backward` for each of several"
+    " batches before the optimizer's `step`)"
+)
+_ACCUMULATE = "Accumulate two or more micro-batches"
+_SMALLER = (
+    "An epoch has one batch, and Lightning steps at its end: use half the batch size in the data"
+    " loader and `accumulate_grad_batches=2`"
+)
+
 _HOW_TO_SHUFFLE = "Shuffle them (`DataLoader(..., shuffle=True)`), unless their order is random."
 
 
@@ -189,11 +204,6 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     References:
         McCandlish et al. 2018, arXiv:1812.06162.
     """
-
-    _HOW_TO_HAVE_SEVERAL = (
-        "(`Trainer(accumulate_grad_batches=2)`), or use more devices"
-        ' (`Trainer(devices=2, strategy="ddp")`; this also works with `accelerator="cpu"`).'
-    )
 
     def __init__(
         self,
@@ -334,6 +344,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._fit.by_engine = trainer_access.engine_steps(trainer)
         self._guard = Guard(trainer_access.MisconfigurationException)
         self._forget()
+        by_hand = not pl_module.automatic_optimization
+        self._how_to_have_several = (_BY_HAND if by_hand else _BY_TRAINER) + _MORE_DEVICES
         monitors = [
             c for c in trainer_access.callbacks_of(trainer) if isinstance(c, NoiseScaleMonitor)
         ]
@@ -363,7 +375,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._pause(True)  # from batch to batch, see `on_train_batch_end`
         for logged in self._meters:
             logged.meter.suspects = trainer_access.hooks_between_passes(trainer)
-        if self._meters and not pl_module.automatic_optimization:
+        if self._meters and by_hand:
             self._fit.unseen = UnseenSteps(trainer.optimizers, self._guard)
         # Ranks of tensor parallelism have the same examples.
         ranks = trainer.world_size if trainer_access.tensor_parallel_size(trainer) == 1 else 1
@@ -376,6 +388,11 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             self._loaded = None
             for logged, saved in zip(self._meters, state.get("optimizers", ()), strict=False):
                 logged.resume(saved)
+        if pl_module.automatic_optimization and trainer.num_training_batches == 1:
+            self._how_to_have_several = _SMALLER + _MORE_DEVICES
+            for logged in self._meters:
+                of_meter = logged.meter.how_to_compare
+                logged.meter.how_to_compare = of_meter.replace(_ACCUMULATE, _SMALLER)
         batches = getattr(trainer_access.first_loader(trainer), "batch_sampler", None)
         # A sampler that repeats examples has this method: methods/repeated_augmentation.py.
         self._fit.count_distinct = getattr(getattr(batches, "sampler", None), "distinct_in", None)
