@@ -104,6 +104,11 @@ class Collector(HookErrors, State, ABC):
         return ""
 
     @property
+    def last_warning(self) -> str:
+        """The last warning that this way of measuring gave of its own; ""."""
+        return ""
+
+    @property
     def follows(self) -> bool:
         """Whether `end_step` is to be called, also in a step that is not measured."""
         return False

@@ -92,7 +92,8 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
 
     _how_to_have_several = (
         "Accumulate two or more micro-batches in each step (`gradient_accumulation_steps=2`), or"
-        " use more devices (`torchrun --nproc-per-node 2`). A `compute_loss` that uses several outputs of the model always needs one of the two."
+        " use more devices (`torchrun --nproc-per-node 2`). A `compute_loss` that uses several"
+        " outputs of the model always needs one of the two."
     )
 
     def __init__(

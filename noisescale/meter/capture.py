@@ -288,6 +288,12 @@ class StepCapture:
             self._look()
 
     @property
+    def last_warning(self) -> str:
+        """The last warning or error that left a step out; "" if there was none."""
+        of_collector = "" if self.collector is None else self.collector.last_warning
+        return self._warn.last or of_collector or self.guard.last
+
+    @property
     def due(self) -> Due:
         """Whether the current step is to be measured."""
         return self._step.due

@@ -184,6 +184,11 @@ class LoggedMeter:
         self._recorders = [Recorder(folder, self._prefix) for folder in folders]
         self.history.source = folders[0] if folders else None
 
+    def explained_history(self) -> History:
+        """Return the history, with the reason if no step was measured."""
+        self.history.why_nothing = self.meter.why_nothing
+        return self.history
+
     def end(self) -> None:
         """Note in the records that the training has come to its end."""
         for recorder in self._recorders:

@@ -36,6 +36,9 @@ class MeasuringCallback(ABC):
     _consequence = ""
     """What follows for others if nothing is measured, for the warning."""
 
+    _why_nothing = ""
+    """Why nothing is measured, if there is no meter left."""
+
     def __init__(self, options: MeterOptions, *let_pass: type[Exception]) -> None:
         self._options = options
         self._meters: list[LoggedMeter] = []
@@ -80,7 +83,11 @@ class MeasuringCallback(ABC):
     @property
     def history(self) -> History:
         """The noise scale along the run, one row for each log step, of the first optimizer."""
-        return History() if self._first is None else self._first.history
+        if self._first is not None:
+            return self._first.explained_history()
+        history = History()
+        history.why_nothing = self._why_nothing
+        return history
 
     def noise_scale_at(self, confidence: float) -> NoiseScale:
         """Return the noise scale now with an interval of another confidence. Reads the device."""
@@ -172,6 +179,7 @@ class MeasuringCallback(ABC):
         """Forget an earlier training."""
         self._counted, self._meters, self._shared = False, [], None
         self._news, self._caution, self._told = [], None, set()
+        self._why_nothing = ""
 
     def _look_for_shared_examples(self, tensors: Callable[[], Sequence[torch.Tensor]]) -> None:
         if self._shared is not None and not self._shared.over:
@@ -253,12 +261,15 @@ class MeasuringCallback(ABC):
         name = type(self).__name__
         on = f"Training goes on, and no noise scale is logged.{self._consequence}"
         if reason.endswith(INSTEAD):  # the remedy here says how to do it under this trainer
+            reason = reason.removesuffix(INSTEAD)
+            self._why_nothing = f"{reason} {self._how_to_have_several}"
             self._tell(
                 f"{name} has nothing to measure: one process trains, with one gradient in each"
                 " step, and the halves of a batch cannot be compared."
-                f" {reason.removesuffix(INSTEAD)} {on} {self._how_to_have_several}"
+                f" {reason} {on} {self._how_to_have_several}"
             )
         else:
+            self._why_nothing = reason
             self._tell(f"{name} has nothing to measure. {reason} {on}")
 
     def _interrupt(self) -> None:

@@ -25,14 +25,9 @@ _ONE_PART = (
     " are not measured. Use larger micro-batches, so that several of a step have a weight."
 )
 _NO_GRADIENT = (
-    "The gradient of a step was zero in all parameters. Such steps are not measured. If every step"
-    " is like that, let the loss depend on the parameters that are trained, and let no hook take"
-    " gradients before the last pass of a step has ended."
-)
-_GRADIENT_TAKEN = (
-    "`p.grad` was zero when the last backward pass of a step had ended, though its passes brought"
-    " gradients, as with a cache that keeps them. Such steps are not measured. Leave gradients in"
-    " `p.grad` until the last pass of a step has ended."
+    "`p.grad` was zero in all parameters when the last backward pass of a step had ended. Such steps"
+    " are not measured. If every step is like that, let the loss depend on the parameters that are"
+    " trained, and let no hook or cache take gradients before the last pass has ended."
 )
 _LOW_COVERAGE = (
     f"There are formulas for single examples only in layers with less than {LEAST_COVERAGE:.0%} of"
@@ -67,15 +62,14 @@ def fault_in(
     """
     if norms.bad_weights:
         return _BAD_WEIGHTS
+    if norms.big_sq_norm == 0 < norms.examples:
+        return "" if measured and not norms.small_sq_norm > 0 else _NO_GRADIENT
     if norms.lacks_losses:
         return _LACKS_LOSSES
     if not norms.comparable:
         if norms.alone and norms.weighted and not lone:
             return _ONE_PART
         return nothing_to_compare if norms.alone and not measured else ""
-    if not norms.big_sq_norm:
-        nothing_new = "" if measured else _NO_GRADIENT
-        return _GRADIENT_TAKEN if norms.small_sq_norm > 0 else nothing_new
     if norms.identical_parts:
         return way.same_gradient
     least = 0.0 if options.layers == "normalization" else LEAST_COVERAGE

@@ -108,6 +108,7 @@ class HalvesCollector(MicroBatchCollector):
         self._halves: Halves | None = None
         self._refusal: NotMeasured | None = None
         self._untried = False
+        self._no_halves = ""
         self._refused_short: NotMeasured | None = None
         """Why a step of one batch, where steps have several, was refused: none is tried again."""
         self._expected = _NOTHING
@@ -226,6 +227,11 @@ class HalvesCollector(MicroBatchCollector):
         return self._similarity.withheld
 
     @property
+    def last_warning(self) -> str:
+        """The last warning of a batch without halves."""
+        return self._no_halves
+
+    @property
     def follows(self) -> bool:
         """Whether a measured step is compared with those after it."""
         return self._similarity.follows
@@ -287,7 +293,7 @@ class HalvesCollector(MicroBatchCollector):
 
     def _measure_halves(self, loss: GradientEdge, gradient: Tensor, batch: _Batch) -> None:
         if batch.rows == 1 < batch.size:
-            self._cuts.tell(
+            self._tell_of_no_halves(
                 f"A batch of {batch.size:g} in one row has no halves to compare. Such steps are not"
                 " measured. Accumulate two or more micro-batches, or use several devices."
             )
@@ -303,7 +309,7 @@ class HalvesCollector(MicroBatchCollector):
             )
         if parts.number < 2:
             of = parts.number if parts.groups is None else "one group"
-            self._cuts.tell(
+            self._tell_of_no_halves(
                 f"A batch of {of} has no halves to compare. Such steps are not measured. Use"
                 f" batches of two {parts.kind} or more, or accumulate two or more micro-batches."
             )
@@ -341,6 +347,10 @@ class HalvesCollector(MicroBatchCollector):
                 self._similarity.take_rows(of_rows)
             self._similarity.begin_window(parts.size, parts.number)
         self._halves = Halves(sq_norms, batch.which, parts)
+
+    def _tell_of_no_halves(self, message: str) -> None:
+        self._no_halves = message
+        self._cuts.tell(message)
 
     @keeps_errors
     def _on_gradient(self, index: int, gradient: Tensor) -> None:

@@ -91,7 +91,9 @@ _MORE_DEVICES = (
     ', or use more devices (`Trainer(devices=2, strategy="ddp")`; this also works with'
     ' `accelerator="cpu"`).'
 )
-_BY_TRAINER = "Accumulate two or more micro-batches in each step (`Trainer(accumulate_grad_batches=2)`)"
+_BY_TRAINER = (
+    "Accumulate two or more micro-batches in each step (`Trainer(accumulate_grad_batches=2)`)"
+)
 _BY_HAND = (
     "Accumulate two or more micro-batches in each step (call `manual_backward` for each of several"
     " batches before the optimizer's `step`)"

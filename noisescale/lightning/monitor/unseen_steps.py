@@ -29,7 +29,7 @@ class UnseenSteps:
 
     def __init__(self, optimizers: Iterable[Optimizer], guard: Guard) -> None:
         self._parameters = dict(enumerate(map(_ids_of_parameters, optimizers)))
-        """Of each optimizer that was not seen to step so far."""
+        """The ids of what an optimizer steps, by its index, while it was not seen to step."""
         self._reasons: dict[int, NotMeasured] = {}
         self._guard = guard
         self._passes = False
