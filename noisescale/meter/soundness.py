@@ -25,9 +25,9 @@ _ONE_PART = (
     " are not measured. Use larger micro-batches, so that several of a step have a weight."
 )
 _NO_GRADIENT = (
-    "`p.grad` was zero in all parameters when the last backward pass of a step had ended. Such steps"
-    " are not measured. If every step is like that, let the loss depend on the parameters that are"
-    " trained, and let no hook or cache take gradients before the last pass has ended."
+    "`p.grad` was zero in all parameters when the last backward pass of a step had ended. Such"
+    " steps are not measured. If every step is like that, let the loss depend on the parameters"
+    " that are trained, and let no hook or cache take gradients before the last pass has ended."
 )
 _LOW_COVERAGE = (
     f"There are formulas for single examples only in layers with less than {LEAST_COVERAGE:.0%} of"
