@@ -26,6 +26,10 @@ Measured of 4 micro-batches, on CPU: 0.07 with 256 examples in each, 0.16 with 6
 """
 
 
+ACCUMULATE = "Accumulate two or more micro-batches"
+"""The remedy of lone micro-batches, in all warnings. A trainer has words of its own for it."""
+
+
 class Collector(HookErrors, State, ABC):
     """Squared norms of the small batches of one optimizer step, and of the step's gradient.
 
@@ -46,8 +50,8 @@ class Collector(HookErrors, State, ABC):
     """The warning if a step has only one small batch."""
 
     how_to_compare = (
-        "Accumulate two or more micro-batches, use more devices, or compare the halves of each"
-        ' batch: `small_batch="half"`.'
+        f"{ACCUMULATE}, use more devices, or compare the halves of each batch:"
+        ' `small_batch="half"`.'
     )
     """The remedy then."""
 

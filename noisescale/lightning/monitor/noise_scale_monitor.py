@@ -22,6 +22,7 @@ from noisescale.batches.row_groups import (
     checked_row_groups,
 )
 from noisescale.batches.weights import checked_weight, terms_in
+from noisescale.collectors.collector import ACCUMULATE
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
 from noisescale.estimation.noise_scale import NoiseScale
@@ -95,10 +96,9 @@ _BY_TRAINER = (
     "Accumulate two or more micro-batches in each step (`Trainer(accumulate_grad_batches=2)`)"
 )
 _BY_HAND = (
-    "Accumulate two or more micro-batches in each step (call `manual_backward` for each of several"
-    " batches before the optimizer's `step`)"
+    f"{ACCUMULATE} in each step (call `manual_backward` for each of several batches before the"
+    " optimizer's `step`)"
 )
-_ACCUMULATE = "Accumulate two or more micro-batches"
 _SMALLER = (
     "An epoch has one batch, and Lightning steps at its end: use half the batch size in the data"
     " loader and `accumulate_grad_batches=2`"
@@ -359,7 +359,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 " training starts."
                 if trained_parameters(trainer)
                 else "`configure_optimizers` must return the optimizers that step, got none. Return"
-                " them, and call `step` of those that `self.optimizers()` returns."
+                " them; by manual optimization call `step` of those that `self.optimizers()`"
+                " returns."
             )
             return
         followed, self._followed = self._followed, None
@@ -394,7 +395,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             self._how_to_have_several = _SMALLER + _MORE_DEVICES
             for logged in self._meters:
                 of_meter = logged.meter.how_to_compare
-                logged.meter.how_to_compare = of_meter.replace(_ACCUMULATE, _SMALLER)
+                logged.meter.how_to_compare = of_meter.replace(ACCUMULATE, _SMALLER)
         batches = getattr(trainer_access.first_loader(trainer), "batch_sampler", None)
         # A sampler that repeats examples has this method: methods/repeated_augmentation.py.
         self._fit.count_distinct = getattr(getattr(batches, "sampler", None), "distinct_in", None)
