@@ -149,6 +149,11 @@ class Collector(HookErrors, State, ABC):
         return not self.norms.any_gradient()
 
     @property
+    def gradients_replaced(self) -> bool:
+        """Whether other tensors are in `p.grad` than when the last pass ended."""
+        return self._average.replaced
+
+    @property
     def reached(self) -> list[bool] | None:
         """Whether each pass since the last reset reached a measured parameter.
 

@@ -81,6 +81,8 @@ class StepUnderWay:
     """Whether the step had one small batch, where steps have several."""
     begun_in_a_pass: bool = False
     """Whether a pass was announced while another one ran."""
+    begun_again: bool = False
+    """Whether gradients were dropped after some passes: the step began again."""
     spoiled: bool = False
     """Whether the step is left out because its contents are not known."""
     gathered: str | None = None
@@ -186,7 +188,7 @@ class StepCapture:
                 return  # another optimizer's turn, with this one's parameters toggled off
             if step.passes and collector.gradients_dropped:
                 collector.reset()
-                step.passes = []
+                step.passes, step.begun_again = [], True
             if last is None and collector.captures_freely:  # it may be the last
                 capture_average |= len(step.passes) + 1 >= (self._fewest_passes or 1)
                 step.too_short = not (capture_average or self._checking)
@@ -383,6 +385,13 @@ class StepCapture:
                 " chunk of the batch, have the loader return the chunks as batches, call"
                 " `manual_backward` once for each, and step after several batches. If it is of"
                 " another loss, add the losses and call `manual_backward` once a batch."
+            )
+        if step.begun_again and collector.gradients_replaced:
+            small = None
+            self._warn(
+                "Gradients were dropped after a backward pass, and others were in `p.grad` when the"
+                " step ended, as with a cache that adds them up. Such steps are not measured. Let"
+                " the passes of a step add up their gradients in `p.grad`."
             )
         if step.gathered is not None:
             small = None

@@ -212,6 +212,19 @@ def taken(model: nn.Module) -> None:
         p.grad = torch.zeros_like(p)
 
 
+def cache(model: nn.Module) -> None:
+    """Keep the gradients of a pass apart."""
+    for p in model.parameters():
+        p.kept = [*getattr(p, "kept", ()), p.grad]  # type: ignore[attr-defined]
+        p.grad = None
+
+
+def put_back(model: nn.Module) -> None:
+    for p in model.parameters():
+        p.grad = sum(p.kept)  # type: ignore[attr-defined]
+        p.kept = []  # type: ignore[attr-defined]
+
+
 def scaled(model: nn.Module) -> None:
     for p in model.parameters():
         assert p.grad is not None
@@ -316,6 +329,11 @@ LOOPS = {
         "let no hook or cache take gradients before the last pass has ended",
         partial(by_examples, prepare=keeping),
         partial(by_examples, after_passes=taken),
+    ),
+    "a cache between passes": Case(
+        "Let the passes of a step add up their gradients in `p.grad`",
+        partial(several, after_pass=cache, after_passes=put_back),
+        several,
     ),
     "changes between passes": Case(
         "only after the last pass",
