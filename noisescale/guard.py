@@ -51,6 +51,8 @@ class Guard:
         self.let_pass = let_pass
         """Errors that it does not catch."""
         self._warned: set[str] = set()
+        self.last = ""
+        """The last error that it caught, in words."""
 
     @contextmanager
     def __call__(self, lost: str) -> Iterator[None]:
@@ -65,6 +67,7 @@ class Guard:
     def tell(self, lost: str, error: Exception) -> None:
         """Warn about an error that was caught elsewhere."""
         _log.debug("%s", lost, exc_info=error)
+        self.last = str(error) if isinstance(error, NotMeasured) else f"{lost}: {error}"
         if lost in self._warned:
             return
         self._warned.add(lost)
@@ -90,10 +93,13 @@ class WarnOnce:
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
+        self.last = ""
+        """The last message, whether it was new or not."""
 
     def __call__(self, message: str, *, about: str | None = None) -> None:
         """Warn once. `about` names the topic that messages of several wordings share."""
         about = message if about is None else about
+        self.last = message
         if about not in self._warned and _rank() == 0:
             warnings.warn(message, stacklevel=3)
         self._warned.add(about)

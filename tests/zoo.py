@@ -611,7 +611,7 @@ ZOO: dict[str, Entry] = {
     "one example": Entry(
         of(mlp),
         lambda: loader(20, 1),
-        examples=Expected(False, 40, ("A step of one example",)),
+        examples=Expected(False, 40, ("A step of one row",)),
         halves=Expected(False, 40, ("A batch of 1 has no halves to compare",)),
         ranks=MEASURED,
     ),
@@ -646,7 +646,7 @@ ZOO: dict[str, Entry] = {
     ),
     "nothing to train": Entry(
         lambda: Untrained(mlp()),
-        **everywhere(Expected(False, warns=("nothing to measure. No parameter",))),
+        **everywhere(Expected(False, warns=("must return the optimizers that step, got none",))),
     ),
     "schedulers": Entry(lambda: Scheduled(mlp()), ranks=MEASURED),
     "averaged weights": Entry(

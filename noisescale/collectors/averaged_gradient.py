@@ -39,6 +39,8 @@ class _Seen:
     """
     after: Tensor | None = None
     """The share at the end of the pass."""
+    gradients: tuple[int, ...] = ()
+    """The ids of all `p.grad` at the end of the pass."""
 
 
 class AveragedGradient(HookErrors):
@@ -148,6 +150,16 @@ class AveragedGradient(HookErrors):
     @keeps_errors
     def _capture(self, one: _Seen) -> None:
         one.after = self.current_sq_norms()
+        one.gradients = self._ids_of_gradients()
+
+    @property
+    def replaced(self) -> bool:
+        """Whether other tensors are in `p.grad` than when the last pass ended, where captured."""
+        last = self._passes[-1] if self._passes else _Seen()
+        return last.after is not None and last.gradients != self._ids_of_gradients()
+
+    def _ids_of_gradients(self) -> tuple[int, ...]:
+        return tuple(id(p.grad) for p in self._norms.parameters)
 
     def current_sq_norms(self) -> Tensor:
         """Return this rank's share as `p.grad` is now, shape (entries,)."""

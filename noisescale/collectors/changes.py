@@ -11,6 +11,7 @@ collective of its own, and the host does not wait.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, cast
@@ -83,6 +84,9 @@ class ReducedChanges(NamedTuple):
         """
         by = f" What may do so: {', '.join(suspects[:4])}." if suspects else ""
         names = f" of {', '.join(gone[:4])}{', ...' if len(gone) > 4 else ''}" if gone else ""
+        off = (
+            "it was zero" if self.within == math.inf else f"|g|² was off by {self.within:.2g} of it"
+        )
         return {
             "in pieces": (
                 "A backward pass ran within another one (as with GradCache and cached contrastive"
@@ -110,9 +114,9 @@ class ReducedChanges(NamedTuple):
                 f"{by}"
             ),
             "within": (
-                "`p.grad` was not what the backward pass had computed when the pass ended (|g|² was"
-                f" off by {self.within:.2g} of it), as hooks on parameters changed it. Such steps"
-                f" are not measured. Change gradients after the last pass of a step.{by}"
+                f"`p.grad` was not what the backward pass had computed when the pass ended ({off}),"
+                " as hooks on parameters changed it. Such steps are not measured. Take and change"
+                f" gradients after the last pass of a step.{by}"
             ),
         }[cause]
 

@@ -28,6 +28,10 @@ Measured of 4 micro-batches, on CPU: 0.07 with 256 examples in each, 0.16 with 6
 """
 
 
+ACCUMULATE = "Accumulate two or more micro-batches"
+"""The remedy of lone micro-batches, in all warnings. A trainer has words of its own for it."""
+
+
 class Collector(HookErrors, State, ABC):
     """Squared norms of the small batches of one optimizer step, and of the step's gradient.
 
@@ -43,10 +47,15 @@ class Collector(HookErrors, State, ABC):
 
     nothing_to_compare = (
         "A step of one micro-batch in one process has nothing to be compared with: it is not"
-        " measured. Accumulate two or more micro-batches, use more devices, or compare the halves"
-        ' of each batch: `small_batch="half"`.'
+        " measured."
     )
     """The warning if a step has only one small batch."""
+
+    how_to_compare = (
+        f"{ACCUMULATE}, use more devices, or compare the halves of each batch:"
+        ' `small_batch="half"`.'
+    )
+    """The remedy then."""
 
     same_gradient = (
         "All ranks or micro-batches had the same gradient. Such steps are not measured. Give each"
@@ -108,6 +117,11 @@ class Collector(HookErrors, State, ABC):
         return "" if self._apart is None else self._apart.withheld
 
     @property
+    def last_warning(self) -> str:
+        """The last warning that this way of measuring gave of its own; ""."""
+        return ""
+
+    @property
     def follows(self) -> bool:
         """Whether `end_step` is to be called, also in a step that is not measured."""
         return self._apart is not None and self._apart.follows
@@ -153,6 +167,11 @@ class Collector(HookErrors, State, ABC):
     def gradients_dropped(self) -> bool:
         """Whether `zero_grad` was called since the last pass, so that the step starts again."""
         return not self.norms.any_gradient()
+
+    @property
+    def gradients_replaced(self) -> bool:
+        """Whether other tensors are in `p.grad` than when the last pass ended."""
+        return self._average.replaced
 
     @property
     def reached(self) -> list[bool] | None:

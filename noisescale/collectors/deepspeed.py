@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from noisescale.collectors.averaged_gradient import AveragedGradient
 from noisescale.collectors.gradient_norms import GradientNorms, Norms
 from noisescale.collectors.micro_batch import MicroBatchCollector
+from noisescale.collectors.rows.window_layout import Weight, WindowLayout
 from noisescale.guard import NotMeasured, keeps_errors
 
 
@@ -134,6 +135,8 @@ class DeepSpeedCollector(MicroBatchCollector):
         norms: See `Collector`.
     """
 
+    how_to_compare = "Set `gradient_accumulation_steps` to 2 or more, or use more devices."
+
     _average: _EngineAverage
 
     def __init__(self, engine: Any, norms: GradientNorms) -> None:
@@ -157,6 +160,27 @@ class DeepSpeedCollector(MicroBatchCollector):
 
     def check_next_passes(self, checking: bool) -> None:
         """Check nothing: what the engine does with gradients is not in `p.grad`."""
+
+    def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
+        """Every micro-batch is a part, if the engine accumulates all of them."""
+        self._refuse_lost_passes(len(sizes))
+        return super().layout(sizes, loss_divisor)
+
+    def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
+        """Every micro-batch is a part, if the engine accumulates all of them."""
+        self._refuse_lost_passes(len(sizes))
+        return super().weighted_layout(sizes, weights)
+
+    def _refuse_lost_passes(self, passes: int) -> None:
+        engine = self._average.engine
+        expected, stage = engine.gradient_accumulation_steps(), engine.zero_optimization_stage()
+        if passes > expected and stage in (1, 2):  # which overwrite what they averaged
+            raise NotMeasured(
+                "`gradient_accumulation_steps` must be the backward passes of a step with ZeRO"
+                f" stage {stage}, got {expected} for {passes} passes: DeepSpeed steps on the last"
+                f" of them alone. Set it to {passes}, do not divide the loss, and call"
+                " `engine.step()`, then `meter.step()`, after each pass."
+            )
 
     def small_sq_norms(self) -> Tensor | None:
         """Return Σ|g|² over the micro-batches since the last reset; None if there were none."""
@@ -194,7 +218,7 @@ class _EngineAverage(AveragedGradient):
         by_parameter: bool,
     ) -> None:
         super().__init__(norms, group)
-        self._engine = engine
+        self.engine = engine
         self._by_parameter = by_parameter or not _computes_norm(engine)
         self._sq_norms: Tensor | None = None
         self.loss_scale: float | Tensor = 1.0
@@ -224,10 +248,10 @@ class _EngineAverage(AveragedGradient):
     @keeps_errors
     def before_step(self) -> None:
         """Note the loss scale, which the step may change; norm the gradients one by one, if so."""
-        self.loss_scale = _loss_scale_of(self._engine)
+        self.loss_scale = _loss_scale_of(self.engine)
         if not self._by_parameter:
             return
-        if (wait := getattr(self._engine.optimizer, "_wait_for_offload_copies", None)) is not None:
+        if (wait := getattr(self.engine.optimizer, "_wait_for_offload_copies", None)) is not None:
             wait()
         found = self._norms.empty()
         for index in range(len(self._norms.parameters)):
@@ -248,7 +272,7 @@ class _EngineAverage(AveragedGradient):
         """Take the norm that the engine computed."""
         if self._by_parameter:
             return
-        norm = self._engine.get_global_grad_norm()
+        norm = self.engine.get_global_grad_norm()
         self._sq_norms = self._unknown()
         # Stage 3 divides by the scale after the step, which is another one if it was changed.
         if norm is not None and self._scale_is_kept():
@@ -259,7 +283,7 @@ class _EngineAverage(AveragedGradient):
 
     def _scale_is_kept(self) -> bool:
         """Return whether the loss scale is what it was. One on the device alone is not read."""
-        now = _loss_scale_of(self._engine)
+        now = _loss_scale_of(self.engine)
         return isinstance(now, Tensor) or now == self.loss_scale
 
     def _unknown(self) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale.collectors.averaged_gradient import AveragedPieces
+from noisescale.collectors.collector import ACCUMULATE
 from noisescale.collectors.ddp import DdpCollector
 from noisescale.collectors.gradient_norms import GradientNorms, Piece
 from noisescale.collectors.micro_batch import MicroBatchCollector
@@ -27,7 +28,7 @@ from noisescale.guard import NotMeasured
 
 NOTHING_TO_COMPARE = (
     "A step of one micro-batch has nothing to be compared with if no other rank has a batch of its"
-    " own. It is not measured. Accumulate two or more micro-batches."
+    " own. It is not measured."
 )
 
 
@@ -149,7 +150,7 @@ class TensorParallelCollector(MicroBatchCollector):
         group: The ranks of tensor parallelism.
     """
 
-    nothing_to_compare = NOTHING_TO_COMPARE
+    nothing_to_compare, how_to_compare = NOTHING_TO_COMPARE, f"{ACCUMULATE}."
 
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup) -> None:
         super().__init__(norms, group)

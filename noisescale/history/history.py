@@ -131,6 +131,8 @@ class History(Mapping[str, NDArray[np.float64]]):
         """What took the steps: "lightning", "transformers" or "own"; "" if it was not recorded."""
         self.withheld = ""
         """Why the noise scale of the run is withheld, and what to do; "" if it is not."""
+        self.why_nothing = ""
+        """Why no step was measured, and what to do; "" if some were, or it is not known."""
         self._most_rows = most_rows
         self._stride = 1
         self._seen = 0

@@ -102,7 +102,8 @@ class Segments:
                 "history",
                 "have rows with rising `step`",
                 f"{step.size} rows{where}",
-                "Measure a run with NoiseScaleMonitor first.",
+                "Measure a run with NoiseScaleMonitor first. If other processes have trained"
+                " (`ddp_spawn`, a notebook), give the run's folder.",
             )
         batch_size = _batch_size(history, steps)
         rows = Rows.of(history, batch_size)

@@ -15,6 +15,7 @@ from transformers.trainer_callback import ExportableState
 from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.batch_size import rows_in
 from noisescale.batches.data_order import warning_of_order
+from noisescale.collectors.collector import ACCUMULATE
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
 from noisescale.guard import NotMeasured, beside_training
@@ -30,6 +31,16 @@ from noisescale.meter.meter import Meter
 from noisescale.meter.options import MeterOptions, SmallBatch
 from noisescale.printable import arguments
 from noisescale.refusal import TypeRefusal
+
+_IN_STEPS = f"{ACCUMULATE} in each step (`gradient_accumulation_steps=2`)"
+_SMALLER = (
+    "An epoch has one batch, and the Trainer steps at its end: use half of"
+    " `per_device_train_batch_size` and `gradient_accumulation_steps=2`"
+)
+_MORE_DEVICES = (
+    ", or use more devices (`torchrun --nproc-per-node 2`). A `compute_loss` that uses several"
+    " outputs of the model always needs one of the two."
+)
 
 
 class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
@@ -89,11 +100,6 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     References:
         McCandlish et al. 2018, arXiv:1812.06162.
     """
-
-    _HOW_TO_HAVE_SEVERAL = (
-        "(`gradient_accumulation_steps=2`), or use more devices (`torchrun --nproc-per-node 2`)."
-        " A `compute_loss` that uses several outputs of the model always needs one of the two."
-    )
 
     def __init__(
         self,
@@ -166,6 +172,8 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         with self._guard("The order of the data was not looked at"):
             remedy = trainer_access.how_to_shuffle(args)
             self._caution = warning_of_order(kwargs.get("train_dataloader"), remedy)
+        lone = trainer_access.has_one_batch(kwargs.get("train_dataloader"))
+        self._how_to_have_several = (_SMALLER if lone else _IN_STEPS) + _MORE_DEVICES
         trainer_access.go_first(self)
         try:
             check_supported(args, trainer_access.distributed_type(), model)
@@ -190,6 +198,9 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                 self._remove_hooks()
                 return
             saved = [self._loaded] if self._loaded else []
+            if lone:
+                of_meter = self._meters[0].meter
+                of_meter.how_to_compare = of_meter.how_to_compare.replace(ACCUMULATE, _SMALLER)
             self._begin(saved, args.world_size, device, args.gradient_accumulation_steps)
             # Examples are taken to count alike, whatever number of labels each of them has.
             share_of = None if options.small_batch == "example" else model

@@ -38,6 +38,14 @@ from noisescale.meter.choosing import unwrap
 _Found = TypeVar("_Found")
 
 
+def has_one_batch(loader: Any) -> bool:
+    """Return whether an epoch has one batch. The length of a stream is not known."""
+    try:
+        return len(loader) == 1
+    except TypeError:
+        return False
+
+
 def on_first_training_pass(
     model: nn.Module, callback: Callable[[nn.Module], None]
 ) -> RemovableHandle:

@@ -31,6 +31,9 @@ from noisescale.refusal import Refusal
 _CHECKS = 8
 """Checked steps in a row without a finding, until fewer are checked."""
 
+_MOST_EMPTY = 3
+"""Steps without a backward pass from the start on, at which it is said that none was seen."""
+
 _CHECK_EVERY = 16
 """One of this many measured steps is checked after `_CHECKS`."""
 
@@ -79,6 +82,8 @@ class StepUnderWay:
     """Whether the step had one small batch, where steps have several."""
     begun_in_a_pass: bool = False
     """Whether a pass was announced while another one ran."""
+    begun_again: bool = False
+    """Whether gradients were dropped after some passes: the step began again."""
     spoiled: bool = False
     """Whether the step is left out because its contents are not known."""
     gathered: str | None = None
@@ -154,6 +159,7 @@ class StepCapture:
         self._step = StepUnderWay(due=Due.REGULAR)
         self._paused = False
         self._fewest_passes: int | None = None
+        self._empty_steps = 0
         self._clean_checks = 0
         self._until_check = 0
         self._spoils_step = _SpoilsStep(self)
@@ -183,7 +189,7 @@ class StepCapture:
                 return  # another optimizer's turn, with this one's parameters toggled off
             if step.passes and collector.gradients_dropped:
                 collector.reset()
-                step.passes = []
+                step.passes, step.begun_again = [], True
             if last is None and collector.captures_freely:  # it may be the last
                 capture_average |= len(step.passes) + 1 >= (self._fewest_passes or 1)
                 step.too_short = not (capture_average or self._checking)
@@ -237,14 +243,14 @@ class StepCapture:
             return step
         if self._ddp is not None:
             refuse_join(self._ddp)
+        seen = len(step.passes)
         small: Tensor | None = None
         big: Tensor | None = None
         layout = UNKNOWN
         changes = UNTOUCHED
         try:
             with self._spoils_step:
-                if step.passes:
-                    seen = len(step.passes)
+                if seen:
                     self._fewest_passes = min(seen, self._fewest_passes or seen)
                 if not step.begun_in_a_pass:
                     step.keep(collector.reached)
@@ -270,6 +276,8 @@ class StepCapture:
                     changes=changes,
                     beside=beside,
                 )
+        if not self.accepted:
+            self._note_unseen_passes(seen)
         self._until_check = (self._until_check or _CHECK_EVERY) - 1
         self._step = StepUnderWay(step.due)
         with self._spoils_step:  # the next one
@@ -285,6 +293,12 @@ class StepCapture:
             if self.collector is not None and not due:
                 self.collector.unhook()
             self._look()
+
+    @property
+    def last_warning(self) -> str:
+        """The last warning or error that left a step out; "" if there was none."""
+        of_collector = "" if self.collector is None else self.collector.last_warning
+        return self._warn.last or of_collector or self.guard.last
 
     @property
     def due(self) -> Due:
@@ -346,6 +360,16 @@ class StepCapture:
             self.gone = collector.names_of_gone
         return Changes(sq_norms, found.gone, found.in_pieces or step.begun_in_a_pass)
 
+    def _note_unseen_passes(self, seen: int) -> None:
+        """Warn if no step had a backward pass so far, after some steps."""
+        self._empty_steps = 0 if seen else self._empty_steps + 1
+        if self._empty_steps == _MOST_EMPTY:
+            self._warn(
+                "No backward pass was seen in the first steps. Such steps are not measured. Call"
+                " `self.manual_backward(loss)` in a LightningModule, or `meter.backward(loss,"
+                " local_batch_size)` in a loop of your own, in place of `loss.backward()`."
+            )
+
     def _norms(self, collector: Collector, step: StepUnderWay) -> tuple[Tensor | None, Tensor]:
         """Return the small norms of the step, None if they are not reliable, and the big norm."""
         if collector.averaged_too_often:
@@ -362,8 +386,17 @@ class StepCapture:
             small = None
             self._warn(
                 "Several backward passes of one step used the same batch. Such steps are not"
-                " measured, as the number of examples in each pass is not known. Add the losses and"
-                " call `manual_backward` once a batch."
+                " measured, as the number of examples in each pass is not known. If a pass is of a"
+                " chunk of the batch, have the loader return the chunks as batches, call"
+                " `manual_backward` once for each, and step after several batches. If it is of"
+                " another loss, add the losses and call `manual_backward` once a batch."
+            )
+        if step.begun_again and collector.gradients_replaced:
+            small = None
+            self._warn(
+                "Gradients were dropped after a backward pass, and others were in `p.grad` when the"
+                " step ended, as with a cache that adds them up. Such steps are not measured. Let"
+                " the passes of a step add up their gradients in `p.grad`."
             )
         if step.gathered is not None:
             small = None

@@ -187,6 +187,11 @@ class LoggedMeter:
         self._recorders = [Recorder(folder, self._prefix) for folder in folders]
         self.history.source = folders[0] if folders else None
 
+    def explained_history(self) -> History:
+        """Return the history, with the reason if no step was measured."""
+        self.history.why_nothing = self.meter.why_nothing
+        return self.history
+
     def end(self) -> None:
         """Note in the records that the training has come to its end."""
         for recorder in self._recorders:
@@ -363,8 +368,7 @@ class LoggedMeter:
             self._warn(
                 f"Since step {self.meter.lone_since} each step has only one micro-batch in one"
                 " process, so there is nothing to compare it with: no noise scale is logged from"
-                " there on. Accumulate two or more micro-batches, use more devices, or compare the"
-                ' halves of each batch: `small_batch="half"`.',
+                f" there on. {self.meter.how_to_compare}",
                 about="lone steps",
             )
 

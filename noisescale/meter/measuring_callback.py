@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,11 +30,14 @@ class MeasuringCallback(ABC):
         *let_pass: The trainer's own errors that end a training.
     """
 
-    _HOW_TO_HAVE_SEVERAL: str
-    """The remedy under this trainer if one process trains."""
+    _how_to_have_several: str
+    """How this trainer has several micro-batches in each step, or several ranks."""
 
     _consequence = ""
     """What follows for others if nothing is measured, for the warning."""
+
+    _why_nothing = ""
+    """Why nothing is measured, if there is no meter left."""
 
     def __init__(self, options: MeterOptions, *let_pass: type[Exception]) -> None:
         self._options = options
@@ -80,7 +83,11 @@ class MeasuringCallback(ABC):
     @property
     def history(self) -> History:
         """The noise scale along the run, one row for each log step, of the first optimizer."""
-        return History() if self._first is None else self._first.history
+        if self._first is not None:
+            return self._first.explained_history()
+        history = History()
+        history.why_nothing = self._why_nothing
+        return history
 
     def noise_scale_at(self, confidence: float) -> NoiseScale:
         """Return the noise scale now with an interval of another confidence. Reads the device."""
@@ -172,6 +179,7 @@ class MeasuringCallback(ABC):
         """Forget an earlier training."""
         self._counted, self._meters, self._shared = False, [], None
         self._news, self._caution, self._told = [], None, set()
+        self._why_nothing = ""
 
     def _look_for_shared_examples(self, tensors: Callable[[], Sequence[torch.Tensor]]) -> None:
         if self._shared is not None and not self._shared.over:
@@ -212,6 +220,13 @@ class MeasuringCallback(ABC):
                 self._tell(self._caution)
             self._news, self._caution = [], None
 
+    def _stop_meters(self, reasons: Mapping[int, NotMeasured]) -> None:
+        """Measure no more with some meters, and warn why."""
+        for which, reason in reasons.items():
+            if (meter := self._meters[which].meter).measuring:
+                meter.stop(reason)
+        self._tell_of_unmeasured()
+
     def _tell_of_unmeasured(self) -> None:
         """Warn once of each meter that turned out to measure nothing."""
         reasons = {
@@ -225,10 +240,11 @@ class MeasuringCallback(ABC):
             self._stop(interrupted=False)
             self._meters = []
             return
-        for which, reason in reasons.items():
+        for reason in dict.fromkeys(reasons.values()):
+            alike = [str(which) for which, other in reasons.items() if other == reason]
             self._tell(
-                f"{type(self).__name__} does not measure the gradients of optimizer {which}:"
-                f" {reason}"
+                f"{type(self).__name__} does not measure the gradients of optimizer"
+                f" {', '.join(alike)}: {reason}"
             )
 
     def _tell_of_withheld(self) -> None:
@@ -245,13 +261,15 @@ class MeasuringCallback(ABC):
         name = type(self).__name__
         on = f"Training goes on, and no noise scale is logged.{self._consequence}"
         if reason.endswith(INSTEAD):  # the remedy here says how to do it under this trainer
+            reason = reason.removesuffix(INSTEAD)
+            self._why_nothing = f"{reason} {self._how_to_have_several}"
             self._tell(
                 f"{name} has nothing to measure: one process trains, with one gradient in each"
                 " step, and the halves of a batch cannot be compared."
-                f" {reason.removesuffix(INSTEAD)} {on} Accumulate two or more micro-batches in each"
-                f" step {self._HOW_TO_HAVE_SEVERAL}"
+                f" {reason} {on} {self._how_to_have_several}"
             )
         else:
+            self._why_nothing = reason
             self._tell(f"{name} has nothing to measure. {reason} {on}")
 
     def _interrupt(self) -> None:

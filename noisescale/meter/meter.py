@@ -149,8 +149,12 @@ class Meter:
         self._device = collector.device
         self._coverage_at_close = 1.0
         self._state_at_close: dict[str, Any] = {}
+        self._warning_at_close = ""
         self.lr_factor = 1.0
         """The factor on the learning rate while the optimizer steps, of a batch-size scheduler."""
+        self._nothing_to_compare = collector.nothing_to_compare
+        self.how_to_compare = collector.how_to_compare
+        """The remedy if a step has only one small batch."""
         self.suspects: list[str] = []
         """What else may write to gradients, for warnings."""
         self.measuring = True
@@ -370,6 +374,17 @@ class Meter:
             self.stop(reason)
 
     @property
+    def why_nothing(self) -> str:
+        """Why no step was measured, and what to do; "" if that is not known, or some were."""
+        if self._counts.measured_steps:
+            return ""
+        return self.not_measured or self._warn.last or self._last_warning
+
+    @property
+    def _last_warning(self) -> str:
+        return self._warning_at_close or self._capture.last_warning
+
+    @property
     def due(self) -> bool:
         """Whether the step under way is measured. Weights are not needed in other steps."""
         return self.not_measured is None and bool(self._capture.due)
@@ -479,6 +494,7 @@ class Meter:
             with self._capture.guard("The coverage was not read"):
                 self._state_at_close = self._collector_state
                 self._coverage_at_close = self.coverage
+            self._warning_at_close = self._last_warning
             self._capture.close()
             for one in self.extra:
                 one.close()
@@ -561,6 +577,7 @@ class Meter:
             coverage,
             self._way,
             self._options,
+            nothing_to_compare=f"{self._nothing_to_compare} {self.how_to_compare}",
             lone=counts.lone_since is not None,
             measured=counts.measured_steps > 0,
         )

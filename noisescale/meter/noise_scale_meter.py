@@ -169,7 +169,7 @@ class NoiseScaleMeter(Meter):
     @property
     def history(self) -> History:
         """The noise scale along the run, one row for each log step."""
-        return self._logged.history
+        return self._logged.explained_history()
 
     def step(self, *, loss_divisor: float | None = None) -> bool:
         """Close the step, and log at log steps. Call it before `optimizer.step()` and `zero_grad`.

@@ -22,7 +22,12 @@ _LACKS_LOSSES = (
 )
 _ONE_PART = (
     "One part of a step had all of the weight, so there is nothing to compare it with. Such steps"
-    " are not measured."
+    " are not measured. Use larger micro-batches, so that several of a step have a weight."
+)
+_NO_GRADIENT = (
+    "`p.grad` was zero in all parameters when the last backward pass of a step had ended. Such"
+    " steps are not measured. If every step is like that, let the loss depend on the parameters"
+    " that are trained, and let no hook or cache take gradients before the last pass has ended."
 )
 _LOW_COVERAGE = (
     f"There are formulas for single examples only in layers with less than {LEAST_COVERAGE:.0%} of"
@@ -38,6 +43,7 @@ def fault_in(
     way: type[Collector],
     options: MeterOptions,
     *,
+    nothing_to_compare: str,
     lone: bool,
     measured: bool,
 ) -> str | None:
@@ -50,17 +56,20 @@ def fault_in(
         coverage: The share of |g|² in measured parameters.
         way: What captured it, with warnings of its own.
         options: The options of the meter.
+        nothing_to_compare: The warning if a step has only one small batch.
         lone: Whether the last steps had too few micro-batches.
         measured: Whether some step was sound before.
     """
     if norms.bad_weights:
         return _BAD_WEIGHTS
+    if norms.big_sq_norm == 0 < norms.examples:
+        return "" if measured and not norms.small_sq_norm > 0 else _NO_GRADIENT
     if norms.lacks_losses:
         return _LACKS_LOSSES
     if not norms.comparable:
         if norms.alone and norms.weighted and not lone:
             return _ONE_PART
-        return way.nothing_to_compare if norms.alone and not measured else ""
+        return nothing_to_compare if norms.alone and not measured else ""
     if norms.identical_parts:
         return way.same_gradient
     least = 0.0 if options.layers == "normalization" else LEAST_COVERAGE

@@ -65,6 +65,8 @@ def history_of(run: Run, which: Mapping[str, Any]) -> Mapping[str, Array]:
         history = run if isinstance(run, Mapping) else getattr(run, "history", None)
     if reason := getattr(history, "withheld", ""):
         raise Refusal("run", "have a noise scale", "one that is withheld", reason)
+    if reason := getattr(history, "why_nothing", ""):
+        raise Refusal("run", "have a noise scale", "none, as no step was measured", reason)
     if not isinstance(history, Mapping):
         raise TypeRefusal(
             "run",

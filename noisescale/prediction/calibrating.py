@@ -111,7 +111,7 @@ def law_of(
     elif not isinstance(calibration, Calibration):
         calibration = Calibration.from_number(calibration)
     if calibration.branched is None:
-        return _checked_law(run, calibration), calibration
+        return _checked_law(history, run, calibration), calibration
     whole, start = as_history(history), calibration.branched.start
     before = _theory(whole.until(start) if start else whole)
     return calibration.branched.law(whole, before.kappa), calibration
@@ -121,7 +121,7 @@ def _theory(history: Mapping[str, Array]) -> Calibration:
     return Calibration.theory(getattr(history, "optimizer", None), decayed=has_decayed(history))
 
 
-def _checked_law(run: Segments, calibration: Calibration) -> RunLaw:
+def _checked_law(history: Mapping[str, Array], run: Segments, calibration: Calibration) -> RunLaw:
     """Return the law of a run, or say that nothing is known of it."""
     law = RunLaw.of(run, calibration.kappa)
     critical = law.critical_batch_size
@@ -132,6 +132,13 @@ def _checked_law(run: Segments, calibration: Calibration) -> RunLaw:
             f"no noise beyond the measuring error in {run.steps.sum():,.0f} steps",
             "Train at a smaller batch size, where the noise is larger, or check that the"
             " batches differ.",
+        )
+    if not history.get("measured_steps", np.ones(1))[-1]:
+        raise Refusal(
+            "history",
+            "have a noise scale",
+            f"none, as no step was measured in {run.steps.sum():,.0f}",
+            "A warning of that training has the reason and what to change.",
         )
     if math.isnan(critical.value) and critical.low == 0 and math.isinf(critical.high):
         raise Refusal(

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from deepspeed_engines import engine_of
+from fits import heard
 from ranks import as_torchrun, on_ranks
 from refused import refused
 from rounds import (
@@ -227,6 +228,46 @@ def test_training_is_the_same_bit_for_bit(stage: int, config: dict[str, Any]) ->
 
     for plain, measured in on_ranks(2, as_torchrun(both)):
         assert all(torch.equal(a, b) for a, b in zip(plain, measured, strict=True))
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_passes_that_the_engine_loses_are_refused_and_the_remedy_helps(
+    ranks: int, stage: int
+) -> None:
+    """Stages 1 and 2 overwrite gradients at each pass that they take for the last of a step."""
+
+    def counts() -> tuple[list[str], list[int]]:
+        measured = []
+        with heard() as told:
+            for passes in (1, 4):
+                meter = NoiseScaleMeter(engine_of(Net(), stage, passes), every_n_steps=1)
+                for step, pass_ in product(range(STEPS), range(4)):
+                    meter.backward(loss_of(meter.engine, step, pass_, dist.get_rank()), 8)
+                    if passes == 4 or pass_ == 3:
+                        meter.engine.step()
+                        meter.step()
+                measured += [meter.steps, meter.measured_steps]
+        return [one for one in told if "measured" in one or "measure." in one], measured
+
+    for told, measured in on_ranks(ranks, as_torchrun(counts)):
+        assert measured == [STEPS, 0, STEPS, STEPS]
+        (message,) = told
+        assert "Set it to 4, do not divide the loss, and call `engine.step()`" in message
+
+
+def test_one_micro_batch_is_told_to_accumulate_by_the_engine() -> None:
+    """Halves of a batch are no remedy there."""
+
+    def told() -> list[str]:
+        with heard() as messages:
+            meter = NoiseScaleMeter(engine_of(Net(), 1), every_n_steps=1)
+            train(meter)
+            assert not meter.measured_steps
+        return [one for one in messages if "micro-batch" in one]
+
+    ((message,),) = on_ranks(1, as_torchrun(told))
+    assert message.endswith("Set `gradient_accumulation_steps` to 2 or more, or use more devices.")
 
 
 def test_a_step_that_overflows_is_left_out() -> None:

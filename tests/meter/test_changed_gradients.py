@@ -342,3 +342,26 @@ def test_a_step_that_ends_earlier_than_any_before_is_left_out() -> None:
         captured.append(meter.skipped_steps)  # read: the first checks are over
 
     assert captured == [0] * 20 + [1] * 4
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.parametrize(("way", "passes"), ALONE)
+def test_a_step_whose_gradient_is_zero_is_left_out_alone(way: str, passes: int, zero: int) -> None:
+    model = Net()
+    meter = NoiseScaleMeter(model, small_batch=WAYS[way].small_batch, every_n_steps=1)  # type: ignore[arg-type]
+    counts = []
+    with heard() as told:
+        for step in range(STEPS):
+            for micro in range(passes):
+                x, y = batch(step, 0, micro, ROWS)
+                loss = half_squares(model(x), y) / passes
+                meter.backward(loss * (step != zero), ROWS)
+            meter.step()
+            dropped(model)
+            counts.append(meter.measured_steps)
+
+    probes = way == "examples"  # in its first step that is not zero
+    said = [one for one in told if "such steps are not measured" in one.lower()]
+    assert counts[-1] == STEPS - 1 - probes
+    assert counts[zero] == (counts[zero - 1] if zero else 0)
+    assert ["was zero" in one for one in said] == [True] * (zero == 0)

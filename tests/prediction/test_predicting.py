@@ -246,6 +246,14 @@ def test_gradients_without_noise_have_no_critical_batch_size() -> None:
         predict(history(**increments(-0.05, 1)))
 
 
+def test_a_run_without_a_measured_step_is_not_told_to_train_longer() -> None:
+    unknown = dict.fromkeys(("noise_scale", "low", "high"), math.nan)
+    nothing = history(**unknown) | {"measured_steps": np.zeros(50)}
+
+    with refused("run", got="none, as no step was measured in 1,000", remedy="A warning of that"):
+        predict(nothing)
+
+
 def test_the_uncalibrated_theory_is_labelled_and_a_calibration_named() -> None:
     theory, given, fitted = (
         predict(history(), calibration=c)

@@ -110,6 +110,7 @@ class HalvesCollector(MicroBatchCollector):
         self._halves: Halves | None = None
         self._refusal: NotMeasured | None = None
         self._untried = False
+        self._no_halves = ""
         self._refused_short: NotMeasured | None = None
         """Why a step of one batch, where steps have several, was refused: none is tried again."""
         self._expected = _NOTHING
@@ -234,6 +235,11 @@ class HalvesCollector(MicroBatchCollector):
         if self._apart is not None:
             self._apart.take_halves(step.norms)
 
+    @property
+    def last_warning(self) -> str:
+        """The last warning of a batch without halves."""
+        return self._no_halves
+
     def reset(self) -> None:
         """Begin another step."""
         if passes := sum(self.reached):  # none where only another optimizer's loss was seen
@@ -283,6 +289,12 @@ class HalvesCollector(MicroBatchCollector):
             self._refusal = reason
 
     def _measure_halves(self, loss: GradientEdge, gradient: Tensor, batch: _Batch) -> None:
+        if batch.rows == 1 < batch.size:
+            self._tell_of_no_halves(
+                f"A batch of {batch.size:g} in one row has no halves to compare. Such steps are not"
+                " measured. Accumulate two or more micro-batches, or use several devices."
+            )
+            return
         parts = Parts.from_batch(batch.size, batch.rows, batch.row_weights, batch.row_groups)
         if parts.number > parts.size > 0:
             raise NotMeasured(
@@ -294,7 +306,7 @@ class HalvesCollector(MicroBatchCollector):
             )
         if parts.number < 2:
             of = parts.number if parts.groups is None else "one group"
-            self._cuts.tell(
+            self._tell_of_no_halves(
                 f"A batch of {of} has no halves to compare. Such steps are not measured. Use"
                 f" batches of two {parts.kind} or more, or accumulate two or more micro-batches."
             )
@@ -325,6 +337,10 @@ class HalvesCollector(MicroBatchCollector):
         if self._at_cut is not None and parts.groups is None and not is_curved(loss.node):
             self._at_cut.add(of_rows)
         self._halves = Halves(sq_norms, batch.which, parts)
+
+    def _tell_of_no_halves(self, message: str) -> None:
+        self._no_halves = message
+        self._cuts.tell(message)
 
     @keeps_errors
     def _on_gradient(self, index: int, gradient: Tensor) -> None:

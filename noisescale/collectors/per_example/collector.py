@@ -75,9 +75,11 @@ class PerExampleCollector(Collector):
             step, if that step shows that none can.
     """
 
-    nothing_to_compare = (
-        "A step of one example has nothing to be compared with: it is not measured. Train with"
-        " larger batches, accumulate two or more micro-batches, or use more devices."
+    nothing_to_compare = "A step of one row has nothing to be compared with: it is not measured."
+
+    how_to_compare = (
+        "Train with batches of more rows, accumulate two or more micro-batches, or use more"
+        " devices."
     )
 
     same_gradient = (

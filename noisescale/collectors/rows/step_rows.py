@@ -281,11 +281,10 @@ class StepRows:
                 weighted,
                 bad,
             )
-            of_whole = whole.big_sq_norm or math.nan
             changes = ReducedChanges(
-                stale=stale / of_whole,
-                between=between / of_whole,
-                within=within / of_whole,
+                stale=_share(stale, whole.big_sq_norm),
+                between=_share(between, whole.big_sq_norm),
+                within=_share(within, whole.big_sq_norm),
                 gone=gone,
                 in_pieces=in_pieces,
                 checked=step.checked,
@@ -322,3 +321,8 @@ class StepRows:
             x.to(like).view(1) if isinstance(x, Tensor) else constant
             for x, constant in zip(numbers, constants, strict=True)
         ]
+
+
+def _share(change: float, of_whole: float) -> float:
+    """Return a change of |g|² as a share of it: infinite if nothing of it is left."""
+    return change / of_whole if of_whole else math.inf if change > 0 else 0.0

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from noisescale.collectors.collector import ACCUMULATE
 from noisescale.collectors.gradient_norms import GradientNorms, Piece
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.sharded.fsdp2_units import Unit, units_of
@@ -52,7 +53,7 @@ class Fsdp2Collector(RoundsCollector[Unit]):
         # On a mesh that has both, what is not data parallel is tensor parallel.
         self.sharing = dist.get_world_size(group) // units[0].mesh_info.mesh.size()
         if self.least_micro_batches > 1:
-            self.nothing_to_compare = NOTHING_TO_COMPARE
+            self.nothing_to_compare, self.how_to_compare = NOTHING_TO_COMPARE, f"{ACCUMULATE}."
         self._scattered_only = False
         """Whether the last round's gradients are still to be summed over replicas."""
         self._units = []

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
@@ -22,6 +22,7 @@ from noisescale.batches.row_groups import (
     checked_row_groups,
 )
 from noisescale.batches.weights import GuessedTerms, checked_weight, guess_terms_in, terms_in
+from noisescale.collectors.collector import ACCUMULATE
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
 from noisescale.estimation.noise_scale import NoiseScale
@@ -33,6 +34,7 @@ from noisescale.lightning.monitor.meters import (
     has_several,
     ids_of_trained,
     meters_for,
+    trained_parameters,
     way_of_measuring,
     with_assigned_groups,
 )
@@ -44,6 +46,7 @@ from noisescale.lightning.monitor.reporting import (
     say_what_is_next,
     warn_if_text_alone,
 )
+from noisescale.lightning.monitor.unseen_steps import UnseenSteps
 from noisescale.lightning.supported import check_supported, refuse_namesakes
 from noisescale.meter.choosing import several_gradients_a_step
 from noisescale.meter.extra import Extra, ExtraMeasurement
@@ -87,9 +90,27 @@ class _Fit:
     """Looks at the first steps of several optimizers; None once what they step on is known."""
     stepped_together: set[int] | None = None
     """Those of several optimizers of one loss that have taken the step; None: not one loss."""
+    unseen: UnseenSteps | None = None
+    """Steps by hand that no meter can close, of optimizers not seen to step otherwise."""
     count_distinct: Callable[[Any], float] | None = None
     """Counts the distinct examples of a batch, if the loader repeats each example."""
 
+
+_MORE_DEVICES = (
+    ', or use more devices (`Trainer(devices=2, strategy="ddp")`; this also works with'
+    ' `accelerator="cpu"`).'
+)
+_BY_TRAINER = (
+    "Accumulate two or more micro-batches in each step (`Trainer(accumulate_grad_batches=2)`)"
+)
+_BY_HAND = (
+    f"{ACCUMULATE} in each step (call `manual_backward` for each of several batches before the"
+    " optimizer's `step`)"
+)
+_SMALLER = (
+    "An epoch has one batch, and Lightning steps at its end: use half the batch size in the data"
+    " loader and `accumulate_grad_batches=2`"
+)
 
 _HOW_TO_SHUFFLE = "Shuffle them (`DataLoader(..., shuffle=True)`), unless their order is random."
 
@@ -195,11 +216,6 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     References:
         McCandlish et al. 2018, arXiv:1812.06162.
     """
-
-    _HOW_TO_HAVE_SEVERAL = (
-        "(`Trainer(accumulate_grad_batches=2)`), or use more devices"
-        ' (`Trainer(devices=2, strategy="ddp")`; this also works with `accelerator="cpu"`).'
-    )
 
     def __init__(
         self,
@@ -346,6 +362,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._fit.by_engine = trainer_access.engine_steps(trainer)
         self._guard = Guard(trainer_access.MisconfigurationException)
         self._forget()
+        by_hand = not pl_module.automatic_optimization
+        self._how_to_have_several = (_BY_HAND if by_hand else _BY_TRAINER) + _MORE_DEVICES
         monitors = [
             c for c in trainer_access.callbacks_of(trainer) if isinstance(c, NoiseScaleMonitor)
         ]
@@ -355,6 +373,10 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             self._tell_that_nothing_is_measured(
                 "No parameter of an optimizer requires a gradient. Unfreeze parameters before"
                 " training starts."
+                if trained_parameters(trainer)
+                else "`configure_optimizers` must return the optimizers that step, got none. Return"
+                " them; by manual optimization call `step` of those that `self.optimizers()`"
+                " returns."
             )
             return
         followed, self._followed = self._followed, None
@@ -377,6 +399,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
         self._measure(trainer, make)
         self._pause(True)  # from batch to batch, see `on_train_batch_end`
+        if self._meters and by_hand:
+            self._fit.unseen = UnseenSteps(trainer.optimizers, self._guard)
         device = trainer.strategy.root_device
         # Ranks of tensor parallelism have the same examples.
         ranks = trainer.world_size if trainer_access.tensor_parallel_size(trainer) == 1 else 1
@@ -394,6 +418,11 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             self._loaded = None
             for logged, saved in zip(self._meters, state.get("optimizers", ()), strict=False):
                 logged.resume(saved)
+        if pl_module.automatic_optimization and trainer.num_training_batches == 1:
+            self._how_to_have_several = _SMALLER + _MORE_DEVICES
+            for logged in self._meters:
+                of_meter = logged.meter.how_to_compare
+                logged.meter.how_to_compare = of_meter.replace(ACCUMULATE, _SMALLER)
         batches = getattr(trainer_access.first_loader(trainer), "batch_sampler", None)
         # A sampler that repeats examples has this method: methods/repeated_augmentation.py.
         self._fit.count_distinct = getattr(getattr(batches, "sampler", None), "distinct_in", None)
@@ -436,6 +465,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
         automatic = pl_module.automatic_optimization
+        if self._fit.unseen is not None:
+            self._fit.unseen.note_pass()
         fit = self._fit
         if fit.one_loss is not None:
             self._judge(trainer, fit.one_loss.look_at_pass(loss, fit.local_batch_size))
@@ -466,6 +497,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             return
         automatic = pl_module.automatic_optimization
         which = trainer.optimizers.index(optimizer) if has_several(trainer) else 0
+        if self._fit.unseen is not None and not self._fit.unseen.is_closed_by(which):
+            return
         if self._fit.one_loss is not None:
             self._judge(trainer, self._fit.one_loss.look_at_step(which))
             if self._fit.stepped_together is not None or not self._measuring:
@@ -489,6 +522,13 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         divisor = trainer.accumulate_grad_batches if automatic else None
         if self._close_step(which, divisor) and trainer_access.should_log(trainer):
             self._log(trainer, logged, trainer_access.log_step(trainer))
+
+    def _stop_unseen(self, reasons: Mapping[int, NotMeasured]) -> None:
+        """Stop to measure optimizers whose steps are not seen, or all that have one noise scale."""
+        if reasons and self._fit.stepped_together is not None:
+            reasons = {0: next(iter(reasons.values()))}
+        if reasons:
+            self._stop_meters(reasons)
 
     def _judge(self, trainer: pl.Trainer, verdict: Verdict | None) -> None:
         """Measure several optimizers as the first steps have shown that it has to be."""
@@ -527,6 +567,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 self._log(trainer, self._meters[0], trainer_access.log_step(trainer))
         self._fit.batch = None
         self._pause(True)
+        if self._fit.unseen is not None:
+            self._stop_unseen(self._fit.unseen.take())
         self._tell_news()
         if trainer_access.is_last_batch(trainer) or trainer_access.looks_after_batch(
             trainer, self._prefix
@@ -555,6 +597,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
     @beside_training
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._fit.unseen is not None:
+            self._stop_unseen(self._fit.unseen.take_all())
         for logged in self._meters:
             if logged.meter.measuring and logged.unfinished:
                 step = max(trainer_access.log_step(trainer) - 1, 0)
@@ -679,6 +723,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     def _stop(self, *, interrupted: bool) -> None:
         with self._guard("The charts of the noise scale were not closed"):
             self._fit.layouts.close()
+        if self._fit.unseen is not None:
+            self._fit.unseen.close()
+            self._fit.unseen = None
         self._close_meters(interrupted=interrupted)
 
     def _add_charts(self, writer: SummaryWriter) -> None:
