@@ -95,7 +95,7 @@ def test_estimate_agrees_with_sums_written_out(window: int, measured: int) -> No
     assert estimate.value == pytest.approx(value, rel=1e-12)
     assert (estimate.low, estimate.high) == pytest.approx((low, high), rel=1e-4)
     assert estimate.steps == pytest.approx(1 / (w @ w), rel=1e-12)
-    assert estimate.first_step == rows[0, 0]
+    assert estimate.first_step == rows[0][0]
     assert estimate.noise_trace == pytest.approx(raw, rel=1e-12)
     assert estimate.grad_sq_norm == pytest.approx(raw / value, rel=1e-12)
 

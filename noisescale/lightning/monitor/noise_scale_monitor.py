@@ -89,7 +89,7 @@ class _Fit:
     one_loss: OneLoss | None = None
     """Looks at the first steps of several optimizers; None once what they step on is known."""
     stepped_together: set[int] | None = None
-    """Those of several optimizers of one loss that have taken the step; None: not one loss."""
+    """Optimizers of one loss that have taken the step, by index; None: there are none."""
     unseen: UnseenSteps | None = None
     """Steps by hand that no meter can close, of optimizers not seen to step otherwise."""
     count_distinct: Callable[[Any], float] | None = None
