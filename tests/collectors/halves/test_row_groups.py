@@ -159,11 +159,11 @@ def test_the_noise_scale_is_in_what_is_counted() -> None:
     rows = by_halves(IN_TURN, plain, steps=105)
     groups = by_halves(IN_TURN, plain, size=GROUPS, steps=105)
     with pytest.warns(UserWarning, match="The rows of a batch are alike.* `group_fn`"):
-        alone = by_halves(IN_TURN, plain, given=False, steps=105)
+        alone = by_halves(IN_TURN, plain, given=False, steps=105).noise_scale
 
     assert rows.noise_scale.value == pytest.approx(SIZE * groups.noise_scale.value)
     assert (rows.examples, groups.examples) == (105 * ROWS, 105 * GROUPS)
-    assert not alone.noise_scale.resolved
+    assert not alone.resolved
 
 
 @pytest.mark.parametrize("groups", [None, [0, 0, 0, 1, 2, 2, 3, 3]])
