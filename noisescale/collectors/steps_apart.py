@@ -24,10 +24,13 @@ from noisescale.collectors.coordinates import Coordinates
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.step_rows import Beside, MeasuredStep
-from noisescale.estimation.row_similarity import RowSimilarity, Similarity
+from noisescale.estimation.row_similarity import LOOKS, RowSimilarity, Similarity
 
 _STEPS = 3
 """A measured step and those after it."""
+
+_MOST_COMPARED = LOOKS[-1] + 2 * _STEPS
+"""Measured steps that are compared, of the first ones: some more than the last look needs."""
 
 _WHOLES = 5
 """Measured steps in a row in which a half has the gradient of the whole, so that signs are lost."""
@@ -113,6 +116,8 @@ class StepsApart:
         """The numbers of windows that were followed to their end."""
         self._shares: deque[float] = deque()
         """The share of the noise in |g|² at the coordinates, of measured steps to be compared."""
+        self._opened = self._received = 0
+        """Measured steps that are compared, as they end and as they are read."""
         self._wholes = 0
         """Steps in a row whose half had the gradient of the whole, up to its sign."""
         self._random: list[int] | None = None
@@ -121,15 +126,23 @@ class StepsApart:
         self._same_draws = False
 
     @property
+    def is_over(self) -> bool:
+        """Whether no further measured step is compared."""
+        return self._opened == _MOST_COMPARED
+
+    @property
     def follows(self) -> bool:
         """Whether some measured step is compared with those after it."""
         return bool(self._windows)
 
     def end_step(self, sizes: Sequence[float], *, measured: bool) -> None:
         """Read `p.grad`: a step of passes of these sizes is over."""
-        if measured:
+        if measured and self._opened < _MOST_COMPARED:
+            self._opened += 1
             self._windows.append(_Window(tuple(sizes)))
-            self._draws = math.nan
+        self._draws = math.nan
+        if not self._windows:
+            return
         now: Tensor | None = None
         try:
             now = self._coordinates.gradient(self._norms.indices_left_out)
@@ -153,9 +166,13 @@ class StepsApart:
         norms, beside = step.at_coordinates, step.beside
         if norms is None:
             return
+        if self._received == _MOST_COMPARED and not self._shares:
+            return
         known = norms.comparable and norms.big_sq_norm > 0
         signal = norms.moments().grad_sq_norm / norms.big_sq_norm if known else math.nan
-        self._shares.append(1 - signal)
+        if self._received < _MOST_COMPARED:
+            self._received += 1
+            self._shares.append(1 - signal)
         self._same_draws |= abs(beside.draws / self._ranks - self._sent_draws) < 1e-6
         if beside.ends and beside.numbers is not None:
             sq_norm, one_step, two_steps = beside.numbers
@@ -190,16 +207,19 @@ class StepsApart:
         found = "gradients at the cut differ more between steps than within (an intraclass"
         found += f" correlation of {similarity.correlation:.2g}, at least"
         found += f" {similarity.correlation_low:.2g})"
-        count = ""
+        count, other = "", ""
+        if not similarity.by_steps:
+            other = " Or the loss is divided by a number that differs between batches (positives,"
+            other += " tokens): pass `weight_fn` (`weight` to the meter)."
         if similarity.by_steps:
             count = f": {size:g} count as about {size / similarity.ratio:.2g}"
             found = f"successive gradients differ {similarity.ratio:.2g} times as much as they do"
             found += f" (|Δg|², at least {similarity.ratio_low:.2g} times)"
         if self._same_draws:
-            why, remedy = _SAME_DRAWS
+            (why, remedy), other = _SAME_DRAWS, ""
         return (
             f"The {what} are alike{count}, as {found}. The noise scale is too low then, and is"
-            f" withheld. {why} {remedy}"
+            f" withheld. {why} {remedy}{other}"
         )
 
 

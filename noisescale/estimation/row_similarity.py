@@ -79,12 +79,13 @@ class Similarity(NamedTuple):
 
     @property
     def moves(self) -> bool:
-        """Whether gradients differ between steps as the weights move: by one lag unlike the other.
+        """Whether gradients may differ between steps as the weights move.
 
-        The gradients at the cut then differ between steps, too, whatever the rows are.
+        As one lag is unlike the other, or R is large and uncertain. The gradients at the cut then
+        differ between steps, too, whatever the rows are.
         """
         differ = self.ratio_low > LEAST_RATIO or self.ratio > MOVED_RATIO
-        return differ and not self._lags_alike
+        return differ and not self.by_steps
 
     @property
     def _lags_alike(self) -> bool:
@@ -116,16 +117,20 @@ class RowSimilarity:
     """
 
     def __init__(self) -> None:
-        self._rows: list[tuple[float, float, float]] = []
+        self._rows: list[tuple[float, float, float, float]] = []
         self._steps: list[tuple[float, float, float]] = []
         self._compared = 0
         """Measured steps that were compared with those after them, whatever came of it."""
         self._looked = 0
 
-    def add_rows(self, number: float, mean: float, variance: float) -> None:
-        """Add the number of rows of a step, and the mean and variance of log|dL/dz_i| of them."""
+    def add_rows(self, number: float, mean: float, variance: float, *, size: float = 0.0) -> None:
+        """Add the number of rows of a step, and the mean and variance of log|dL/dz_i| of them.
+
+        Only successive steps of one `size` are compared: a mean over a short batch has the gradient
+        of each row larger.
+        """
         if number >= 2 and math.isfinite(mean) and math.isfinite(variance):
-            self._rows.append((number, mean, variance))
+            self._rows.append((number, mean, variance, size))
 
     def add_steps(self, within: float, next_step: float, second_step: float) -> None:
         """Add |g_s|², and half of |Δg|² to the next step and to the one after it."""
@@ -162,14 +167,17 @@ class RowSimilarity:
         return float(ratio), float(low), float((later - 1) / (ratio - 1))
 
     def _correlation(self) -> tuple[float, float]:
-        n = len(self._rows)
-        if n < LOOKS[0]:
+        if len(self._rows) < LOOKS[0]:
             return math.nan, math.nan
-        number, mean, variance = np.array(self._rows, dtype=np.float64).T
+        number, mean, variance, size = np.array(self._rows, dtype=np.float64).T
+        differences = np.diff(mean)[np.diff(size) == 0]
+        n = len(differences) + 1
+        if n < LOOKS[0] // 2:
+            return math.nan, math.nan
         of_means, within = (variance / number).mean(), variance.mean()
         if within < LEAST_VARIANCE:
             return math.nan, math.nan
-        between = float((np.diff(mean) ** 2).mean() / 2)
+        between = float((differences**2).mean() / 2)
         # Successive differences share means: von Neumann's count of what is independent.
         freedom = 2 * (n - 1) ** 2 / (3 * n - 4)
         low = between * freedom / float(chdtri(freedom, BY_CHANCE))

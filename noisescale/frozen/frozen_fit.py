@@ -59,7 +59,7 @@ _LANDED = 6
 """Batches that are measured there."""
 
 _LEAST_SECONDS = 5.0
-"""Seconds that reading on may take, or as many as measuring has taken."""
+"""Seconds that reading on once may take, or as many as measuring has taken."""
 
 _FEW = 20
 """Batches of which one has to bring a gradient."""
@@ -125,6 +125,8 @@ class Asked:
 
     What a stream holds can be alike for long, and a shuffle buffer only mixes neighbours.
     """
+    until: float = math.inf
+    """When reading on has to end, by `time.monotonic`."""
 
 
 def frozen_fit(
@@ -206,6 +208,9 @@ class _Looking(Callback):
         self._has_loss = False
         self._tried = self._tried_before_epoch = self._looked = 0
         self._jumps = self._landed = 0
+        self._in_pass = self._to_skip = 0
+        """Batches of this pass through the data that were read, and are to be skipped in the next.
+        """
         self._began = time.monotonic()
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -213,7 +218,7 @@ class _Looking(Callback):
             load_weights(pl_module, self._checkpoint)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._tried_before_epoch = self._tried
+        self._tried_before_epoch, self._in_pass = self._tried, 0
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -223,6 +228,10 @@ class _Looking(Callback):
         self._state.put_back()
         _set_step(trainer, self.step)
         self._has_loss = False
+        self._in_pass += 1
+        if self._to_skip:
+            self._weight = None
+            return
         examples = float(self._count(batch))
         weight = examples if self._asked.weight_fn is None else float(self._asked.weight_fn(batch))
         here = [examples, weight, float(self._is_again(batch))]
@@ -264,6 +273,10 @@ class _Looking(Callback):
     ) -> None:
         self._tried += 1
         self._check(outputs)
+        if self._to_skip:
+            skipped, self._to_skip = self._to_skip - 1, 0
+            self._in_pass += skip_batches(trainer, skipped, self._asked.until)
+            return
         if self.seen.batches > self._looked:
             self._looked = self.seen.batches
             for monitor in self._judged:
@@ -281,7 +294,8 @@ class _Looking(Callback):
         if 0 < self._jumps < _JUMPS:
             self._read_on(trainer)
         elif self._enough(self.seen):
-            if self._jumps or not self._asked.far(self.seen.loader):
+            is_late = time.monotonic() >= self._asked.until
+            if self._jumps or is_late or not self._asked.far(self.seen.loader):
                 trainer.should_stop = True
             else:
                 self._read_on(trainer)
@@ -291,9 +305,14 @@ class _Looking(Callback):
         self._jumps += 1
         self.seen.near = self.seen.near or self.seen.batches
         self._landed = self.seen.batches + _LANDED
+        self._mean.forget_last()
         now = time.monotonic()
-        until = now + max(now - self._began, _LEAST_SECONDS)
-        skip_batches(trainer, _JUMP**self._jumps * self._landed, until)
+        until = min(now + max(now - self._began, _LEAST_SECONDS), self._asked.until)
+        further = _JUMP**self._jumps * self._landed
+        read = skip_batches(trainer, further, until)
+        self._in_pass += read
+        if read < further and time.monotonic() < until:  # the data end here: go to other parts
+            self._to_skip = max(self._in_pass * self._jumps // (_JUMPS + 1), 1)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._tried == self._tried_before_epoch and self.seen.batches:

@@ -77,13 +77,13 @@ class GradientMean:
         ]
 
     def difference(self, weight: float) -> float | None:
-        """Return |g_k - g_(k-1)|²/(1/w_k + 1/w_(k-1)) at each second batch; else None.
+        """Return |g_k - g_(k-1)|²/(1/w_k + 1/w_(k-1)) at the second batch of a pair; else None.
 
         Call it after `add`. Its mean is τ if the batches of a pair are independent.
         """
         if not self._successive:
             return None
-        if self.batches % 2:
+        if not self._before:
             self._before = [None if g is None else g.clone() for g in self._gradients()]
             self._weight_before = weight
             return None
@@ -93,6 +93,10 @@ class GradientMean:
                 sums.append(_dot(one, one))
         self._before = []
         return sum(on_host(sums)) / (1 / weight + 1 / self._weight_before)
+
+    def forget_last(self) -> None:
+        """Pair the next batch with the one after it."""
+        self._before = []
 
     def _gradients(self) -> list[Tensor | None]:
         return [_gradient(p) for p in self._parameters]

@@ -40,6 +40,9 @@ from noisescale.report.answer import Answer
 WIDTH = 2.25
 """The interval of the noise scale that is narrow enough: its upper over its lower end."""
 
+ALLOWANCE = 0.25
+"""What reading on in a stream may take more, as a share of the seconds."""
+
 DRIFTS = 1e-4
 """A trend of the noise along the batches that is less likely than this is no chance."""
 
@@ -96,7 +99,8 @@ def measure(
         loss: A function from the network and a batch to the mean loss of the batch, for a network
             that is no LightningModule.
         width: The upper end of the interval over its lower end that is narrow enough.
-        seconds: Most seconds to go on for, with "auto".
+        seconds: Most seconds to go on for, with "auto". A quarter more may be taken to read on in a
+            stream, to batches far apart.
         batch_size: Examples in a batch of a device, to be used instead of the loader's own number.
         groups: Groups of parameters, as for `NoiseScaleMonitor`.
         batch_size_fn: As for `NoiseScaleMonitor`.
@@ -157,6 +161,7 @@ def measure(
         lambda loader: not draws_at_random(loader),
         elementwise,
         far=lambda loader: batches == "auto" and ranks == 1 and not can_be_shuffled(loader),
+        until=began + (1 + ALLOWANCE) * seconds,
     )
     options = {
         **{"accelerator": accelerator, "devices": devices, "num_nodes": nodes},

@@ -288,20 +288,25 @@ def validate_no_more(trainer: pl.Trainer) -> None:
     trainer.val_check_batch = VALIDATES_NEVER["val_check_interval"]
 
 
-def skip_batches(trainer: pl.Trainer, number: int, until: float) -> None:
+def skip_batches(trainer: pl.Trainer, number: int, until: float) -> int:
     """Read on in the training data, without training. Call in `on_train_batch_end`.
 
     Args:
         trainer: The Trainer.
         number: Most batches.
         until: When to stop, by `time.monotonic`.
+
+    Returns:
+        How many batches were read; fewer if time was up, or the data had no more.
     """
     fetcher: Any = trainer.fit_loop._data_fetcher
     with suppress(StopIteration):  # which the loop meets, too
-        for _ in range(number):
+        for read in range(number):
             if time.monotonic() >= until:
-                return
+                return read
             next(fetcher)
+        return number
+    return read
 
 
 def first_loader(trainer: pl.Trainer) -> Any:

@@ -236,6 +236,7 @@ class StepCapture:
             if step.due or collector.follows:
                 sizes = [one.size for one in step.passes]
                 collector.end_step(sizes, measured=bool(step.due))
+        with self._spoils_step:  # also after an error: all ranks say something at the same steps
             if step.due:
                 beside = collector.next_word()
         if not step.due:

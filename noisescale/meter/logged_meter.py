@@ -152,6 +152,9 @@ class LoggedMeter:
                 if averaged and engine is None and self._mix == other and not (known or beside):
                     self._watched = WatchedSteps(optimizer)
         self.history = self._new_history()
+        self.tell_of_withheld: Callable[[], None] | None = None
+        """What is called once the history is withheld."""
+        meter.on_withheld = self._note_withheld
         self._warn = WarnOnce()
         self._prefix = prefix
         self.timer = step_timer(meter.device)
@@ -278,6 +281,8 @@ class LoggedMeter:
             for recorder in self._recorders:
                 with self.guard(warning_of_folder(recorder.path.parent)):
                     recorder.withhold(reason)
+            if self.tell_of_withheld is not None:
+                self.tell_of_withheld()
 
     def _append_row(self, now: Metrics, log_step: float) -> None:
         row = {

@@ -161,6 +161,7 @@ class MeasuringCallback(ABC):
         if error is not None:
             self._guard.tell("No noise scale is measured", error)
         for logged in self._meters:
+            logged.tell_of_withheld = self._tell_of_withheld
             if self._follows:
                 logged.meter.follow()
         self._tell_of_unmeasured()

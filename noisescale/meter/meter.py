@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Self
@@ -163,6 +163,8 @@ class Meter:
         """Why gradients are not measured, and what to change; None while they are."""
         self.withheld = ""
         """Why what was measured is withheld, and what to do; "" if it is not."""
+        self.on_withheld: Callable[[], None] | None = None
+        """What is called once the noise scale is withheld."""
         if reason is not None:
             self.stop(reason)
 
@@ -532,10 +534,19 @@ class Meter:
             if capture.collector is not None:
                 capture.collector.take(step)
         if not self.withheld and capture.collector is not None and capture.collector.withheld:
-            self.withheld = capture.collector.withheld
-            self._estimates = Estimates(capture.collector.norms.group_names, self._options)
-            if capture.collector.group is None:  # else other ranks may not have read so far
-                self.stop(NotMeasured(self.withheld))
+            self._withhold(capture.collector.withheld)
+
+    def _withhold(self, reason: str) -> None:
+        """Forget what was measured, and measure no more. Several ranks go on, for each other."""
+        self.withheld = reason
+        collector = self._capture.collector
+        for one in self.extra:
+            one.close()
+        self._estimates = Estimates([*self._estimates.groups], self._options)
+        if self.on_withheld is not None:
+            self.on_withheld()
+        if collector is not None and collector.group is None:  # else others may not have read it
+            self.stop(NotMeasured(reason))
 
     def _learning_rate(self) -> float:
         """Return the largest learning rate now; NaN if the host does not know it."""
@@ -603,6 +614,7 @@ class Meter:
             "counts": to_builtins(self._counts),
             "collector": self._collector_state,
             "lr_factor": self.lr_factor,
+            "withheld": self.withheld,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -629,3 +641,5 @@ class Meter:
             # Averages that begin anew do so in the middle of the run.
             self._estimates.step = self._counts.last_measured_step
             self._open_step()
+            if reason := str(state.get("withheld", "")):
+                self._withhold(reason)

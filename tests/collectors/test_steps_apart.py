@@ -3,7 +3,9 @@
 
 import math
 import warnings
+from contextlib import nullcontext, suppress
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -74,6 +76,35 @@ def test_steps_of_another_size_say_nothing_at_the_same_time() -> None:
         apart.end_step([size], measured=size == ROWS and not apart.follows)
 
     assert apart.next_word()[:2] == (True, None)  # as other ranks may have something to say
+
+
+def test_an_error_on_one_rank_leaves_its_words_in_step_with_those_of_others() -> None:
+    parameter = nn.Parameter(torch.randn(5))
+    apart = apart_of([parameter])
+    said = []
+
+    for step in range(8):
+        parameter.grad = None if step == 2 else torch.randn(5)
+        fails = mock.patch.object(Coordinates, "gradient", side_effect=MemoryError)
+        with fails if step == 4 else nullcontext(), suppress(MemoryError):
+            apart.end_step([ROWS], measured=True)
+        said.append(apart.next_word())
+
+    assert [word.ends for word in said] == [False, False] + [True] * 6
+    assert [word.numbers is not None for word in said] == [False] * 7 + [True]
+
+
+def test_no_more_steps_are_compared_than_the_last_look_needs() -> None:
+    parameter = nn.Parameter(torch.randn(5))
+    apart = apart_of([parameter])
+    parameter.grad = torch.randn(5)
+
+    with mock.patch("noisescale.collectors.steps_apart._MOST_COMPARED", 4):
+        for _ in range(10):
+            apart.end_step([ROWS], measured=True)
+            apart.next_word()
+        assert apart.is_over
+        assert not apart.follows
 
 
 class Flow(nn.Module):

@@ -81,6 +81,17 @@ def test_the_cut_is_not_judged_while_weights_oscillate() -> None:
     assert similar._replace(ratio=1.5, ratio_low=1.0).by_rows
 
 
+def test_short_batches_have_another_factor_and_are_not_compared_with_others() -> None:
+    found, rng = RowSimilarity(), np.random.default_rng(0)
+    for step in range(400):
+        size = ROWS if step % 5 else ROWS // 2
+        rows = rng.normal(size=size) - math.log(size)
+        found.add_rows(size, rows.mean(), rows.var(ddof=1), size=size)
+
+    assert found.look().correlation == pytest.approx(0.0, abs=0.02)
+    assert not found.look().by_rows
+
+
 def test_few_numbers_and_numbers_that_are_not_finite_show_nothing() -> None:
     found = drawn(0, FEWEST - 1, shared=0.9)
     found.add_rows(ROWS, math.nan, 1.0)

@@ -37,7 +37,8 @@ class Bearing:
     def forget(self) -> None:
         """Release the graph that was checked last."""
         self._state = PythonState([])
-        self._writes = False
+        self.runs_python = False
+        """Whether the graph that was checked last runs Functions of others, or parts again."""
 
     def check(self, loss: Node) -> None:
         """Check the graph of a loss, before any pass through it.
@@ -47,7 +48,7 @@ class Bearing:
         """
         second = second_pass(loss)
         self._state = PythonState(second.frames)
-        self._writes = second.runs_python
+        self.runs_python = second.runs_python
         if second.impossible:
             raise NotMeasured(
                 "`model` must allow a backward pass before the training's own, got"
@@ -70,7 +71,7 @@ class Bearing:
     def restore_after(self) -> Iterator[None]:
         """Restore after a block with passes what these have run again in the checked graph."""
         named: list[tuple[str, Tensor]] = []
-        if self._writes:
+        if self.runs_python:
             named = [*self._model.named_buffers(), *self._state.tensors]
         values = Values(named)
         try:

@@ -38,6 +38,7 @@ from noisescale.collectors.own_pass import measuring
 from noisescale.collectors.rows.step_norms import ROWS_WITHOUT_LOSS
 from noisescale.collectors.rows.step_rows import MeasuredStep, Unread
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
+from noisescale.estimation.row_similarity import RowSimilarity
 from noisescale.guard import NotMeasured, keeps_errors
 
 _LONE_STEPS = 2  # of one batch each, from which on the next is expected to be one
@@ -104,7 +105,9 @@ class HalvesCollector(MicroBatchCollector):
     ) -> None:
         super().__init__(norms, group=None)
         self._cuts = ProvedCuts(model, norms, cut, compiled=compiled, backward_twice=backward_twice)
-        self._at_cut = None if self._apart is None else RowsAtCut(self._apart.found)
+        self._at_cut = RowsAtCut(RowSimilarity() if self._apart is None else self._apart.found)
+        self._runs_python = False
+        """Whether the last measured graph has Functions, which may take one row for all."""
         self._lone_steps = _LONE_STEPS
         self._draws = 0
         self._halves: Halves | None = None
@@ -221,7 +224,7 @@ class HalvesCollector(MicroBatchCollector):
     @property
     def beside_rows(self) -> Sequence[Unread]:
         """What shows how alike rows are at the cut."""
-        return () if self._at_cut is None else (self._at_cut,)
+        return (self._at_cut,)
 
     def end_step(self, sizes: Sequence[float], *, measured: bool) -> None:
         """Do as `super`, and note what the step is measured by."""
@@ -232,8 +235,13 @@ class HalvesCollector(MicroBatchCollector):
     def take(self, step: MeasuredStep) -> None:
         """Do as `super`, and look for halves that show nothing."""
         super().take(step)
-        if self._apart is not None:
+        if self._apart is not None and self._apart.kind == "halves" and self._runs_python:
             self._apart.take_halves(step.norms)
+
+    @property
+    def _looks_at_cut(self) -> bool:
+        """Whether rows at the cut are compared. A loss scale that changes is in all of them."""
+        return self._apart is not None and not (self._apart.is_over or self.may_be_unscaled)
 
     @property
     def last_warning(self) -> str:
@@ -334,8 +342,9 @@ class HalvesCollector(MicroBatchCollector):
         if parts.row_weights is None:
             few = parts.lack_losses(of_rows != 0)
             sq_norms = sq_norms.masked_fill(few, ROWS_WITHOUT_LOSS)
-        if self._at_cut is not None and parts.groups is None and not is_curved(loss.node):
-            self._at_cut.add(of_rows)
+        self._runs_python = self._cuts.run_python
+        if self._looks_at_cut and parts.groups is None and not is_curved(loss.node):
+            self._at_cut.add(of_rows, batch.size)
         self._halves = Halves(sq_norms, batch.which, parts)
 
     def _tell_of_no_halves(self, message: str) -> None:

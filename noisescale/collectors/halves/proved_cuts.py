@@ -98,6 +98,11 @@ class ProvedCuts:
         self._proving: _Proving | None = None
         self._searching = True
 
+    @property
+    def run_python(self) -> bool:
+        """Whether the last graph runs Functions of others, or parts again."""
+        return self._bearing.runs_python
+
     def watch(self, watching: bool) -> None:
         """Record the outputs of modules while watching, if a cut must be found."""
         self._calls.switch(watching and self._searching and not self._compiled)

@@ -22,6 +22,7 @@ from noisescale.batches.row_groups import (
     checked_row_groups,
 )
 from noisescale.batches.weights import GuessedTerms, checked_weight, guess_terms_in, terms_in
+from noisescale.collectives import any_rank
 from noisescale.collectors.collector import ACCUMULATE
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
@@ -384,8 +385,11 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         if has_several(trainer):
             if len(saved) == 1:
                 self._fit.stepped_together = set()
-            elif not saved:
-                self._fit.one_loss = OneLoss(trainer.optimizers)
+            elif not (saved or self._options.extra or followed):  # these need one optimizer
+                ranks, device = trainer.world_size, trainer.strategy.root_device
+                self._fit.one_loss = OneLoss(
+                    trainer.optimizers, lambda here: any_rank(here, device) if ranks > 1 else here
+                )
 
         def make() -> list[LoggedMeter]:
             check_supported(trainer)
@@ -469,7 +473,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             self._fit.unseen.note_pass()
         fit = self._fit
         if fit.one_loss is not None:
-            self._judge(trainer, fit.one_loss.look_at_pass(loss, fit.local_batch_size))
+            fit.one_loss.look_at_pass(loss, fit.local_batch_size)
         elif fit.stepped_together:  # and others have not
             self._judge(trainer, "steps apart")
         with self._leaving_step_out():

@@ -8,7 +8,7 @@ backward pass reaches and by when the optimizers step, not by their number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -22,6 +22,7 @@ STEPS_APART = (
     "The optimizers must step together, got one that stepped twice before another one did: both are"
     " on the gradient of one loss, which has no noise scale of its own then. Step all of them after"
     " the same backward passes, or give all parameters to one optimizer, as parameter groups."
+    " Networks with losses of their own (a GAN's) need `toggle_optimizer` or `detach`."
 )
 
 
@@ -30,35 +31,53 @@ class OneLoss:
 
     Args:
         optimizers: Those of the module, in their order.
+        on_any_rank: Returns whether something holds on any rank. It is a collective, and called
+            where an optimizer is about to step, which all ranks do alike.
     """
 
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        self._of = {
-            id(p): which
-            for which, optimizer in enumerate(optimizers)
-            for group in optimizer.param_groups
-            for p in group["params"]
-        }
-        self._all = {*self._of.values()}
+    def __init__(
+        self, optimizers: Sequence[Optimizer], on_any_rank: Callable[[bool], bool]
+    ) -> None:
+        self._parameters = [
+            [p for group in optimizer.param_groups for p in group["params"]]
+            for optimizer in optimizers
+        ]
+        self._of = {id(p): which for which, some in enumerate(self._parameters) for p in some}
+        self._all = {*range(len(optimizers))}
+        self._on_any_rank = on_any_rank
         self._stepped: set[int] = set()
-        self._came_between = False
+        self._kept: set[int] = set()
+        """Optimizers that had not stepped, and whose gradients a later pass added to."""
+        self._differ = self._came_between = self._stepped_again = False
         self.examples = 0.0
         """Examples of the passes so far, on this rank."""
 
-    def look_at_pass(self, loss: Tensor, examples: float) -> Verdict | None:
+    def look_at_pass(self, loss: Tensor, examples: float) -> None:
         """Look at a backward pass that begins at the loss."""
         self.examples += examples
-        self._came_between |= bool(self._stepped)
+        if self._stepped:
+            self._came_between = True
+            self._kept = {
+                i for i in self._all - self._stepped if _has_gradients(self._parameters[i])
+            }
         start = [] if loss.grad_fn is None else [loss.grad_fn]
         nodes = walk(start, lambda node: [n for n, _ in node.next_functions if n is not None])
         reached = {self._of.get(id(getattr(node, "variable", None))) for node in nodes}
-        return None if self._all <= reached else "losses of their own"
+        self._differ |= not self._all <= reached
 
     def look_at_step(self, which: int) -> Verdict | None:
         """Look at a step of one of the optimizers, which is about to be taken."""
-        if which in self._stepped:
-            return "steps apart"
+        self._stepped_again |= which in self._stepped
         self._stepped.add(which)
+        if self._on_any_rank(self._differ):
+            return "losses of their own"
         if self._stepped != self._all:
             return None
+        if self._stepped_again and self._on_any_rank(which in self._kept):
+            return "steps apart"
         return "losses of their own" if self._came_between else "one loss"
+
+
+def _has_gradients(parameters: Sequence[Tensor]) -> bool:
+    """Return whether a gradient is there that is not zero. Reads the device."""
+    return any(p.grad is not None and bool(p.grad.any()) for p in parameters)

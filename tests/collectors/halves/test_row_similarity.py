@@ -2,6 +2,7 @@
 """Trainings whose rows share a draw: their noise scale is withheld, and they are not changed."""
 
 import json
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,45 @@ def test_rows_that_share_a_class_have_no_noise_scale_anywhere(tmp_path: Path) ->
     for run in (tmp_path, meter, meter.history):
         with refused("run", got="one that is withheld", remedy=meter.withheld):
             predict(run)
+
+
+def test_it_is_withheld_whoever_reads_it_first_and_after_a_resumption(tmp_path: Path) -> None:
+    model, generator = network(), torch.Generator().manual_seed(1)
+    meter = NoiseScaleMeter(model, every_n_steps=1, log_to=tmp_path, log_every_n_steps=20)
+
+    def train_and_read() -> None:
+        for _ in range(120):
+            model.zero_grad()
+            x, labels = one_class(generator)
+            meter.backward(F.cross_entropy(model(x), labels), ROWS)
+            meter.step()
+            value = meter.noise_scale.value
+            assert meter.measuring or math.isnan(value)
+
+    with pytest.warns(UserWarning, match="alike"):
+        train_and_read()
+    resumed = NoiseScaleMeter(network(), every_n_steps=1)
+    with pytest.warns(UserWarning, match="alike"):
+        resumed.load_state_dict(meter.state_dict())
+
+    assert not meter.measuring
+    assert read_run(tmp_path).withheld == meter.history.withheld == meter.withheld != ""
+    assert resumed.withheld == meter.withheld
+    assert not resumed.measuring
+
+
+def test_gradients_of_halves_that_share_no_row_are_no_gradient_of_one_row() -> None:
+    """Those of embeddings, for example: |g_s|² is |g|²."""
+    model, generator = nn.Embedding(5000, 4), torch.Generator().manual_seed(1)
+    meter = NoiseScaleMeter(model, every_n_steps=1)
+    for _ in range(12):
+        model.zero_grad()
+        chosen = torch.randint(5000, (4,), generator=generator)
+        meter.backward(model(chosen).square().sum(1).mean(), 4)
+        meter.step()
+
+    assert meter.noise_scale.steps > 2
+    assert meter.withheld == ""
 
 
 def test_independent_rows_are_measured(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch.utils.data import DistributedSampler
 
 from noisescale import NoiseScaleMonitor
 from noisescale.collectors.rows.step_norms import StepNorms
+from noisescale.lightning.monitor.one_loss import OneLoss
 
 BATCH_SIZE = 8
 LOGGED = {"log_every_n_steps": 1}
@@ -253,6 +254,45 @@ def test_optimizers_of_one_loss_have_one_noise_scale(recorded: list[StepNorms]) 
     assert history["examples"].tolist() == [32, 48, 64, 80, 96]
     kinds = history.optimizer
     assert (kinds.kind.name, kinds.beside.name) == ("ADAM", "SGD")
+
+
+class Critic(Gan):
+    """Its critic steps twice for each step of the generator, which it reaches, too."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for name, optimizer in [*self.turns()][: 1 + batch_idx % 2]:
+            for _, each in self.turns():
+                each.zero_grad()
+            self.manual_backward(self.loss(name, batch[0]))
+            optimizer.step()
+
+
+def test_a_critic_with_more_steps_is_measured_apart() -> None:
+    monitor = NoiseScaleMonitor(every_n_steps=1)
+
+    fit_here(monitor, model=Critic(False, False), train_loader=loader(BATCH_SIZE, 64))
+
+    assert [logged.meter.measured_steps for logged in monitor._meters] == [8, 4]
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_ranks_find_together_what_optimizers_step_on(elsewhere: bool) -> None:
+    """A rank that saw no other loss does not measure another gradient than those that did."""
+    layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    optimizers = [torch.optim.SGD(layer.parameters(), 0.1) for layer in layers]
+    asked: list[bool] = []
+
+    def on_any_rank(here: bool) -> bool:
+        asked.append(here)
+        return here or elsewhere
+
+    looking = OneLoss(optimizers, on_any_rank)
+    looking.look_at_pass(layers[1](layers[0](torch.ones(1, 2))).sum(), 1)
+    first = looking.look_at_step(0)
+
+    assert asked == [False]
+    assert first == ("losses of their own" if elsewhere else None)
+    assert elsewhere or looking.look_at_step(1) == "one loss"
 
 
 def test_a_resumed_fit_knows_that_they_are_of_one_loss(tmp_path: Path) -> None:
