@@ -85,6 +85,8 @@ class _Fit:
     """Whether an engine accumulates and steps, see `engine_steps`."""
     stepped: bool = False
     """Whether an optimizer has stepped since the batch began."""
+    several: bool = False
+    """Whether the module steps several optimizers by hand."""
     options: MeterOptions | None = None
     """The options of the meters."""
     one_loss: OneLoss | None = None
@@ -382,7 +384,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             return
         followed, self._followed = self._followed, None
         saved = state.get("optimizers", ())
-        if has_several(trainer):
+        self._fit.several = has_several(trainer)
+        if self._fit.several:
             if len(saved) == 1:
                 self._fit.stepped_together = set()
             elif not (saved or self._options.extra or followed):  # these need one optimizer
@@ -500,7 +503,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         if not self._measuring or self._fit.by_engine:
             return
         automatic = pl_module.automatic_optimization
-        which = trainer.optimizers.index(optimizer) if has_several(trainer) else 0
+        # No function of ours comes before the step is closed, where the other ranks wait.
+        which = trainer.optimizers.index(optimizer) if self._fit.several else 0
         if self._fit.unseen is not None and not self._fit.unseen.is_closed_by(which):
             return
         if self._fit.one_loss is not None:
