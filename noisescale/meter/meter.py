@@ -445,7 +445,9 @@ class Meter:
     def pause(self) -> None:
         """Ignore forward passes until `resume`, for example between two steps.
 
-        The results do not depend on it: only passes that a `backward` follows count.
+        The results do not depend on it: only passes that a `backward` follows count. It removes the
+        hooks on all modules by which halves find where to separate a batch, and which make
+        `torch.export.export(..., strict=True)` fail.
         """
         self._capture.pause(True)
 
