@@ -172,10 +172,6 @@ class HookErrors:
         if error is not None:
             raise error
 
-    def forget_error(self) -> None:
-        """Drop the error of a hook, if there is one: its step is over."""
-        self._error = None
-
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

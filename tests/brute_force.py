@@ -93,15 +93,6 @@ def whole(parts: Sequence[Part]) -> Part:
     )
 
 
-def examples_of(
-    gradients: Sequence[Tensor], weight: float = 1.0, size: float | None = None
-) -> list[Part]:
-    """The rows of one micro-batch, each a part; `size`: what they count together."""
-    rows = len(gradients)
-    inverse = rows / (rows if size is None else size)
-    return [Part(weight / rows, g, inverse, weight**2 / rows) for g in gradients]
-
-
 def halvings(gradients: Sequence[Tensor], columns: Sequence[int] | None = None) -> list[Expected]:
     """What a batch of such examples shows by its halves, for every way to halve it.
 
@@ -183,7 +174,7 @@ def brute_force(
         net: Its weights are those of every step. Gradients are taken of a copy in float64.
         ranks: Each with its part of the data, as Lightning's default sampler deals it out.
         accumulated: Batches of a rank in one step; the last step may have fewer.
-        compared: What the parts are: "rank", "micro_batch" or "example".
+        compared: What the parts are: "rank" or "micro_batch".
         examples: In the data.
         batch_size: Of one rank.
         inputs: Their precision.
@@ -204,10 +195,6 @@ def brute_force(
         for indices in of_rank:
             window = indices[start : start + accumulated * batch_size]
             batches = [window[i : i + batch_size] for i in range(0, len(window), batch_size)]
-            if compared == "example":
-                for batch in batches:
-                    parts += examples_of([gradient([i]) for i in batch])
-                continue
             mine = [micro_batch(gradient(batch), len(batch)) for batch in batches]
             parts += mine if compared == "micro_batch" else [whole(mine)]
         steps.append(expected(parts))

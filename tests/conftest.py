@@ -303,9 +303,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> "list[StepNorms]":
     steps: list[StepNorms] = []
     take = Meter._take
 
-    def record(meter: Meter, step: "MeasuredStep", coverage: float) -> None:
+    def record(meter: Meter, step: "MeasuredStep") -> None:
         steps.append(step.norms)
-        take(meter, step, coverage)
+        take(meter, step)
 
     monkeypatch.setattr(Meter, "_take", record)
     return steps

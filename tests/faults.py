@@ -22,7 +22,6 @@ OF_A_METER = {
     "refuse_join",
     "StepRows.add",
     "StepRows._reduce",
-    "Probe.verdicts",
     "to_device",
 }
 """What leads to a collective of a meter. It does nothing else; what it calls may fail."""

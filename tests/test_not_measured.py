@@ -45,26 +45,6 @@ def hooked() -> nn.Module:
     return net
 
 
-def recurrent() -> nn.Module:
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.cells = nn.LSTM(FEATURES, CLASSES, batch_first=True)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.cells(x.unsqueeze(1))[0]
-            return out[:, 0]
-
-    return Last()
-
-
-def compiled() -> nn.Module:
-    net = network()
-    net[0].compile(backend="eager")
-    return net
-
-
 @dataclass(frozen=True)
 class Case:
     """What cannot be measured."""
@@ -85,10 +65,6 @@ CASES = {
     "one backward pass": Case("the Function fits._Spoils, which may keep state", opaque_network),
     "hooks on modules": Case("must have no backward hooks on its modules", hooked),
     "BatchNorm, halves": Case("got a BatchNorm", normalized, {"small_batch": "half"}),
-    "BatchNorm, examples": Case("no BatchNorm", normalized, {"small_batch": "example"}),
-    "no formula": Case("parameters with a formula", recurrent, {"small_batch": "example"}),
-    "no such layers": Case("`layers` must find LayerNorm", options={"layers": "normalization"}),
-    "compiled": Case("must not be compiled", compiled, {"small_batch": "example"}),
     "LBFGS": Case(
         "LBFGS takes several gradients a step, at different weights. Use a first-order",
         optimizer=LBFGS,

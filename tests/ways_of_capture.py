@@ -22,7 +22,7 @@ FEATURES, OUTPUTS = 5, 3
 
 
 class Net(nn.Module):
-    """Something frozen, a branch that need not be taken, and layers with formulas."""
+    """Something frozen, and a branch that need not be taken."""
 
     def __init__(self, frozen: Sequence[str] = ()) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Way(NamedTuple):
 
     ranks: int
     part: str
-    """What is compared: "rank", "micro_batch", "example" or "half"."""
+    """What is compared: "rank", "micro_batch" or "half"."""
     small_batch: str
     wrapped: Callable[..., Any]
     """Called with the model, and `unused` where some parameter gets no gradient."""
@@ -95,12 +95,10 @@ _fsdp1 = partial(flat, use_orig_params=True)
 WAYS: Mapping[str, Way] = {
     "micro-batches": Way(1, "micro_batch", "micro_batch", alone),
     "halves": Way(1, "half", "half", alone),
-    "examples": Way(1, "example", "example", alone),
     "DDP": Way(2, "rank", "rank", ddp),
     "DDP of three ranks": Way(3, "rank", "rank", partial(ddp, bucket_cap_mb=1e-4)),
     "DDP, bucket views": Way(2, "rank", "rank", partial(ddp, gradient_as_bucket_view=True)),
     "DDP, micro-batches": Way(2, "micro_batch", "micro_batch", ddp),
-    "DDP, examples": Way(2, "example", "example", partial(ddp, gradient_as_bucket_view=True)),
     "FSDP2": Way(2, "micro_batch", "rank", sharded, every_pass_reduces=True, impossible=_UNEVEN),
     "FSDP2, reduced once": Way(2, "rank", "rank", sharded, impossible=_UNEVEN),
     "FSDP1": Way(2, "rank", "rank", _fsdp1),

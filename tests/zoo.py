@@ -41,13 +41,6 @@ class Expected:
 
 
 MEASURED = Expected()
-PROBED = Expected(left_out=1)
-"""The first step only shows which parameters' single examples can be told apart."""
-PROBED_TWICE = Expected(left_out=2)
-"""Gradients that are zero at the first step say nothing yet."""
-IN_PART = Expected(left_out=1, warns=("The noise scale of single examples covers",))
-TOO_LITTLE = Expected(False, None, (*IN_PART.warns, "only in layers with less than 90% of"))
-ENOUGH_AT_TIMES = Expected(True, None, TOO_LITTLE.warns)
 ALONE = "one micro-batch in one process has nothing to be compared with: it is not measured"
 THAWED = "Parameters have been unfrozen since the fit started"
 
@@ -57,13 +50,8 @@ def told(reason: str) -> Expected:
     return Expected(False, None, (f"has nothing to measure.*{reason}",))
 
 
-NO_FORMULA = told("must have parameters with a formula")
-NOT_COMPILED = told("must not be compiled")
-NO_BATCH_NORM = told("must have no BatchNorm that is trained")
-
-
 def everywhere(expected: Expected) -> dict[str, Any]:
-    return dict.fromkeys(("examples", "halves", "accumulated"), expected)
+    return dict.fromkeys(("halves", "accumulated"), expected)
 
 
 @dataclass(frozen=True)
@@ -74,8 +62,6 @@ class Entry:
     loader: Callable[[], DataLoader[Any]] = field(default_factory=lambda: loader)
     options: Callable[[Path], dict[str, Any]] = field(default_factory=lambda: lambda folder: {})
     """Of the Trainer; the folder is an empty one."""
-    examples: Expected = PROBED
-    """In one process, where single examples are compared."""
     halves: Expected = MEASURED
     """In one process, where the halves of each batch are: by default."""
     accumulated: Expected | None = MEASURED
@@ -556,24 +542,21 @@ TEXT = batches_of(with_words)
 ZOO: dict[str, Entry] = {
     # Layers
     "plain": Entry(of(mlp), ranks=MEASURED),
-    "complex": Entry(of(Fourier), examples=ENOUGH_AT_TIMES, ranks=MEASURED),
-    "rezero": Entry(of(ReZero), examples=Expected(left_out=2, warns=IN_PART.warns)),
-    "lora": Entry(of(lora), examples=PROBED_TWICE, ranks=MEASURED),
-    "zero head": Entry(of(zero_head), examples=PROBED_TWICE),
-    "sparse embeddings": Entry(of(SparseWords), TEXT, examples=IN_PART, ranks=MEASURED),
-    "tied": Entry(of(Tied), examples=TOO_LITTLE, ranks=MEASURED),
-    "reused": Entry(of(Reused), examples=NO_FORMULA),
-    "unused": Entry(of(PartlyUnused), examples=IN_PART, ranks=MEASURED),
-    "lstm": Entry(of(lambda: Recurrent(nn.LSTM, packed=False)), TEXT, examples=TOO_LITTLE),
-    "packed gru": Entry(
-        of(lambda: Recurrent(nn.GRU, packed=True)), TEXT, examples=ENOUGH_AT_TIMES, ranks=MEASURED
-    ),
-    "attention": Entry(of(lambda: Attention(own=False)), TEXT, examples=TOO_LITTLE),
+    "complex": Entry(of(Fourier), ranks=MEASURED),
+    "rezero": Entry(of(ReZero)),
+    "lora": Entry(of(lora), ranks=MEASURED),
+    "zero head": Entry(of(zero_head)),
+    "sparse embeddings": Entry(of(SparseWords), TEXT, ranks=MEASURED),
+    "tied": Entry(of(Tied), ranks=MEASURED),
+    "reused": Entry(of(Reused)),
+    "unused": Entry(of(PartlyUnused), ranks=MEASURED),
+    "lstm": Entry(of(lambda: Recurrent(nn.LSTM, packed=False)), TEXT),
+    "packed gru": Entry(of(lambda: Recurrent(nn.GRU, packed=True)), TEXT, ranks=MEASURED),
+    "attention": Entry(of(lambda: Attention(own=False)), TEXT),
     "own attention": Entry(of(lambda: Attention(own=True)), TEXT),
-    "encoder": Entry(of(Encoder), TEXT, examples=TOO_LITTLE),
+    "encoder": Entry(of(Encoder), TEXT),
     "batch normalization": Entry(
         of(lambda: mlp(nn.BatchNorm1d(16))),
-        examples=NO_BATCH_NORM,
         halves=told("got a BatchNorm that normalizes over the batch"),
         ranks=MEASURED,
     ),
@@ -584,19 +567,16 @@ ZOO: dict[str, Entry] = {
         of(lambda: Checkpointed(reentrant=True)), halves=told("use_reentrant=False")
     ),
     "nested outputs": Entry(of(Nested)),
-    "scripted": Entry(of(Scripted), examples=TOO_LITTLE),
-    "compiled part": Entry(
-        of(lambda: torch.compile(mlp(), backend="eager")), examples=NOT_COMPILED, ranks=MEASURED
-    ),
+    "scripted": Entry(of(Scripted)),
+    "compiled part": Entry(of(lambda: torch.compile(mlp(), backend="eager")), ranks=MEASURED),
     "compiled": Entry(  # with its loss; Lightning 2.6.6 cannot log there (its #21836)
         lambda: torch.compile(Module(mlp(), logs=False), backend="aot_eager"),
-        examples=NOT_COMPILED,
         halves=told("got none between the loss and the parameters"),
     ),
     # Language models
-    "gpt2": Entry(gpt2, TEXT, examples=TOO_LITTLE),
-    "llama": Entry(llama, TEXT, examples=IN_PART, ranks=MEASURED),
-    "lightning's transformer": Entry(demo, TEXT, examples=TOO_LITTLE),
+    "gpt2": Entry(gpt2, TEXT),
+    "llama": Entry(llama, TEXT, ranks=MEASURED),
+    "lightning's transformer": Entry(demo, TEXT),
     # Batches
     "list of examples": Entry(
         lambda: ReadsPairs(mlp()),
@@ -611,7 +591,6 @@ ZOO: dict[str, Entry] = {
     "one example": Entry(
         of(mlp),
         lambda: loader(20, 1),
-        examples=Expected(False, 40, ("A step of one row",)),
         halves=Expected(False, 40, ("A batch of 1 has no halves to compare",)),
         ranks=MEASURED,
     ),
@@ -620,19 +599,16 @@ ZOO: dict[str, Entry] = {
     "contrastive": Entry(
         lambda: Contrastive(mlp()),
         batches_of(lambda x, y: [x, x + 0.1]),
-        examples=told("4 for 8 rows"),
         halves=told("got none between the loss and the parameters"),
         ranks=MEASURED,
     ),
     "sometimes nothing": Entry(
         lambda: SometimesNothing(mlp()),
-        examples=Expected(left_out=5),
         halves=Expected(left_out=4),
         accumulated=Expected(left_out=None),
     ),
     "gan": Entry(
         Gan,
-        examples=NO_BATCH_NORM,
         halves=Expected(None, None, ("not measure the gradients of optimizer 0: .* BatchNorm",)),
         accumulated=None,
         ranks=MEASURED,
@@ -640,7 +616,6 @@ ZOO: dict[str, Entry] = {
     "thaws": Entry(
         Thaws,
         options=given(max_epochs=3),
-        examples=Expected(left_out=1, warns=(THAWED,)),
         halves=Expected(warns=(THAWED,)),
         accumulated=Expected(warns=(THAWED,)),
     ),
@@ -663,7 +638,6 @@ ZOO: dict[str, Entry] = {
     ),
     "diverging": Entry(
         lambda: Regression(nn.Linear(FEATURES, 1), lr=1e4),
-        examples=Expected(left_out=16),
         halves=Expected(left_out=15),
         accumulated=Expected(left_out=5),
         ranks=Expected(left_out=5),
@@ -672,7 +646,6 @@ ZOO: dict[str, Entry] = {
     "16-mixed": Entry(
         of(mlp),
         options=scaled,
-        examples=Expected(left_out=6),
         halves=Expected(left_out=8),
         accumulated=Expected(left_out=3),
         ranks=Expected(left_out=4),

@@ -3,8 +3,8 @@
 
 Each model is trained for some steps, and frozen. The truth is by a plain loop of its own over
 `--batches` batches. `measure` is then asked `--seeds` times, each with other batches, for the noise
-scale, and whether halves and single examples measure this model right. The truth of that is what
-halves and examples find over `--batches` batches.
+scale, and whether halves measure this model right. The truth of that is what halves find over
+`--batches` batches.
 
     python benchmarks/accuracy/measure.py [--models "GPT-2, tied"] [--seeds 10] [--save]
     python benchmarks/accuracy/measure.py --rise
@@ -74,11 +74,11 @@ class Module(pl.LightningModule):
         return torch.optim.SGD([p for p in self._setup.parameters if id(p) not in left_out], lr=0.1)
 
 
-def trace_by(setup: Setup, optimizer: Any, way: Any, batches: int) -> float | None:
-    """tr(Σ) as a way of measuring finds it over many batches; None if it is refused."""
+def trace_by_halves(setup: Setup, optimizer: Any, batches: int) -> float | None:
+    """tr(Σ) as halves find it over many batches; None if they are refused."""
     generator = seeded(31)
     try:
-        meter = new_meter(setup, window=batches, small_batch=way)
+        meter = new_meter(setup, window=batches, small_batch="half")
     except ValueError:
         return None
     try:
@@ -101,10 +101,8 @@ def tried(make: Callable[[], Setup], seeds: int, batches: int) -> dict[str, Any]
     setup.model.train()
     noise_trace, grad_sq_norm = truth_of(setup, batches)
     truth = noise_trace / grad_sq_norm
-    ratios = {}
-    for way in ("half", "example"):
-        trace = trace_by(setup, optimizer, way, batches)
-        ratios[way] = None if trace is None else trace / noise_trace
+    trace = trace_by_halves(setup, optimizer, batches)
+    ratios = {"half": None if trace is None else trace / noise_trace}
     before = [x.detach().clone() for x in setup.model.state_dict().values()]
     found, seconds = [], []
     for seed in range(seeds):

@@ -4,9 +4,9 @@
 A perceptron on scikit-learn's digits, trained a little and then frozen, so that there is one
 truth: S = tr(Σ) and G from the gradients of all examples, each computed alone in float64. Batches
 are drawn with replacement (which makes that truth the right one) and `NoiseScaleMeter` measures,
-in every way of training: by DDP over gloo, sharded by FSDP2, in one process that accumulates, by
-halves of each batch, and by single examples. Brute force is a plain copy that takes each small
-batch in turn. Models that others wrote are measured in halves.py.
+in every way of training: by DDP over gloo, sharded by FSDP2, in one process that accumulates, and
+by halves of each batch. Brute force is a plain copy that takes each small batch in turn. Models
+that others wrote are measured in halves.py.
 
     python benchmarks/accuracy/real_model.py [--seeds 20] [--steps 400]
 
@@ -53,7 +53,7 @@ class Way:
 
     sizes: tuple[tuple[int, ...], ...]
     """Examples of every micro-batch of every rank."""
-    small_batch: Literal["rank", "micro_batch", "half", "example"] = "rank"
+    small_batch: Literal["rank", "micro_batch", "half"] = "rank"
     sharded: bool = False
 
     @property
@@ -68,7 +68,6 @@ WAYS = {
     "accumulated": Way(((8, 24, 16, 16),), "micro_batch"),
     "accumulated on ranks": Way(((16, 16), (8, 24)), "micro_batch"),
     "halves": Way(((64,),), "half"),
-    "examples": Way(((64,),), "example"),
     "shards of 2 ranks": Way(((32,), (32,)), sharded=True),
 }
 
@@ -80,9 +79,9 @@ class RecordingMeter(NoiseScaleMeter):
         super().__init__(model, **options)
         self.rows: list[StepNorms] = []
 
-    def _take(self, step: MeasuredStep, coverage: float) -> None:
+    def _take(self, step: MeasuredStep) -> None:
         self.rows.append(step.norms)
-        super()._take(step, coverage)
+        super()._take(step)
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -204,12 +203,7 @@ def brute_force(
             micros.append(torch.cat([p.grad.flatten().double() for p in plain.parameters()]))
         of_ranks.append(torch.stack(micros))
     means = torch.stack([micros.mean(dim=0) for micros in of_ranks])
-    if way.small_batch == "rank":
-        parts = means
-    elif way.small_batch in ("micro_batch", "half"):
-        parts = torch.cat(of_ranks)
-    else:
-        parts = torch.cat([example_gradients(plain, *batch) for r in batches for batch in r])
+    parts = means if way.small_batch == "rank" else torch.cat(of_ranks)
     return parts.square().sum(dim=1).mean().item(), means.mean(dim=0).square().sum().item()
 
 

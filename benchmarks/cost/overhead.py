@@ -16,7 +16,6 @@ Families of trainings, each against a plain one of its own:
     ddp           GELU layers of one width on 2 ranks, and public peers where installed
     accumulation  the same in one process, 4 micro-batches a step, compared with each other
     fsdp          the same, sharded by `fully_shard` on 2 ranks
-    examples      a transformer of 4 layers in one process, single sequences compared
 
 Under DDP measuring reads (1 + 1/ranks) x the gradient from memory whatever the batch, so its share
 of the step falls with the examples a rank; accumulation reads it once a micro-batch and once a
@@ -62,7 +61,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
-from benchmarks.cost._ways import CHARACTERS, Plain, Sequences, Sharded, transformer, variant
+from benchmarks.cost._ways import Plain, Sharded, variant
 from benchmarks.lib.peers import PEERS, Ours, OursByGroups, PlainDdp, PlainDdpAgain, version
 from benchmarks.lib.ranks import on_ranks
 from benchmarks.lib.results import saved_rows, write_results
@@ -85,18 +84,15 @@ class Family:
     highest_ratio: dict[str, dict[str, float]]
     """Claimed for a training on a device."""
     sizes: dict[str, list[tuple[float, int]]]
-    """Millions of parameters, and examples (or sequences) of a rank in one backward pass."""
+    """Millions of parameters, and examples of a rank in one backward pass."""
     least_batch_size_claimed: dict[str, int]
     ranks: int = 1
     allocation_claimed: bool = True
-    context: int = 0
-    """Tokens in a sequence of a transformer; 0: layers of one width."""
 
 
 AGAIN, OURS = "plain again", "noisescale"
 GROUPS = {"first": "^0", "weights": r"^\d+\.weight"}
 EACH_STEP = {"every_n_steps": 1}
-EXAMPLES = EACH_STEP | {"small_batch": "example"}
 _LAYERS_OF_ONE_WIDTH: dict[str, Any] = {
     "sizes": {"cpu": [(4.0, 64), (16.0, 64), (4.0, 512), (16.0, 512)], "cuda": [(300.0, 4096)]},
     "least_batch_size_claimed": {"cpu": 512, "cuda": 4096},
@@ -124,23 +120,6 @@ FAMILIES = {
         ranks=2,
         allocation_claimed=False,
         **_LAYERS_OF_ONE_WIDTH,
-    ),
-    "examples": Family(
-        (
-            Sequences,
-            variant(Sequences, AGAIN),
-            variant(Sequences, "normalization", EXAMPLES | {"layers": "normalization"}),
-            variant(Sequences, "all layers", EXAMPLES),
-            variant(Sequences, "every 10th step", EXAMPLES | {"every_n_steps": 10}),
-        ),
-        {
-            "normalization": {"cpu": 1.03, "cuda": 1.03},
-            "all layers": {"cpu": 1.3, "cuda": 1.3},
-        },
-        sizes={"cpu": [(3.0, 32), (28.0, 8)], "cuda": [(50.0, 64)]},
-        least_batch_size_claimed={"cpu": 1, "cuda": 1},
-        allocation_claimed=False,
-        context=128,
     ),
 }
 
@@ -183,18 +162,12 @@ class Setting:
 
     def model(self) -> nn.Module:
         torch.manual_seed(0)
-        if self.of.context:
-            return transformer(self.width).to(self.device)
         layers = [nn.Linear(self.width, self.width) for _ in range(LAYERS)]
         activated = [module for layer in layers[:-1] for module in (layer, nn.GELU())]
         return nn.Sequential(*activated, layers[-1]).to(self.device)
 
     def batch(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets; these have a mean to learn, or gradients were nothing but noise."""
-        if self.of.context:
-            shape = (self.rank_batch_size, self.of.context)
-            tokens = torch.randint(CHARACTERS, shape, device=self.device)
-            return tokens, (tokens + 1) % CHARACTERS
         passes = getattr(self.of.trainings[0], "passes", 1)
         inputs = torch.randn(passes * self.rank_batch_size, self.width, device=self.device)
         return inputs, inputs + 1

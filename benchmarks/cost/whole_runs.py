@@ -15,13 +15,12 @@ machine's noise does to that figure.
                   micro-batches a step                                  64         256
     half          a transformer of 4 layers in one process, 16
                   sequences of 64 tokens a step, of width               64         128
-    example       the same, `small_batch="example"`
 
 Claims are made for the usual size. In the small one measuring has little work to hide behind.
 
 How many runs are resolved is arithmetic: gradients around a known |G|² with a known tr(Σ), alike in
 100 directions, go through the estimator that is logged, at the steps that are measured. A rank is
-one of 4, a micro-batch one of 4, a half one of 2, an example one of 32.
+one of 4, a micro-batch one of 4, a half one of 2.
 
     python benchmarks/cost/whole_runs.py [--ways rank half] [--runs 3] [--resolved-only]
 
@@ -104,7 +103,6 @@ class Way:
     passes: int = 1
 
 
-_BY_EXAMPLE = {"small_batch": "example"}
 WAYS = {
     "rank": Way(PlainDdp, DefaultDdp, COST_OF_NORMS, 4, {2_000: 1.01}, ranks=2),
     "micro_batch": Way(
@@ -113,7 +111,6 @@ WAYS = {
     "half": Way(
         Sequences, variant(Sequences, "measured", {}), 0.75, 2, {2_000: 1.025, 10_000: 1.013}
     ),
-    "example": Way(Sequences, variant(Sequences, "measured", _BY_EXAMPLE), 0.3, 32, {2_000: 1.02}),
 }
 
 

@@ -4,8 +4,9 @@
 For each of three trainings (see lib/workloads.py) and eight batch sizes the learning rate is tuned:
 doubled and halved until both neighbours of the best are worse, then tried between, by the median
 over seeds of the steps to the goal. Then the noise scale is measured along runs at
-some of the batch sizes, with `NoiseScaleMonitor` under Lightning, and each of these runs predicts
-all batch sizes.
+some of the batch sizes, with `NoiseScaleMonitor` under Lightning, from two micro-batches a step (in
+the saved results from single examples, which earlier versions compared), and each of these runs
+predicts all batch sizes.
 
     python benchmarks/prediction/single_runs.py [--budget MINUTES] [--only digits] [--report]
 
@@ -88,7 +89,7 @@ def measured_run(task: Task) -> Row:
 
     class Drawn(IterableDataset):  # type: ignore[type-arg]
         def __iter__(self) -> Iterator[Any]:
-            return workload.batches(batch_size, seed)
+            return workload.batches(batch_size // 2, seed)
 
     class Module(LightningModule):
         def __init__(self) -> None:
@@ -106,15 +107,18 @@ def measured_run(task: Task) -> Row:
             return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     class UntilGoal(Callback):
-        def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
-            if not decay_steps:
+        def on_train_batch_end(
+            self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            if batch_idx % 2 and not decay_steps:
                 trainer.should_stop = goal.reached(trainer.global_step)
 
     module = Module()
     goal = Goal(workload, module.net)
-    monitor = NoiseScaleMonitor(small_batch="example", unit=workload.unit)
+    monitor = NoiseScaleMonitor(unit=workload.unit)
     Trainer(
         accelerator="cpu",
+        accumulate_grad_batches=2,
         max_steps=decay_steps or most_steps,
         max_epochs=-1,
         log_every_n_steps=log_every,
@@ -162,14 +166,18 @@ def branched_run(task: Task) -> Row:
             return workload.optimizer_of(self, lr, batch_size)
 
     class Save(Callback):
-        def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        def on_train_batch_end(
+            self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            if not batch_idx % 2:
+                return
             step = trainer.global_step
             reached = goal.reached(step)
             if reached or step % max(steps // 8, 1) == 0:
                 trainer.save_checkpoint(folder / f"step={step}.ckpt")
             trainer.should_stop = reached
 
-    module, monitor = Module(), NoiseScaleMonitor(small_batch="example", unit=workload.unit)
+    module, monitor = Module(), NoiseScaleMonitor(unit=workload.unit)
     goal = Goal(workload, module.net)
     data = TensorDataset(*workload.data()[0])
     torch.manual_seed(1000 + seed)
@@ -179,13 +187,14 @@ def branched_run(task: Task) -> Row:
         Trainer(
             accelerator="cpu",
             max_epochs=1,
+            accumulate_grad_batches=2,
             log_every_n_steps=1,
             callbacks=[monitor, Save()],
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
-        ).fit(module, DataLoader(data, batch_size=batch_size, sampler=drawn))
+        ).fit(module, DataLoader(data, batch_size=batch_size // 2, sampler=drawn))
         started = time.perf_counter()
         branching = plan_branches(
             monitor.history, folder, batch_sizes=BRANCHES, max_device_batch_size=TIMES * batch_size

@@ -8,8 +8,9 @@ to the critical one counts as the best. Then `BatchSizeController` starts from 1
 times the best, with the learning rate tuned *there*, under every policy. The default policy also
 starts from 64 times the best, with the learning rate of 16 times.
 
-The inner-product and orthogonality tests need momentum, and measure by the halves of each batch:
-digits are trained with momentum once more, and the transformer has Adam's.
+The noise scale comes from halves of each batch; in the saved results of the other policies it came
+from single examples, which earlier versions compared. The inner-product and orthogonality tests
+need momentum: digits are trained with momentum once more, and the transformer has Adam's.
 
     python benchmarks/scheduling/adaptive.py [--budget MINUTES] [--only digits] [--report] [--smoke]
 
@@ -215,9 +216,8 @@ def scheduled_run(task: Task) -> Row:
     workload = replace(WORKLOADS[name], goal=target)
     model = workload.seeded_model(seed)
     optimizer = workload.optimizer_of(model, lr, start)
-    along: dict[str, Any] = {"small_batch": "half", "extra": [NoiseAlongGradient]}
-    how = along if policy in ALONG_MOMENTUM else {"small_batch": "example"}
-    meter = NoiseScaleMeter(model, unit=workload.unit, optimizer=optimizer, **how)
+    extra = [NoiseAlongGradient] if policy in ALONG_MOMENTUM else []
+    meter = NoiseScaleMeter(model, unit=workload.unit, optimizer=optimizer, extra=extra)
     meter.follow()
 
     def tuned(batch_size: float, base_batch_size: float, noise_scale: float) -> float:

@@ -15,7 +15,8 @@ same initial weights. A policy passes if the upper end of the 95 % interval of t
 is at most 0.3 %, and fails if the lower end is above that. Results are saved as they come, and a
 later call goes on from there.
 
-Runs are on one thread, two at a time. The noise scale comes from single examples.
+Runs are on one thread, two at a time. The noise scale comes from halves of each batch; in the saved
+results it came from single examples, which earlier versions compared.
 """
 
 from __future__ import annotations
@@ -292,7 +293,7 @@ def final_loss(task: tuple[str, str, int, float, int]) -> tuple[float, int, list
         )
         controller.clock.end_with(steps_of_epochs=budget.examples / start)
         if controller.settings.needs_noise_scale:
-            meter = NoiseScaleMeter(model, unit=workload.unit, small_batch="example")
+            meter = NoiseScaleMeter(model, unit=workload.unit)
             meter.follow()
     data = workload.data()[0]
     generator = torch.Generator().manual_seed(1000 + seed)

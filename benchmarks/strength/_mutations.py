@@ -84,11 +84,6 @@ FIRST = [
     Mutation("collectors/sharded/rounds.py", "and not self.in_parts", "and self.in_parts"),
     dropped("collectors/sharded/fsdp2_units.py", "self.waiting(position)"),
     Mutation(
-        "collectors/per_example/probe.py",
-        "seen.constant or seen.shape[0] != rows",
-        "seen.constant and seen.shape[0] != rows",
-    ),
-    Mutation(
         "meter/estimates.py",
         "self.sum_grad_sq_norm / self.sum_weight",
         "self.sum_grad_sq_norm * self.sum_weight",
@@ -188,9 +183,9 @@ FRESH = [
     ),
     Mutation("history/log.py", "np.flatnonzero(of >= 0)", "np.flatnonzero(of > 0)"),
     Mutation(
-        "collectors/per_example/exclusions.py",
-        "module._compiled_call_impl is not None:",
-        "module._compiled_call_impl is None:",
+        "meter/choosing.py",
+        "module._compiled_call_impl is not None",
+        "module._compiled_call_impl is None",
     ),
     Mutation(
         "prediction/warnings_and_assumptions.py",

@@ -102,11 +102,6 @@ class Collector(HookErrors, State, ABC):
         return self.norms.device
 
     @property
-    def coverage(self) -> float:
-        """The share of |g|² in measured parameters. Reads the device if it is not 1."""
-        return 1.0
-
-    @property
     def beside_rows(self) -> Sequence[Unread]:
         """What the host reads together with measured steps."""
         return ()

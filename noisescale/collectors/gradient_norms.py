@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -123,15 +122,6 @@ class GradientNorms:
     def device(self) -> torch.device:
         """Where norms are summed up now: `module.to` moves parameters."""
         return self.home.device if self.fixed_device is None else self.fixed_device
-
-    def select(self, indices: Sequence[int]) -> GradientNorms:
-        """Return the norms of only these parameters, in the same entries; before `leave_out`."""
-        some = copy.copy(self)
-        some.names = [self.names[i] for i in indices]
-        some.parameters = [self.parameters[i] for i in indices]
-        some.entry_of = [self.entry_of[i] for i in indices]
-        some._streams = set()
-        return some
 
     def leave_out(self, indices: Iterable[int]) -> None:
         """Leave the gradients of these parameters out from now on."""

@@ -25,7 +25,6 @@ _COMPARED = {
     "half": "the halves of a batch",
     "micro_batch": "micro-batches",
     "rank": "the ranks",
-    "example": "single examples",
 }
 
 _INSTEAD = "Use `Trainer(accumulate_grad_batches=2)`, or several devices."
@@ -145,7 +144,7 @@ def _best_way(found: MeasurementRecord) -> Way | None:
     """Return the way to recommend: those that need nothing set come first."""
     for judgement in ("yes", "probably"):
         for way in found.ways:
-            if way.judgement == judgement and way.name != "example":
+            if way.judgement == judgement:
                 return way
     return None
 

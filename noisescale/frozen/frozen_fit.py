@@ -12,7 +12,6 @@ import math
 import pickle
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -176,8 +175,6 @@ def frozen_fit(
                 f"{trainer_options.get('strategy')!r}, which starts others",
                 "Use one device, or start the command by torchrun.",
             )
-        # A way that sees a part of the gradient is judged by what that makes of the noise.
-        warnings.filterwarnings("ignore", message="The noise scale of single examples covers")
         trainer.fit(copy_to_train(module), **data)
     return looking.seen
 

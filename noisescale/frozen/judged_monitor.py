@@ -31,9 +31,8 @@ class JudgedMonitor(NoiseScaleMonitor):
         return " ".join(self.said) or "No step was measured."
 
     def way(self, ranks: int) -> str:
-        """Return what is compared: "half", "rank" or "example"."""
-        chosen = self._options.small_batch
-        return chosen if chosen != "auto" else "half" if ranks == 1 else "rank"
+        """Return what is compared: "half" or "rank"."""
+        return "half" if ranks == 1 else "rank"
 
     def look(self, batch: int) -> None:
         """Note what it measured in a batch, if it did."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from scipy.stats import spearmanr
 
+from noisescale.checks import require_choice
 from noisescale.collectors.groups import Groups
 from noisescale.estimation.independent_batches import LEAST, BatchProducts, IndependentBatches
 from noisescale.estimation.noise_scale import NoiseScale
@@ -69,7 +70,7 @@ def measure(
     groups: Groups | None = None,
     batch_size_fn: Callable[[Any], float] | None = None,
     weight_fn: Callable[[Any], Any] | None = None,
-    ways: Sequence[Literal["half", "example"]] = ("half", "example"),
+    ways: Sequence[Literal["half"]] = ("half",),
     elementwise: bool = False,
     unit: str = "examples",
     confidence: float = 0.95,
@@ -105,7 +106,7 @@ def measure(
         groups: Groups of parameters, as for `NoiseScaleMonitor`.
         batch_size_fn: As for `NoiseScaleMonitor`.
         weight_fn: As for `NoiseScaleMonitor`.
-        ways: Ways to judge.
+        ways: Ways to judge beside micro-batches: halves, or none. Of several devices, the ranks.
         elementwise: Whether to return mean and variance of each element of the gradient, too. It
             takes a copy of the gradient more.
         unit: What examples are called.
@@ -140,18 +141,13 @@ def measure(
         McCandlish et al. 2018, appendix A, for what is measured.
     """
     _check(batches, width, seconds)
+    for way in ways:
+        require_choice("ways", way, ("half",), "Leave it out, or pass [] to judge none.")
     began = time.monotonic()
     module, examples = module_and_train_data(target, data, loss)
     saved = None if checkpoint is None else Checkpoint.read(Path(checkpoint))
     judged = [
-        JudgedMonitor(
-            small_batch="auto" if way == "half" else way,
-            name=way,
-            batch_size_fn=batch_size_fn,
-            weight_fn=weight_fn,
-        )
-        for way in ways
-        if way == "half" or devices * nodes == 1
+        JudgedMonitor(name=way, batch_size_fn=batch_size_fn, weight_fn=weight_fn) for way in ways
     ]
     ranks = devices * nodes
     asked = Asked(

@@ -21,7 +21,7 @@ class Way:
     """A way of measuring in training, judged by independent batches."""
 
     name: str
-    """"half", "micro_batch", "rank" or "example"."""
+    """"half", "micro_batch" or "rank"."""
     comparison: Comparison | None
     """tr(Σ) by this way, over that of independent batches, is near 1. None: nothing is measured."""
     reason: str = ""

@@ -39,7 +39,6 @@ COLUMNS = (
     "first_step",
     "devices",
     "accumulation",
-    "coverage",
     "learning_rate",
     "peak_memory",
     "device_memory",
@@ -80,7 +79,6 @@ class History(Mapping[str, NDArray[np.float64]]):
     | `first_step` | the first step that `noise_scale` is of; the last is the last measured one |
     | `devices` | number of ranks |
     | `accumulation` | micro-batches of each rank in the step |
-    | `coverage` | share of ‖g‖² in measured parameters; NaN means all |
     | `learning_rate` | the largest learning rate of the optimizer's parameter groups |
     | `peak_memory`, `device_memory` | the most memory so far on the device of rank 0, and its \
       memory, in bytes; NaN on the CPU |

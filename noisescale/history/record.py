@@ -52,7 +52,7 @@ MOST_KEPT = 4096
 
 _SELDOM = (
     *("increment_measured_steps", "increment_weight", "increment_sq_weight"),
-    *("batch_size", "skipped_steps", "peak_memory", "coverage", "accumulation", "devices"),
+    *("batch_size", "skipped_steps", "peak_memory", "accumulation", "devices"),
     *("device_memory", BEHIND, *ABOUT_RUN),
 )
 """What stays as it is for many rows, what changes most often first."""

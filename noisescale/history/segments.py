@@ -197,12 +197,6 @@ def _weight(history: Mapping[str, Array], steps: Array) -> Array:
     return np.asarray(rate * steps.sum() / (rate @ steps))
 
 
-def coverage_of(history: Mapping[str, Array]) -> float:
-    """Return the smallest measured share of |g|² in any row; 1 if it was not logged."""
-    logged = np.asarray(history.get("coverage", ()), dtype=np.float64)
-    return float(min(logged[np.isfinite(logged)], default=1.0))
-
-
 def noise_scale_at(history: Mapping[str, Array], step: float) -> Bounded:
     """Return B_simple with its interval at a step of the run.
 

@@ -17,7 +17,6 @@ from noisescale.batches.batch_size import rows_in
 from noisescale.batches.data_order import warning_of_order
 from noisescale.collectors.collector import ACCUMULATE
 from noisescale.collectors.groups import Groups
-from noisescale.collectors.per_example.collector import Layers
 from noisescale.guard import NotMeasured, beside_training
 from noisescale.hugging_face import trainer_access
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
@@ -79,7 +78,6 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         groups: Groups of parameters that get a noise scale each, see `NoiseScaleMeter`.
         confidence: Coverage of the interval, between 0 and 1.
         small_batch: What is compared with the step's gradient, see `NoiseScaleMeter`.
-        layers: With single examples, which layers are compared, see `NoiseScaleMeter`.
         extra: What is measured beside, see `NoiseScaleMonitor`.
         cut: Names of the submodules at whose outputs the halves of a batch are separated, see
             `NoiseScaleMeter`.
@@ -111,7 +109,6 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         confidence: float = 0.95,
         *,
         small_batch: SmallBatch = "auto",
-        layers: Layers = "all",
         extra: Sequence[Extra] = (),
         cut: Sequence[str] | None = None,
         backward_twice: bool = False,
@@ -202,9 +199,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                 of_meter = self._meters[0].meter
                 of_meter.how_to_compare = of_meter.how_to_compare.replace(ACCUMULATE, _SMALLER)
             self._begin(saved, args.world_size, device, args.gradient_accumulation_steps)
-            # Examples are taken to count alike, whatever number of labels each of them has.
-            share_of = None if options.small_batch == "example" else model
-            self._called, self._on_forward = called, self._forward_hook(share_of)
+            self._called, self._on_forward = called, self._forward_hook(model)
             self._remove_hooks()  # the one that brought us here
             self._watch()
             if state.is_world_process_zero:
@@ -316,10 +311,10 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             hook.remove()
         self._hooks = []
 
-    def _forward_hook(self, share_of: nn.Module | None) -> Callable[..., None]:
+    def _forward_hook(self, model: nn.Module) -> Callable[..., None]:
         """Return the hook on the module that the Trainer calls.
 
-        With `share_of`, losses are weighted as this model weights them, see `loss_share`.
+        Losses are weighted as `model` weights them, see `loss_share`.
         """
         counter = trainer_access.BatchCounter()
         batch_size_of = self._batch_size_fn or counter
@@ -353,9 +348,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                     cast(Tensor, start),
                     batch_size,
                     capture_average=trainer_access.is_last_micro_batch(),
-                    weight=None
-                    if share_of is None
-                    else trainer_access.loss_share(share_of, inputs),
+                    weight=trainer_access.loss_share(model, inputs),
                     rows=rows,
                     last=trainer_access.is_last_micro_batch(),
                 )

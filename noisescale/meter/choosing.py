@@ -27,8 +27,6 @@ from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.groups import Groups, groups_of
 from noisescale.collectors.halves.collector import HalvesCollector
 from noisescale.collectors.micro_batch import MicroBatchCollector
-from noisescale.collectors.per_example.collector import PerExampleCollector
-from noisescale.collectors.per_example.exclusions import compiled_part
 from noisescale.collectors.sharded import fsdp1_units
 from noisescale.collectors.sharded.fsdp1 import Fsdp1Collector
 from noisescale.collectors.sharded.fsdp1_units import is_fsdp1
@@ -64,13 +62,7 @@ def choose_collector(
         ValueError: If the arguments do not fit the way of training.
     """
     small_batch, groups = options.small_batch, options.groups
-    compiled = compiled_part(model)
-    if small_batch == "example" and compiled is not None:
-        raise NotMeasured(
-            "`model` must not be compiled if examples are the small batches, got torch.compile on"
-            f" {compiled or 'all of it'}. Leave it uncompiled, or choose"
-            ' small_batch="half", "micro_batch" or "rank".'
-        )
+    compiled = _has_compiled_part(model)
     model = unwrap(model)
     if is_deepspeed(model):
         _refuse_for_engine(options, averaged=averaged)
@@ -112,12 +104,12 @@ def choose_collector(
         )
     trained = _trained_or_refuse(model, parameters)
     if sharded:
-        if small_batch == "example" or options.extra:
+        if options.extra:
             raise Refusal(
-                "small_batch",
-                'be "auto" or "rank", and `extra` empty, if gradients are sharded',
-                f"{small_batch!r} and {options.names_of_extra}",
-                "With sharded gradients, each micro-batch that a rank reduces is a small batch.",
+                "extra",
+                "be empty if gradients are sharded",
+                options.names_of_extra,
+                "Leave it out, or train with DistributedDataParallel.",
             )
         collector = Fsdp1Collector if is_fsdp1(model) else Fsdp2Collector
         return collector(model, trained, groups)
@@ -127,8 +119,6 @@ def choose_collector(
         refuse_context_parallel()
     if small_batch == "auto":
         small_batch = "rank" if averaging else "half"
-    if small_batch == "example":
-        return PerExampleCollector(model, trained, groups, group, layers=options.layers)
     measured = [p for _, p in trained]
     entries = [one.entry(measured) for one in extra]
     norms = GradientNorms(trained, groups, entries, coordinates=Coordinates(measured))
@@ -138,7 +128,7 @@ def choose_collector(
         if averaging:
             raise Refusal(
                 "small_batch",
-                'be "rank", "micro_batch" or "example" if several processes train',
+                'be "rank" or "micro_batch" if several processes train',
                 '"half": comparing the gradients of the processes needs no extra pass',
                 'Leave it at "auto".',
             )
@@ -147,13 +137,13 @@ def choose_collector(
             inner,
             norms,
             options.cut,
-            compiled=compiled is not None,
+            compiled=compiled,
             backward_twice=options.backward_twice,
         )
     if ddp is None or not averaging:
         raise Refusal(
             "small_batch",
-            'be "half", "micro_batch" or "example" in one process',
+            'be "half" or "micro_batch" in one process',
             '"rank": there is no other rank to compare with',
             'Leave it at "auto".',
         )
@@ -293,6 +283,17 @@ def _trained_parameters(
         for name, p in named(model)
         if p.requires_grad and name not in ignored and (among is None or id(p) in among)
     ]
+
+
+def _has_compiled_part(model: nn.Module) -> bool:
+    """Return whether a module in the model is compiled: hooks do not see its layers.
+
+    Reads the private `_compiled_call_impl`, as of torch 2.13.
+    """
+    return any(
+        "_orig_mod" in module._modules or module._compiled_call_impl is not None
+        for module in model.modules()
+    )
 
 
 def _processes() -> int:

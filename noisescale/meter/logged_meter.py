@@ -69,7 +69,7 @@ NAMES = (*LOGGED, *RECORDED, *ABOUT_RUN, "learning_rate")
 
 _FOR_THE_RECORD = {
     *(*RECORDED, *ABOUT_RUN, *INCREMENTS),
-    *("learning_rate", "coverage", "peak_memory", "device_memory"),
+    *("learning_rate", "peak_memory", "device_memory"),
 }
 """Names of metrics that loggers do not get."""
 
@@ -326,8 +326,6 @@ class LoggedMeter:
         metrics |= {} if self._mix is None else self._mix.numbers
         metrics["learning_rate"] = self._learning_rate(in_step=in_step)
         unresolved = set() if estimate.resolved else {*_NEED_UPPER_END}
-        if (coverage := meter.coverage) < 1:
-            metrics["coverage"] = coverage
         if (memory := memory_of(meter.device)) is not None:
             metrics |= {"peak_memory": memory.peak, "device_memory": memory.total}
         for one in meter.extra:

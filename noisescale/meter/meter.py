@@ -147,7 +147,6 @@ class Meter:
         self._way = type(collector)
         self._warn = WarnOnce()
         self._device = collector.device
-        self._coverage_at_close = 1.0
         self._state_at_close: dict[str, Any] = {}
         self._warning_at_close = ""
         self.lr_factor = 1.0
@@ -245,16 +244,6 @@ class Meter:
     def unmeasured_examples(self) -> float:
         """Examples since the last measured step, if all ranks have as many as this one."""
         return self._counts.unmeasured_examples * self.devices
-
-    @property
-    def coverage(self) -> float:
-        """The share of |g|² in parameters that are measured. Reads the device.
-
-        It is below 1 only with `small_batch="example"`, if some layers have no formula. Steps with
-        a share below 0.9 are left out, unless you chose `layers="normalization"`.
-        """
-        collector = self._capture.collector
-        return self._coverage_at_close if collector is None else collector.coverage
 
     @property
     def least_micro_batches(self) -> int:
@@ -458,9 +447,9 @@ class Meter:
     def pause(self) -> None:
         """Ignore forward passes until `resume`, for example between two steps.
 
-        The results do not depend on it: only passes that a `backward` follows count. With
-        `small_batch="example"` it removes a hook on all modules, which costs each of them some
-        microseconds, and which makes `torch.export.export(..., strict=True)` fail.
+        The results do not depend on it: only passes that a `backward` follows count. It removes the
+        hooks on all modules by which halves find where to separate a batch, and which make
+        `torch.export.export(..., strict=True)` fail.
         """
         self._capture.pause(True)
 
@@ -493,9 +482,8 @@ class Meter:
         try:
             self._settle(alone=interrupted)
         finally:
-            with self._capture.guard("The coverage was not read"):
+            with self._capture.guard("What was learned about the model was not kept"):
                 self._state_at_close = self._collector_state
-                self._coverage_at_close = self.coverage
             self._warning_at_close = self._last_warning
             self._capture.close()
             for one in self.extra:
@@ -528,9 +516,8 @@ class Meter:
         steps = list(capture.unread.read(without_waiting=alone, beside=beside))
         if steps and not alone:
             capture.terms.settle()
-        coverage = self.coverage if steps else 1.0
         for step in steps:
-            self._take(step, coverage)
+            self._take(step)
             if capture.collector is not None:
                 capture.collector.take(step)
         if not self.withheld and capture.collector is not None and capture.collector.withheld:
@@ -558,20 +545,20 @@ class Meter:
             return math.nan
         return self.lr_factor * max(map(float, rates))
 
-    def _take(self, step: MeasuredStep, coverage: float) -> None:
+    def _take(self, step: MeasuredStep) -> None:
         """Take a step into the averages, or leave it out."""
         counts, norms = self._counts, step.norms
         counts.examples += step.unmeasured_examples
         counts.examples += norms.examples
         counts.batch_size = norms.examples
         rate = self._rates.popleft() if self._rates else math.nan
-        sound = not self.withheld and self._is_sound(step, coverage)
+        sound = not self.withheld and self._is_sound(step)
         if self._estimates.take(step, sound=sound, learning_rate=rate):
             counts.measured_steps += 1
         else:
             counts.skipped_steps += 1
 
-    def _is_sound(self, step: MeasuredStep, coverage: float) -> bool:
+    def _is_sound(self, step: MeasuredStep) -> bool:
         """Return whether a step shows the noise; warn if not and the user can change that."""
         capture, counts, changes = self._capture, self._counts, step.changes
         if changes.checked:
@@ -585,9 +572,7 @@ class Meter:
             return False
         fault = fault_in(
             step.norms,
-            coverage,
             self._way,
-            self._options,
             nothing_to_compare=f"{self._nothing_to_compare} {self.how_to_compare}",
             lone=counts.lone_since is not None,
             measured=counts.measured_steps > 0,

@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 
 from noisescale.checks import require_count
 from noisescale.collectors.groups import Groups
-from noisescale.collectors.per_example.collector import Layers
 from noisescale.extras import is_installed, need
 from noisescale.history.event_file import EventFile
 from noisescale.history.history import History
@@ -40,7 +39,6 @@ class NoiseScaleMeter(Meter):
     | `"rank"` | each rank's gradient, before it is averaged | DDP or FSDP, two ranks or more |
     | `"micro_batch"` | the gradient of each micro-batch (of each rank) | accumulation, or ranks |
     | `"half"` | the gradients of two halves of a batch, from one more backward pass | one process |
-    | `"example"` | the gradient of each example | Linear, Conv, Embedding, normalization layers |
 
     With `"half"`, a step of several micro-batches is measured by its micro-batches.
 
@@ -71,9 +69,6 @@ class NoiseScaleMeter(Meter):
         parameters: The parameters that are trained; default: all that require a gradient.
         small_batch: See above. "auto": "rank" if several processes train, else "half"; under
             DeepSpeed, and with tensor parallelism alone, "micro_batch".
-        layers: The layers whose gradients of single examples are compared: "all" that have a
-            formula, or only "normalization" layers, which cost next to nothing and tend to have the
-            noise scale of the whole. Implies `small_batch="example"`.
         groups: Groups of parameters, each with a noise scale of its own from the same pass. A
             mapping from a group's name to one or several regular expressions, which are searched in
             the names of parameters; or a function from a parameter's name to the name of its group,
@@ -120,8 +115,7 @@ class NoiseScaleMeter(Meter):
         ...     print(meter)
 
     References:
-        McCandlish et al. 2018, arXiv:1812.06162, appendix A.1. Gray et al. 2024, arXiv:2411.00999,
-        for examples and normalization layers.
+        McCandlish et al. 2018, arXiv:1812.06162, appendix A.1.
     """
 
     def __init__(
@@ -135,7 +129,6 @@ class NoiseScaleMeter(Meter):
         cost: float | None = None,
         parameters: Iterable[nn.Parameter] | None = None,
         small_batch: SmallBatch = "auto",
-        layers: Layers = "all",
         groups: Groups | None = None,
         grad_scaler: GradScaler | None = None,
         extra: Sequence[Extra] = (),

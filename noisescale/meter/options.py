@@ -9,13 +9,17 @@ from typing import Any, Literal, get_args
 
 from noisescale.checks import check_confidence, refuse, require_choice
 from noisescale.collectors.groups import Groups, check_groups
-from noisescale.collectors.per_example.collector import Layers
 from noisescale.estimation.estimator import NoiseScaleEstimator, check_unit, check_window
 from noisescale.meter.cadence import checked_cost, checked_every_n_steps
 from noisescale.meter.extra import Extra
 from noisescale.refusal import Refusal
 
-SmallBatch = Literal["auto", "rank", "micro_batch", "half", "example"]
+SmallBatch = Literal["auto", "rank", "micro_batch", "half"]
+
+_LEAVE_OR_ACCUMULATE = (
+    'Leave it at "auto", or accumulate two micro-batches of half the size: the batch and the'
+    " training stay the same, and no extra pass is needed."
+)
 
 
 @dataclass(frozen=True)
@@ -27,9 +31,8 @@ class MeterOptions:
         TypeError: If `groups` has a wrong type.
 
     Examples:
-        >>> options = MeterOptions(layers="normalization", every_n_steps=5)
-        >>> options.small_batch, options.leaves_choice
-        ('example', False)
+        >>> MeterOptions(every_n_steps=5).leaves_choice
+        True
     """
 
     window: int | Literal["auto"] = "auto"
@@ -39,7 +42,6 @@ class MeterOptions:
     groups: Groups | None = None
     confidence: float = 0.95
     small_batch: SmallBatch = "auto"
-    layers: Layers = "all"
     cut: Sequence[str] | None = None
     backward_twice: bool = False
     extra: Sequence[Extra] = ()
@@ -54,14 +56,13 @@ class MeterOptions:
         check_confidence(self.confidence)
         check_unit(self.unit)
         check_groups(self.groups)
-        small_batch = self._checked_small_batch()
+        require_choice("small_batch", self.small_batch, get_args(SmallBatch), _LEAVE_OR_ACCUMULATE)
         if not isinstance(self.backward_twice, bool):
             refuse("backward_twice", "be True or False", repr(self.backward_twice), "Leave it out.")
         as_checked = {
             "every_n_steps": checked_every_n_steps(self.every_n_steps),
             "cost": None if self.cost is None else checked_cost(self.cost),
-            "small_batch": small_batch,
-            "cut": self._checked_cut(small_batch),
+            "cut": self._checked_cut(),
             "extra": tuple(self.extra),
         }
         for name, value in as_checked.items():
@@ -76,33 +77,7 @@ class MeterOptions:
         """Whether `small_batch` is "auto", so that the package chooses what is compared."""
         return self.small_batch == "auto" and self.cut is None
 
-    def _checked_small_batch(self) -> SmallBatch:
-        """Return the small batch to compare: "example" if only some layers are wanted."""
-        small_batch, layers = self.small_batch, self.layers
-        for name, value, known in (
-            ("small_batch", small_batch, get_args(SmallBatch)),
-            ("layers", layers, get_args(Layers)),
-        ):
-            require_choice(name, value, known, f'Leave it at "{known[0]}".')
-        if layers != "all":
-            if small_batch not in ("auto", "example"):
-                raise Refusal(
-                    "layers",
-                    f'be "all" with `small_batch="{small_batch}"`',
-                    f"{layers!r}: only single examples are measured layer by layer",
-                    "Leave `small_batch` out.",
-                )
-            small_batch = "example"
-        if self.extra and small_batch == "example":
-            raise Refusal(
-                "extra",
-                "be empty if examples are the small batches",
-                f"{self.names_of_extra}: the gradients of single examples are never formed",
-                'Pass `small_batch="micro_batch"` or "rank".',
-            )
-        return small_batch
-
-    def _checked_cut(self, small_batch: SmallBatch) -> Sequence[str] | None:
+    def _checked_cut(self) -> Sequence[str] | None:
         """Return the names of modules as a list; one name becomes a list of one."""
         cut = self.cut
         if cut is None:
@@ -115,10 +90,10 @@ class MeterOptions:
                 repr(cut),
                 "Leave it out, or see `model.named_modules()`.",
             )
-        if small_batch not in ("auto", "half"):
+        if self.small_batch not in ("auto", "half"):
             raise Refusal(
                 "cut",
-                f'be None with `small_batch="{small_batch}"`',
+                f'be None with `small_batch="{self.small_batch}"`',
                 f"{cut!r}: only halves of a batch are separated at a cut",
                 "Leave `small_batch` out.",
             )

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 from noisescale.collectors.collector import Collector
-from noisescale.collectors.per_example.coverage import LEAST_COVERAGE
 from noisescale.collectors.rows.step_norms import StepNorms
-from noisescale.meter.options import MeterOptions
 
 _BAD_WEIGHTS = (
     "The weights of a step were all zero, negative or not finite, or only some ranks gave weights."
@@ -29,19 +27,11 @@ _NO_GRADIENT = (
     " steps are not measured. If every step is like that, let the loss depend on the parameters"
     " that are trained, and let no hook or cache take gradients before the last pass has ended."
 )
-_LOW_COVERAGE = (
-    f"There are formulas for single examples only in layers with less than {LEAST_COVERAGE:.0%} of"
-    " |g|². Such steps are not measured, as the other layers may have another noise scale. Compare"
-    " ranks, micro-batches, or in one process the halves of each batch:"
-    ' `small_batch="auto"`.'
-)
 
 
 def fault_in(
     norms: StepNorms,
-    coverage: float,
     way: type[Collector],
-    options: MeterOptions,
     *,
     nothing_to_compare: str,
     lone: bool,
@@ -53,9 +43,7 @@ def fault_in(
 
     Args:
         norms: The reduced norms of the step.
-        coverage: The share of |g|² in measured parameters.
         way: What captured it, with warnings of its own.
-        options: The options of the meter.
         nothing_to_compare: The warning if a step has only one small batch.
         lone: Whether the last steps had too few micro-batches.
         measured: Whether some step was sound before.
@@ -70,7 +58,4 @@ def fault_in(
         if norms.alone and norms.weighted and not lone:
             return _ONE_PART
         return nothing_to_compare if norms.alone and not measured else ""
-    if norms.identical_parts:
-        return way.same_gradient
-    least = 0.0 if options.layers == "normalization" else LEAST_COVERAGE
-    return None if coverage >= least else _LOW_COVERAGE
+    return way.same_gradient if norms.identical_parts else None

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from noisescale.history.run_law import RunLaw
-from noisescale.history.segments import Array, Segments, coverage_of
+from noisescale.history.segments import Array, Segments
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import FAR, Hardware, PredictedRow
 from noisescale.prediction.run_hardware import devices_of
@@ -43,11 +43,6 @@ def warnings_about(
                 f"In {100 * unresolved:.0f} % of the steps the noise scale is not resolved by"
                 " itself: the prediction uses the measured values with their errors."
             )
-    if (coverage := coverage_of(history)) < 1:
-        found.append(
-            f"The noise scale covers parameters with {coverage:.0%} of |g|²: the other parameters"
-            " are in layers without a formula for single examples."
-        )
     unmeasured = float(1 - (run.steps * run.measured).sum() / run.steps.sum())
     before = float(run.steps[: int(np.argmax(run.measured > 0))].sum())
     if before > MANY_UNRESOLVED * run.steps.sum():

@@ -20,7 +20,6 @@ import torch.distributed as dist
 from brute_force import (
     Expected,
     columns_of,
-    examples_of,
     expected,
     gradients_of_examples,
     halvings,
@@ -57,7 +56,6 @@ ACCIDENTS = {
 SPOILED = (
     "noisescale.collectors.gradient_norms.norms_of",
     "noisescale.collectors.gradient_norms.norms_of_one",
-    "noisescale.collectors.per_example.norms._squares",
 )
 """What hooks call."""
 
@@ -97,7 +95,7 @@ class Case(NamedTuple):
 UNEQUAL = ((3, 6, 2), (5, 1, 4), (2, 2, 7))
 WEIGHTS = ((1.0, 5.0, 2.0), (3.0, 1.0, 4.0), (2.0, 2.0, 1.0))
 IN_GROUPS = {"ends": ["^first", "^last"], "norms": "norm"}
-ALL_BUT_HALVES = ("rank", "micro_batch", "example")
+ALL_BUT_HALVES = ("rank", "micro_batch")
 CASES = {
     "clipped, in groups": Case(UNEQUAL, groups=IN_GROUPS, clipped=True, quick=ALL_BUT_HALVES),
     "losses with weights, some unused": Case(
@@ -121,7 +119,7 @@ CASES = {
 }
 
 
-FIRST = ("micro-batches", "halves", "examples", "DDP", "FSDP2", "FSDP1")
+FIRST = ("micro-batches", "halves", "DDP", "FSDP2", "FSDP1")
 """The first way of each collector: accidents and resumed runs of the others are slow."""
 
 
@@ -371,7 +369,7 @@ def facts_or_error(name: str, quick: bool) -> list[Facts] | Exception:
 
     def of_rank() -> Facts:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # examples: which parameters are left out
+            warnings.simplefilter("ignore")
             return Facts(
                 measured(way, cases_of(name, quick=quick)),
                 *(neutral(way) if quick else ([], [])),
@@ -427,11 +425,8 @@ def expectations(way: Way, case: Case, step: int, columns: Sequence[int]) -> lis
         for micro, rows in micros:
             weight = case.weights[rank][micro] if case.weights else 1.0
             single = gradients(case.frozen, case.branch(rank, micro), step, rank, micro, rows)
-            if way.part == "example":
-                mine += examples_of(single, weight, rows * case.size(micro))
-            else:
-                mean = torch.stack(single).mean(0)
-                mine.append(micro_batch(mean, rows * case.size(micro), weight))
+            mean = torch.stack(single).mean(0)
+            mine.append(micro_batch(mean, rows * case.size(micro), weight))
         if way.part == "half" and len(micros) == 1:
             return halvings(single, columns)
         parts += [whole(mine)] if way.part == "rank" else mine
@@ -463,31 +458,24 @@ def agree(got: StepNorms, want: Expected, tolerance: float) -> bool:
 def test_norms_and_sizes_are_those_of_single_gradients(
     way: str, name: str, request: pytest.FixtureRequest
 ) -> None:
-    """Those of the whole gradient and of every group, and so |G|² and tr(Σ).
-
-    By example what is measured also had a gradient on every rank in the first step.
-    """
+    """Those of the whole gradient and of every group, and so |G|² and tr(Σ)."""
     quick = request.node.get_closest_marker("slow") is None
     case, tolerance = CASES[name], 1e-5
     of_ranks = [cases[name] for cases, *_ in facts(way, quick=quick)]
     first, *others = of_ranks
 
     assert all(repr(other.steps) == repr(first.steps) for other in others)  # NaN is NaN
-    left_out = [*case.frozen]
-    if WAYS[way].part == "example" and not all(used_on_ranks(WAYS[way], case)):
-        left_out.append("side.weight")
-    everything = [n for n, p in Net().named_parameters() if p.requires_grad]
-    wanted = sorted(n for n in everything if case.only in n and n not in left_out)
+    everything = [n for n, p in Net(case.frozen).named_parameters() if p.requires_grad]
+    wanted = sorted(n for n in everything if case.only in n)
     assert [sorted(one.names) for one in of_ranks] == [wanted] * len(of_ranks)
     compared = 0
     for step, measured in zip(case.steps(), first.steps, strict=True):
         assert measured is not None
         accident = ACCIDENTS.get(step, "") if case.accidents else ""
-        probes = WAYS[way].part == "example" and step == 0
         columns = columns_of(Net(case.frozen), first.names.__contains__)
         choices = expectations(WAYS[way], case, step, columns)
         # Without a choice one micro-batch is left of the step.
-        if probes or accident not in ("", "zero_grad") or not choices:
+        if accident not in ("", "zero_grad") or not choices:
             assert not measured.norms.comparable, step
             continue
         compared += 1
@@ -498,7 +486,7 @@ def test_norms_and_sizes_are_those_of_single_gradients(
             choices = expectations(WAYS[way], case, step, of_group)
             got = measured.entries[entry]
             assert any(agree(got, want, tolerance) for want in choices), (step, group)
-    assert compared >= STEPS - 1
+    assert compared >= STEPS
 
 
 def group_of(name: str, case: Case) -> str | None:
@@ -506,11 +494,6 @@ def group_of(name: str, case: Case) -> str | None:
     if not case.groups:
         return None
     return {"first": "ends", "last": "ends", "norm": "norms"}.get(name.split(".")[0])
-
-
-def used_on_ranks(way: Way, case: Case) -> Iterator[bool]:
-    for rank in range(way.ranks):
-        yield any(case.branch(rank, micro) for micro in range(len(case.rows[rank])))
 
 
 @of_first_ways

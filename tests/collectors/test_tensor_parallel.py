@@ -391,7 +391,7 @@ def refusals() -> None:
     assert mesh.size() == 2
 
 
-SMALL_BATCHES: set[Any] = {"half", "rank", "micro_batch", "example"}
+SMALL_BATCHES: set[Any] = {"half", "rank", "micro_batch"}
 
 
 def test_what_is_not_known_to_be_averaged_is_refused() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from brute_force import (
     Expected,
-    examples_of,
     expected,
     gradients_of_examples,
     halvings,
@@ -20,7 +19,7 @@ from ways_of_capture import Net, batch, half_squares
 from noisescale import NoiseScaleMeter
 from noisescale.collectors.rows.step_norms import StepNorms
 
-ROWS = {"half": (6,), "micro_batch": (3, 6, 2), "example": (3, 4)}
+ROWS = {"half": (6,), "micro_batch": (3, 6, 2)}
 """Of the micro-batches of a step."""
 
 
@@ -35,8 +34,6 @@ def expectations(
     if way == "half":
         return halvings(single[0], columns)
     parts = [micro_batch(torch.stack(some).mean(0), len(some)) for some in single]
-    if way == "example":
-        parts = [part for some in single for part in examples_of(some)]
     return [expected(parts, columns)]
 
 
@@ -62,12 +59,10 @@ def steps_expected(
     meter: NoiseScaleMeter, way: str, recorded: Sequence[StepNorms], rel: float
 ) -> list[tuple[StepNorms, Expected]]:
     """Each measured step of a `Net` that stands still, with what was expected of it."""
-    probes = way == "example"
-    assert (meter.measured_steps, meter.skipped_steps) == (len(recorded) - probes, probes)
+    assert (meter.measured_steps, meter.skipped_steps) == (len(recorded), 0)
     found = [
         (got, *agreed(got, expectations(Net(), way, step), rel)[:1])
         for step, got in enumerate(recorded)
-        if step >= probes
     ]
     assert all(len(pair) == 2 for pair in found)
     return found  # type: ignore[return-value]

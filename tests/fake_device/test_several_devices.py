@@ -109,8 +109,7 @@ def test_norms_of_the_whole_and_of_groups_are_those_of_single_gradients(
 
     steps = [measured(model, meter, way, step) for step in range(STEPS)]
 
-    for step in range(1 if way == "example" else 0, STEPS):  # the first is a probe
-        got = steps[step]
+    for step, got in enumerate(steps):
         assert agreed(got.norms, expectations(Split(), way, step))
         for entry, group in enumerate(("first", "last", "norm")):
             columns = columns_of(Split(), lambda name, group=group: name.startswith(group))
@@ -238,7 +237,7 @@ def test_weights_and_random_numbers_are_bitwise_those_without(place: str, way: s
         states = torch.get_rng_state(), *map(torch.fake.get_rng_state, (0, 1))
         left.append([*model.parameters(), *states])
 
-    assert meter.measured_steps == STEPS - (way == "example")
+    assert meter.measured_steps == STEPS
     assert all(torch.equal(a, b) for a, b in zip(*left, strict=True))
 
 

@@ -183,7 +183,6 @@ def norms_on_a_stream_of_their_own() -> Iterator[None]:
         for name in (
             "noisescale.collectors.gradient_norms.norms_of",
             "noisescale.collectors.gradient_norms.norms_of_one",
-            "noisescale.collectors.per_example.norms._squares",
         ):
             replaced = partial(_on_another_stream, resolve_name(name))
             patches.enter_context(mock.patch(name, replaced))
@@ -233,7 +232,6 @@ OF_VIEWS = [*OF_RANKS, the_end_of_the_pass_where_hooks_are_needed]
 OF_BUFFERS = [*OF_RANKS, a_buffer_that_the_allocator_thinks_is_free]
 HALF: dict[str, Any] = {"small_batch": "half"}
 MICRO: dict[str, Any] = {"small_batch": "micro_batch"}
-EXAMPLE: dict[str, Any] = {"small_batch": "example"}
 RANK: dict[str, Any] = {"small_batch": "rank"}
 ADAM: dict[str, Any] = {"extra": [NoiseAlongGradient]}
 NOBODY: dict[str, Any] = {"averaged": False}
@@ -248,10 +246,8 @@ WAYS: dict[str, tuple[Way, list[Callable[[], AbstractContextManager[Any]]]]] = {
     "halves, of Adam": (Way(1, TwoStreams, HALF | ADAM), OF_NORMS),
     "micro-batches": (Way(1, TwoStreams, MICRO, 3), OF_NORMS),
     "micro-batches, of Adam": (Way(1, TwoStreams, MICRO | ADAM | GROUPS, 2), OF_NORMS),
-    "examples": (Way(1, TwoStreams, EXAMPLE), OF_NORMS),
     "halves, aside": (Way(1, TwoStreams, HALF, aside=True), OF_NORMS),
     "micro-batches, aside": (Way(1, TwoStreams, MICRO, 3, aside=True), OF_NORMS),
-    "examples, aside": (Way(1, TwoStreams, EXAMPLE, 2, aside=True), OF_NORMS),
     "DDP": (Way(2, ddp, RANK), OF_RANKS),
     "DDP, accumulated": (Way(2, ddp, RANK, 2), OF_RANKS),
     "DDP, captured average": (Way(2, ddp, RANK, captured=True), OF_RANKS),
@@ -265,7 +261,6 @@ WAYS: dict[str, tuple[Way, list[Callable[[], AbstractContextManager[Any]]]]] = {
     "DDP, static graph": (Way(2, partial(ddp, static_graph=True), RANK), OF_RANKS),
     "DDP, unused parameters": (Way(2, UNUSED, RANK, unused=True), OF_RANKS),
     "DDP, micro-batches": (Way(2, ddp, MICRO, 2), OF_RANKS),
-    "DDP, examples": (Way(2, ddp, EXAMPLE), OF_RANKS),
     "averaged by nobody": (Way(2, TwoStreams, NOBODY), OF_RANKS),
     "averaged by nobody, captured": (Way(2, TwoStreams, NOBODY, captured=True), OF_RANKS),
     "FSDP2": (Way(2, sharded, RANK), OF_RANKS),
@@ -301,7 +296,6 @@ def test_streams_wait_for_what_they_read(way: str) -> None:
     [
         (MICRO, "captured.current_stream"),
         (MICRO | ADAM, "gradient_norms.GradientNorms.keep"),
-        (EXAMPLE, "gradient_norms.GradientNorms.keep"),
         (MICRO, "captured.keep_from"),
     ],
 )

@@ -35,10 +35,6 @@ PROOF: Table = {
 }
 """Of a cut: whether rows act on each other, and whether the training's own pass agrees."""
 GROUPS: Table = {(TO_DEVICE_LATER, "batches/row_groups.py"): 1}
-PROBE: Table = {(TO_HOST, "collectors/per_example/probe.py"): 1, **CONSTANTS}
-COVERAGE: Table = {(TO_DEVICE_LATER, "collectors/per_example/coverage.py"): 1}
-"""Its sums, in the first step that has parameters without a formula."""
-VOTES: Table = {(TO_DEVICE_LATER, "collectors/per_example/probe.py"): 1}
 
 HALVES = {"first measured": PROOF, "measured": SIGNS}
 GROUPED = {"first measured": {**PROOF, **GROUPS}, "measured": {**SIGNS, **GROUPS}}
@@ -48,12 +44,6 @@ COMPARED: Table = {**COORDINATES, **CONSTANTS}
 OTHERS = {"first measured": COMPARED, "measured": NOTHING}
 SHARDED = {"first measured": CONSTANTS, "measured": NOTHING}
 UNEQUAL = {"first measured": COMPARED, "measured": CONSTANTS}
-EXAMPLES = {"first measured": PROBE, "measured": NOTHING}
-SOME_EXAMPLES = {"first measured": PROBE, "measured": COVERAGE}
-EXAMPLES_OF_RANKS = {
-    "first measured": {**PROBE, **VOTES, (TO_HOST, "collectors/per_example/probe.py"): 2},
-    "measured": COVERAGE,
-}
 EXPECTED: Mapping[str, Mapping[str, Table]] = {
     "halves": HALVES,
     "halves, groups": HALVES,
@@ -61,10 +51,6 @@ EXPECTED: Mapping[str, Mapping[str, Table]] = {
     "halves, groups of rows": GROUPED,
     "halves, weights of rows": HALVES,
     "micro-batches of unequal sizes": UNEQUAL,
-    "examples": EXAMPLES,
-    "examples, positions": SOME_EXAMPLES,
-    "examples, normalization layers": SOME_EXAMPLES,
-    "DDP, examples": EXAMPLES_OF_RANKS,
     "ranks that are not averaged": SHARDED,
     "FSDP2": SHARDED,
     "FSDP2, accumulation, groups": SHARDED,
@@ -116,7 +102,6 @@ MOST_READS = {"measured": 0, "unmeasured": 0, "first measured": 2, "measured, co
 
 
 @pytest.mark.parametrize("name", WAYS)
-@pytest.mark.filterwarnings("ignore:The noise scale of single examples covers")
 def test_a_step_transfers_what_the_table_says(name: str) -> None:
     found = most(counted(WAYS[name]))
 

@@ -72,7 +72,7 @@ def test_norms_and_moments_are_those_of_single_gradients(
         train(model, meter, way, step, scaler)
 
     found = steps_expected(meter, way, recorded, rel=1e-6)
-    assert len(found) == 4 - (way == "example")
+    assert len(found) == 4
     for got, wanted in found:
         assert got.moments() == pytest.approx(wanted.moments, rel=1e-5)
 

@@ -9,7 +9,7 @@ import torch
 import torch._dynamo  # which FSDP2 imports, here once and not in every fork
 import torch.distributed as dist
 from ranks import on_ranks
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -69,21 +69,6 @@ def with_frozen_norms() -> nn.Module:
     return nn.Sequential(*norms, nn.Linear(FEATURES, CLASSES))
 
 
-class Tokens(nn.Module):
-    """Of a batch of sequences, with an embedding of positions and another shape of inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.positions = nn.Embedding(FEATURES, 8)
-        self.first = nn.Linear(1, 8)
-        self.last = nn.Linear(8, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        positions = self.positions(torch.arange(FEATURES, device=x.device))
-        return self.last((self.first(x.unsqueeze(2)) + positions).relu().mean(1))
-
-
 def ddp(**options: Any) -> Callable[[nn.Module], nn.Module]:
     return lambda model: DistributedDataParallel(model, **options)
 
@@ -102,7 +87,7 @@ def along_momentum(optimizer: Any) -> dict[str, Any]:
     return {**MICRO, "extra": [NoiseAlongGradient], "optimizer": optimizer}
 
 
-MICRO, EXAMPLE = {"small_batch": "micro_batch"}, {"small_batch": "example"}
+MICRO = {"small_batch": "micro_batch"}
 GROUPS = {"groups": {"weights": "weight", "biases": "bias"}}
 WAYS: Mapping[str, Way] = {
     "halves": Way(),
@@ -134,14 +119,10 @@ WAYS: Mapping[str, Way] = {
         4, options=lambda _: MICRO, arguments=lambda rows: {"weight": torch.tensor(float(rows))}
     ),
     "micro-batches, loss scaler": Way(4, options=lambda _: MICRO, scaled=True),
-    "examples": Way(options=lambda _: EXAMPLE),
-    "examples, positions": Way(options=lambda _: EXAMPLE, model=Tokens),
-    "examples, normalization layers": Way(options=lambda _: {"layers": "normalization"}),
     "DDP": Way(wrapped=ddp()),
     "DDP, bucket views": Way(wrapped=ddp(gradient_as_bucket_view=True)),
     "DDP, accumulation, groups": Way(2, options=lambda _: GROUPS, wrapped=ddp()),
     "DDP, micro-batches": Way(2, options=lambda _: MICRO, wrapped=ddp()),
-    "DDP, examples": Way(options=lambda _: EXAMPLE, model=Tokens, wrapped=ddp()),
     "ranks that are not averaged": Way(
         options=lambda _: {"averaged": False}, wrapped=lambda model: model
     ),
@@ -212,7 +193,7 @@ def _steps(way: Way, measured: bool) -> list[Step]:
         steps.append(Step.of(phase, transfers))
         if meter is not None and step % READ_EVERY == READ_EVERY - 1:
             with Transfers() as transfers:
-                _ = meter.noise_scale, meter.measured_steps, meter.coverage
+                _ = meter.noise_scale, meter.measured_steps
             steps.append(Step.of("read", transfers))
     if meter is not None:
         assert meter.measured_steps > 0, meter.noise_scale

@@ -74,7 +74,7 @@ def test_the_interval_holds_the_truth_and_the_ways_are_right() -> None:
 
     scale = found.noise_scale
     assert scale.low < truth() < scale.high < 2.25 * scale.low
-    assert judged(found) == {"half": "yes", "example": "yes", "micro_batch": "yes"}
+    assert judged(found) == {"half": "yes", "micro_batch": "yes"}
     assert found.batch_size == 32
     assert found.order.at_random
     assert "narrow" in found.stopped
@@ -102,7 +102,7 @@ def test_rows_that_act_on_each_other_are_told() -> None:
     torch.manual_seed(0)
     found = measure(Module(), batches=20, groups={"head": r"net\.3"}, **ON_CPU)
 
-    assert judged(found) == {"half": "no", "example": "no", "micro_batch": "yes"}
+    assert judged(found) == {"half": "no", "micro_batch": "yes"}
     assert "BatchNorm" in found.ways[0].reason
     assert found.noise_scale.steps == 20
     assert found.groups["head"].noise_trace < found.noise_scale.noise_trace
@@ -233,6 +233,7 @@ def test_a_dataset_takes_a_batch_size_and_time_ends_it() -> None:
         ("batches", {"batches": 5}, "5"),
         ("width", {"width": 1.0}, "1.0"),
         ("seconds", {"seconds": 0.0}, "0.0"),
+        ("ways", {"ways": ["example"]}, "'example'"),
         ("batch_size", {"data": TensorDataset(torch.zeros(1))}, "none"),
         ("target", {"data": None}, "only a network"),
         ("target", {"target": 3}, "int"),

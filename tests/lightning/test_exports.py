@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 from noisescale import NoiseScaleMonitor
 
 X = torch.ones(4, FEATURES)
-WAYS: dict[str, Any] = {"example": {}, "micro_batch": {"accumulate_grad_batches": 2}}
+WAYS: dict[str, Any] = {"half": {}, "micro_batch": {"accumulate_grad_batches": 2}}
 
 
 def deep_copy(module: Any) -> None:
@@ -42,7 +42,7 @@ DONE: dict[str, Callable[[Any], Any]] = {
     "save": lambda module: torch.save(module.net, io.BytesIO()),
     "summary": lambda module: L.utilities.model_summary.ModelSummary(module),
 }
-QUICK = {("script", "example"), ("copy", "example"), ("copy", "micro_batch"), ("pickle", "example")}
+QUICK = {("script", "half"), ("copy", "half"), ("copy", "micro_batch"), ("pickle", "half")}
 
 
 class Do(L.Callback):
@@ -81,7 +81,7 @@ def check_alike(one: nn.Module, other: nn.Module) -> None:
     [case if case in QUICK else slow(*case) for case in itertools.product(DONE, WAYS)],
 )
 def test_it_can_be_done_with_a_model_that_is_measured(what: str, way: Any) -> None:
-    monitor, do = NoiseScaleMonitor(small_batch=way), Do(what)
+    monitor, do = NoiseScaleMonitor(every_n_steps=1, small_batch=way), Do(what)
 
     module = fitted(monitor, do, **WAYS[way])
 
@@ -92,7 +92,7 @@ def test_it_can_be_done_with_a_model_that_is_measured(what: str, way: Any) -> No
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of TorchScript
 @pytest.mark.filterwarnings("ignore:You're using the WeightAveraging callback with a model that")
-@pytest.mark.parametrize("way", slow_but(WAYS, "example"))
+@pytest.mark.parametrize("way", slow_but(WAYS, "half"))
 def test_loggers_may_trace_it_and_averages_of_weights_copy_it(way: Any, tmp_path: Any) -> None:
     def averaged(*callbacks: Any) -> Any:
         logger = TensorBoardLogger(tmp_path, log_graph=True)
@@ -101,7 +101,7 @@ def test_loggers_may_trace_it_and_averages_of_weights_copy_it(way: Any, tmp_path
         type(module).forward = lambda self, x: self.net(x)
         return fitted(*callbacks, zoo.averaging(), model=module, logger=logger, **WAYS[way])
 
-    monitor = NoiseScaleMonitor(small_batch=way)
+    monitor = NoiseScaleMonitor(every_n_steps=1, small_batch=way)
 
     check_alike(averaged(monitor), averaged())
     assert monitor.noise_scale.steps > 10
@@ -173,6 +173,6 @@ def test_a_validation_that_fails_leaves_no_hook() -> None:
 
     module.validation_step, module.val_dataloader = failing, loader
     with pytest.raises(RuntimeError, match="on purpose"):
-        fit_here(NoiseScaleMonitor(small_batch="example"), model=module, num_sanity_val_steps=0)
+        fit_here(NoiseScaleMonitor(), model=module, num_sanity_val_steps=0)
 
     assert set(torch_modules._global_forward_hooks) <= there

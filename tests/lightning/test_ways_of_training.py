@@ -73,8 +73,6 @@ WAYS = {
     ),
     "micro-batches": Way(1, lambda: "auto", "micro_batch", "micro_batch"),
     "micro-batches of ranks": Way(2, DDPStrategy, "micro_batch", "micro_batch"),
-    "examples": Way(1, lambda: "auto", "example", "example"),
-    "examples of ranks": Way(2, DDPStrategy, "example", "example"),
     # Lightning reduces every micro-batch of a rank by itself.
     "shards": Way(2, lambda: ModelParallelStrategy(2, 1), "auto", "micro_batch"),
     "shards of parts": Way(2, lambda: ModelParallelStrategy(2, 2), "auto", "micro_batch", 2),
@@ -94,16 +92,14 @@ class Training(NamedTuple):
 QUICK = (
     Training("ranks", 3, "16-mixed"),
     Training("ranks with bucket views", 1, "64-true"),
-    Training("examples of ranks", 3, "32-true"),
     Training("shards", 3, "bf16-true"),
     Training("parts", 3, "16-true"),
     Training("shards of flat parameters", 3, "32-true"),
     Training("ranks that leave parameters out", 2, "32-true", "unused"),
     Training("micro-batches", 3, "bf16-mixed"),
     Training("micro-batches", 2, "32-true", "complex"),
-    Training("examples", 1, "64-true"),
 )
-ON_RANKS = QUICK[:7]
+ON_RANKS = QUICK[:6]
 """In one group."""
 FOUND: dict[Training, list[list[StepNorms]]] = {}
 """The steps of each rank."""
@@ -153,11 +149,9 @@ def check(training: Training, recorded: list[StepNorms]) -> None:
         inputs=precision.weights,
         dealt=way.tensor_parallel > 1,
     )
-    # The first step by examples is a probe of what they can be told apart by.
-    probes = int(way.compared == "example")
     for steps in FOUND[training]:
         assert len(steps) == len(expected)
-        check_norms(steps[probes:], expected[probes:], precision.tolerance)
+        check_norms(steps, expected, precision.tolerance)
 
 
 def cases() -> Iterator[Any]:

@@ -24,7 +24,6 @@ from noisescale.collectors.rows.step_norms import StepNorms
 ALONE = {"ranks": 1, "strategy": "auto"}
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "halves": ({"every_n_steps": 1}, ALONE),
-    "examples": ({"every_n_steps": 1, "small_batch": "example"}, ALONE),
     "accumulated": ({"every_n_steps": 1}, {**ALONE, "accumulate_grad_batches": 2}),
     "ranks": ({}, {"ranks": 2, "strategy": "ddp_fork_find_unused_parameters_true"}),
 }

@@ -155,8 +155,7 @@ ACCUMULATING = [
     pytest.param("FSDP2", 2, marks=needs_measurable_shards),
     pytest.param("FSDP2, reduced once", 2, marks=SLOW_SHARDS),
 ]
-SINGLE = [("halves", 1), ("examples", 1)]
-ALONE = [("micro-batches", 2), *SINGLE]
+ALONE = [("micro-batches", 2), ("halves", 1)]
 
 
 @pytest.mark.parametrize(("way", "passes"), ACCUMULATING)
@@ -170,14 +169,13 @@ def test_changes_of_gradients_after_the_last_pass_change_no_number(way: str, pas
         assert (one.skipped, one.told) == (0, [])
 
 
-@pytest.mark.parametrize("way", ["halves", "examples"])
-def test_halves_and_examples_are_those_of_an_untouched_training(way: str) -> None:
+def test_halves_are_those_of_an_untouched_training() -> None:
     changes = scaled(1.0), scaled(1.1), clipped, zeroed
 
-    untouched, *found = run(way, *(Loop(passes=1, before_step=change) for change in changes))
+    untouched, *found = run("halves", *(Loop(passes=1, before_step=change) for change in changes))
 
     assert found == [untouched] * 3
-    assert untouched.skipped == (way == "examples")  # its probe
+    assert untouched.skipped == 0
 
 
 BETWEEN = "between two backward passes"
@@ -191,14 +189,14 @@ REFUSED = [
 """Gradients changed between passes, left there, or dropped by an optimizer within the pass."""
 
 
-@pytest.mark.parametrize(("way", "passes"), [*ACCUMULATING, *SINGLE])
+@pytest.mark.parametrize(("way", "passes"), [*ACCUMULATING, ("halves", 1)])
 def test_gradients_that_others_change_are_refused_by_name(way: str, passes: int) -> None:
     cases = REFUSED[2 if passes == 1 else 0 :] if way != "FSDP2, reduced once" else REFUSED[3:]
 
     found = run(way, *(loop._replace(passes=passes) for loop, _ in cases))
 
     for one, (loop, words) in zip(found, cases, strict=True):
-        first_found_none = loop.after_step is not dropped and way != "examples"
+        first_found_none = loop.after_step is not dropped
         assert one.is_refused(words, skipped=STEPS - first_found_none)
 
 
@@ -253,11 +251,9 @@ WITHIN = [
 
 @pytest.mark.parametrize(("way", "passes"), ALONE)
 def test_passes_and_hooks_within_a_pass_are_refused_by_name(way: str, passes: int) -> None:
-    cases = WITHIN[:2] if way == "examples" else WITHIN
+    found = run(way, *(loop._replace(passes=passes) for loop, _ in WITHIN))
 
-    found = run(way, *(loop._replace(passes=passes) for loop, _ in cases))
-
-    assert all(one.is_refused(words) for one, (_, words) in zip(found, cases, strict=True))
+    assert all(one.is_refused(words) for one, (_, words) in zip(found, WITHIN, strict=True))
 
 
 @pytest.mark.parametrize("passes", slow_but([1, 2], 2))
@@ -318,9 +314,8 @@ def test_one_micro_batch_with_a_weight_of_32_bits_is_nothing_to_compare() -> Non
         assert found.is_refused("one micro-batch")
 
 
-@pytest.mark.parametrize("way", ["halves", "examples"])
-def test_rows_that_are_one_example_are_said_to_be_so(way: str) -> None:
-    (found,) = run(way, Loop(passes=1, rows_alike=True))
+def test_rows_that_are_one_example_are_said_to_be_so() -> None:
+    (found,) = run("halves", Loop(passes=1, rows_alike=True))
 
     assert found.is_refused("All rows")
     assert "rank" not in found.told[0]
@@ -360,8 +355,7 @@ def test_a_step_whose_gradient_is_zero_is_left_out_alone(way: str, passes: int, 
             dropped(model)
             counts.append(meter.measured_steps)
 
-    probes = way == "examples"  # in its first step that is not zero
     said = [one for one in told if "such steps are not measured" in one.lower()]
-    assert counts[-1] == STEPS - 1 - probes
+    assert counts[-1] == STEPS - 1
     assert counts[zero] == (counts[zero - 1] if zero else 0)
     assert ["was zero" in one for one in said] == [True] * (zero == 0)

@@ -10,33 +10,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import NoiseScaleMeter, NoiseScaleMonitor
-from noisescale.collectors.per_example.collector import PerExampleCollector
 from noisescale.guard import NotMeasured
 from noisescale.hugging_face import NoiseScaleCallback
 from noisescale.meter import choosing
 from noisescale.meter.choosing import choose_collector
 from noisescale.meter.options import MeterOptions
 from noisescale.methods.inner_product import NoiseAlongGradient
-
-
-def meter(**options: Any) -> NoiseScaleMeter:
-    return NoiseScaleMeter(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), **options)
-
-
-def test_normalization_layers_are_compared_by_example_without_saying_so() -> None:
-    measuring = meter(layers="normalization")
-
-    assert isinstance(measuring._capture.collector, PerExampleCollector)
-    measuring.close()
-    for made in (NoiseScaleMonitor, NoiseScaleCallback):
-        assert made(layers="normalization")._options.small_batch == "example"
-
-
-@pytest.mark.parametrize("made", [meter, NoiseScaleMonitor, NoiseScaleCallback])
-def test_layers_of_another_small_batch_are_refused(made: Callable[..., Any]) -> None:
-    for small_batch in ("rank", "micro_batch"):
-        with refused("layers", requirement=small_batch, remedy="`small_batch`"):
-            made(small_batch=small_batch, layers="normalization")
 
 
 def test_a_model_without_trained_parameters_is_not_measured() -> None:
@@ -79,16 +58,16 @@ def test_ranks_that_share_the_tokens_of_a_batch_are_not_measured_under_ddp_eithe
     assert all("(mesh dimension 'context_parallel')" in said for said in on_ranks(4, refusal))
 
 
-OTHERS = [
-    ({"small_batch": "example"}, "'example' and none"),
-    ({"extra": [NoiseAlongGradient]}, "'auto' and NoiseAlongGradient"),
-]
-
-
-@pytest.mark.parametrize(("options", "got"), OTHERS)
-def test_shards_are_compared_by_micro_batches(options: Any, got: str, monkeypatch: Any) -> None:
+def test_shards_have_no_further_measurements(monkeypatch: Any) -> None:
     model = nn.Linear(2, 2)
     monkeypatch.setattr(choosing, "is_sharded", lambda _: True)
 
-    with refused("small_batch", requirement="sharded", got=got):
-        choose_collector(model, MeterOptions(**options))
+    with refused("extra", requirement="sharded", got="NoiseAlongGradient"):
+        choose_collector(model, MeterOptions(extra=[NoiseAlongGradient]))
+
+
+@pytest.mark.parametrize("made", [MeterOptions, NoiseScaleMonitor, NoiseScaleCallback])
+def test_another_small_batch_is_refused_and_accumulation_named(made: Callable[..., Any]) -> None:
+    ways = '"auto", "rank", "micro_batch", "half"'
+    with refused("small_batch", requirement=ways, got="'example'", remedy="two micro-batches"):
+        made(small_batch="example")

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
-from unittest import mock
 
 import devices
 import pytest
@@ -21,11 +20,9 @@ from torch.amp import GradScaler
 from ways_of_capture import WAYS, Net, Way, alone, batch, ddp, half_squares, not_averaging
 
 from noisescale import NoiseScaleMeter
-from noisescale.collectors.per_example.hooks import LayerHooks
 
 UNAVERAGED = "averaged by nobody"
 STATIC = "DDP, static graph"
-EXAMPLES = "DDP, examples"
 
 WAYS_OF_TWO = {name: way for name, way in WAYS.items() if way.ranks == 2} | {
     STATIC: Way(2, "rank", "rank", partial(ddp, static_graph=True)),
@@ -35,7 +32,7 @@ WAYS_OF_TWO = {name: way for name, way in WAYS.items() if way.ranks == 2} | {
     UNAVERAGED: Way(2, "rank", "auto", alone),
 }
 
-QUICK = ("DDP", EXAMPLES, "FSDP2", UNAVERAGED)
+QUICK = ("DDP", "FSDP2", UNAVERAGED)
 """A way of each kind."""
 
 FAULTY_STEPS, WITHOUT_NEWS = 300, 20
@@ -52,7 +49,7 @@ COLLECTIVE = OF_A_METER | {
 }
 """And that of a meter's other ways."""
 
-OF_THE_PASS = {"Unit.allocate", "Unit.__call__", "_show_forward_passes.<locals>.on_forward"}
+OF_THE_PASS = {"Unit.allocate", "Unit.__call__"}
 """What torch calls in a forward or backward pass, and hands on."""
 
 
@@ -248,55 +245,22 @@ def test_ranks_call_the_same_collectives_whatever_fails_on_one(way: str) -> None
 @of_each_way
 @pytest.mark.usefixtures("device", "found_out")
 def test_only_measured_steps_have_collectives_of_their_own(way: str) -> None:
-    """One: that of the row. Who averages gradients for it needs more, as does the probe."""
+    """One: that of the row. Who averages gradients for it needs one more."""
     (one, _) = seen(way)
     due = one["every_second_step"].due
     parameters = sum(p.numel() for p in Net().parameters() if p.requires_grad)
-    trained = sum(p.requires_grad for p in Net().parameters())
     # An entry of norms at coordinates, and what is said of earlier steps.
-    beside = 2 + 4 if way.startswith("DDP") and way != EXAMPLES else 0
+    beside = 2 + 4 if way.startswith("DDP") else 0
     row = 2 + 3 + 9 + beside
 
     found = [sizes(calls) for calls in own(way, "every_second_step")]
 
     assert sorted(set(due)) == [False, True]
     measured = [parameters, row] if way == UNAVERAGED else [row]
-    expected = [measured if is_due else [] for is_due in due]
-    if way == EXAMPLES:
-        expected[due.index(True)] = [1 + 2 * trained, row]
-    assert found == expected
+    assert found == [measured if is_due else [] for is_due in due]
 
 
 @of_each_way
 @pytest.mark.usefixtures("device", "found_out")
 def test_a_resumed_run_has_the_collectives_of_the_run_that_went_on(way: str) -> None:
     assert own(way, "resumed")[2:] == own(way, "goes_on")[2:]
-    if way == EXAMPLES:  # what the probe found is in the state
-        assert [len(calls) for calls in own(way, "goes_on")] == [2, 1, 1, 1, 1]
-        assert [len(calls) for calls in own(way, "resumed")] == [1, 1, 1, 1, 1]
-
-
-def test_a_rank_that_fails_once_the_probe_is_over_probes_no_more() -> None:
-    """It would be alone in that."""
-
-    def fails_once() -> Seen:
-        run = Run(EXAMPLES)
-        install = LayerHooks.install
-        errors = [ZeroDivisionError()] if dist.get_rank() == 1 else []
-
-        def installed(*arguments: Any) -> None:
-            if errors:
-                raise errors.pop()
-            install(*arguments)
-
-        with mock.patch.object(LayerHooks, "install", installed), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            run.steps_on(5)
-        assert not errors
-        return Seen(run)
-
-    first, second = on_ranks(2, fails_once)
-
-    assert first.steps == second.steps
-    (goes_on,) = {one["goes_on"].measured for one in seen(EXAMPLES)}
-    assert first.measured == second.measured == goes_on - 1  # the step after the probe is lost

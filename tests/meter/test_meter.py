@@ -143,7 +143,7 @@ class OnTwoRanks:
 
     def training_within_join_is_not_measured_on_all_ranks_alike(self) -> None:
         """Else the first all-reduce of the meter's ends the processes."""
-        for small_batch in ("rank", "micro_batch", "example"):
+        for small_batch in ("rank", "micro_batch"):
             model, meter = model_and_meter(small_batch=small_batch)
             steps = 2 + 2 * dist.get_rank()  # uneven
             with heard() as told, model.join():
@@ -159,15 +159,19 @@ class OnTwoRanks:
 
     def a_rank_that_cannot_measure_takes_part_in_the_collectives_of_the_others(self) -> None:
         """Its steps are left out on all ranks, and it alone warns."""
-        model, meter = model_and_meter(small_batch="example", every_n_steps=1)
-        rows_of_one_example = 2 if dist.get_rank() else 1
+        model, meter = model_and_meter(every_n_steps=1)
+        weight_of_first = None if dist.get_rank() else 2.0
         with heard() as told:
-            for seed in range(4):
-                loss = loss_of(model, data(8, seed=seed).tensors)
-                go(meter, model, loss, rows=8 // rows_of_one_example)
+            for step in range(4):
+                first, last = (loss_of(model, batch(2 * step + part)) / 2 for part in range(2))
+                model.zero_grad()
+                with model.no_sync():
+                    meter.backward(first, 8, weight=weight_of_first)
+                meter.backward(last, 8, weight=2.0)
+                meter.step()
             assert (meter.measured_steps, meter.skipped_steps, meter.measuring) == (0, 4, True)
 
-        on_zero, on_one = of_both([text for text in told if "8 rows" in text])
+        on_zero, on_one = of_both([text for text in told if "1 for 2 passes" in text])
         assert on_zero == []
         assert ["on rank 1" in text for text in on_one] == [True]
 

@@ -28,7 +28,6 @@ Figure = Callable[[str, float], None]
 WAYS = {
     "halves": {"small_batch": "half"},
     "micro-batches": {"small_batch": "micro_batch"},
-    "single examples": {"small_batch": "example"},
 }
 
 
@@ -100,12 +99,10 @@ def test_measured_steps_do_not_wait_for_the_device(device: torch.device, way: st
     meter = NoiseScaleMeter(model, every_n_steps=1, **WAYS[way])
     batches = [parts_of(way, step, device) for step in range(24)]
     for step, batch in enumerate(batches):
-        # Single examples are held against |g|² in the first 16 batches.
         with nullcontext() if step < 20 else no_synchronisation():
             train(meter, model, batch)
 
-    # The first step finds out which examples' gradients can be measured.
-    assert meter.measured_steps == (23 if way == "single examples" else 24)
+    assert meter.measured_steps == 24
 
 
 def moments(
@@ -118,7 +115,7 @@ def moments(
         if compiled:
             torch.compiler.cudagraph_mark_step_begin()
         train(meter, called, parts_of(way, step, device))
-    assert meter.measured_steps == (11 if way == "single examples" else 12)
+    assert meter.measured_steps == 12
     assert meter.average_moments is not None
     return meter.average_moments
 

@@ -22,11 +22,9 @@ from noisescale.meter.options import MeterOptions
         ("unit", {"unit": ""}),
         ("every_n_steps", {"every_n_steps": 0}),
         ("small_batch", {"small_batch": "whole"}),
-        ("layers", {"layers": "some"}),
         ("groups", {"groups": 3}),
         ("cut", {"cut": []}),
         ("cut", {"small_batch": "rank", "cut": ["net"]}),
-        ("extra", {"layers": "normalization", "extra": [print]}),
     ],
 )
 def test_a_wrong_option_is_refused_also_in_replace(argument: str, wrong: dict[str, Any]) -> None:
@@ -44,7 +42,7 @@ def test_options_cannot_be_changed() -> None:
 
 def test_only_what_is_left_to_us_is_our_choice() -> None:
     assert MeterOptions().leaves_choice
-    for asked_for in ({"small_batch": "half"}, {"cut": ["net"]}, {"layers": "normalization"}):
+    for asked_for in ({"small_batch": "half"}, {"cut": ["net"]}):
         assert not MeterOptions(**asked_for).leaves_choice
 
 

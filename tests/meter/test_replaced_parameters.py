@@ -79,13 +79,13 @@ def one_rank_replaces_a_parameter(model: nn.Module, at: int, **options: Any) -> 
 
 
 def test_the_rank_is_in_the_collectives_of_the_others() -> None:
-    """In those that average for the meter, and in the vote on single examples."""
+    """In those that average for the meter, and in those that sum up norms."""
 
     def trained() -> tuple[int, int]:
         ddp = DistributedDataParallel(network(), find_unused_parameters=True)
         return (
             one_rank_replaces_a_parameter(network(), at=2, averaged=False),
-            one_rank_replaces_a_parameter(ddp, at=0, small_batch="example"),
+            one_rank_replaces_a_parameter(ddp, at=0),
         )
 
     assert on_ranks(2, trained) == [(2, 0)] * 2

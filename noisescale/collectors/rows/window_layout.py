@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from noisescale.guard import NotMeasured
-
 Weight = float | Tensor
 """The weight of a loss; a number on the device if only the device knows it."""
 
@@ -23,7 +21,7 @@ Weight = float | Tensor
 class WindowLayout(NamedTuple):
     """Factors from one rank's captured squared norms to the squared norms of mean gradients.
 
-    A rank's gradient is the mean over its parts (its micro-batches, its examples, or itself), and
+    A rank's gradient is the mean over its parts (its micro-batches, its halves, or itself), and
     the step's gradient is the mean over the ranks. If passes have weights u, the step's gradient is
     Σu·g/Σu over all passes of all ranks, and the captured gradient of a part is W·u·g/Σu. Ranks sum
     the weights too, so only the ratios of weights matter.
@@ -105,21 +103,6 @@ def weighted_micro_batches(sizes: Sequence[float], weights: Sequence[Weight]) ->
     return _weighted_layout(sizes, squares, part_weight=_sum(squares), total_weight=_sum(weights))
 
 
-def weighted_examples(
-    sizes: Sequence[float], rows: Sequence[int | None], weights: Sequence[Weight]
-) -> WindowLayout:
-    """Every row is a part; rows of one micro-batch have equal weights.
-
-    Weights are given as for `weighted_micro_batches`.
-    """
-    layout = weighted_micro_batches(sizes, weights)
-    part_sizes = each_example(sizes, rows, 1.0)  # checks them
-    if not math.isfinite(part_sizes.inverse_part_size):
-        return part_sizes
-    inverse = sum(u * u * (r or 0) / n for u, r, n in zip(weights, rows, sizes, strict=True))
-    return layout._replace(inverse_part_size=inverse)
-
-
 def weighted_rounds(
     sizes: Sequence[float], weights: Sequence[Weight], rounds: Sequence[int]
 ) -> WindowLayout:
@@ -161,38 +144,6 @@ def _squares(weights: Sequence[Weight]) -> list[Weight]:
 def _sum(numbers: Sequence[Weight]) -> Weight:
     """Return the sum of numbers, without adding a zero to numbers on the device."""
     return sum(numbers[1:], start=numbers[0]) if numbers else 0.0
-
-
-def each_example(
-    sizes: Sequence[float], rows: Sequence[int | None], loss_divisor: float
-) -> WindowLayout:
-    """Every row of every micro-batch is a part, of size/rows examples (or tokens).
-
-    A micro-batch's loss is the mean over its rows, so row i adds c_i = g_i/rows. The captured
-    values are rows · Σ|c_i|², the means of |g_i|². `rows` is None if it is not known.
-
-    Raises:
-        NotMeasured: If a micro-batch has more rows than examples: its rows are not independent.
-    """
-    window = len(sizes)
-    if not window or len(rows) != window:
-        return UNKNOWN
-    inverse_row_sizes = []
-    for size, n in zip(sizes, rows, strict=True):
-        if n is not None and 0 < size < n:
-            raise NotMeasured(
-                "`local_batch_size` must be at least the rows of the batch if examples are the"
-                f" small batches, got {size:g} for {n} rows. If several rows come from one example,"
-                ' choose small_batch="micro_batch" if two or more are accumulated, or "rank" on'
-                " several devices."
-            )
-        inverse_row_sizes.append(math.nan if n is None else n / size if size else math.inf)
-    return WindowLayout(
-        small_scale=loss_divisor**2 / window,
-        big_scale=(loss_divisor / window) ** 2,
-        inverse_part_size=sum(inverse_row_sizes) / window,
-        inverse_size=mean_inverse(sizes) / window,
-    )
 
 
 def mean_inverse(sizes: Sequence[float]) -> float:

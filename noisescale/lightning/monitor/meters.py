@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.optim import Optimizer
 
-from noisescale.guard import NotMeasured
 from noisescale.history.metric_names import prefix_of
 from noisescale.lightning.averaging_off import callback_that_does_not_average
 from noisescale.lightning.supported import accumulates
-from noisescale.lightning.trainer_access import engine_steps, is_compiled
+from noisescale.lightning.trainer_access import engine_steps
 from noisescale.meter.choosing import assigned_groups
 from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.meter import Meter
@@ -41,7 +40,6 @@ def meters_for(
         together: Whether all optimizers step on the gradient of one loss, which has one meter.
 
     Raises:
-        NotMeasured: If the model is compiled, and single examples are wanted.
         ValueError: If the options do not fit it.
     """
     model = trainer.strategy.model
@@ -51,12 +49,6 @@ def meters_for(
     meters: list[LoggedMeter] = []
     for index, optimizer in enumerate(trainer.optimizers if several else trainer.optimizers[:1]):
         try:
-            if options.small_batch == "example" and is_compiled(trainer.lightning_module):
-                raise NotMeasured(
-                    '`model` must not be compiled with `small_batch="example"`, got a model made by'
-                    ' torch.compile. Do not compile it, or choose `small_batch="rank"` or'
-                    ' "micro_batch".'
-                )
             meter = Meter.from_options(
                 model,
                 options,

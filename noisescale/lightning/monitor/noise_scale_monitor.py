@@ -25,7 +25,6 @@ from noisescale.batches.weights import GuessedTerms, checked_weight, guess_terms
 from noisescale.collectives import any_rank
 from noisescale.collectors.collector import ACCUMULATE
 from noisescale.collectors.groups import Groups
-from noisescale.collectors.per_example.collector import Layers
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, NotMeasured, beside_training
 from noisescale.history.history import History
@@ -178,11 +177,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         groups: Groups of parameters that get a noise scale each, from the same pass: a dict from
             names to regular expressions, or a function. See `NoiseScaleMeter`.
         confidence: Coverage of the interval, between 0 and 1.
-        small_batch: What is compared with the step's gradient: "rank", "micro_batch", "half" or
-            "example". "auto" uses the first of these that a step has several of. See
-            `NoiseScaleMeter`.
-        layers: With single examples, "all" layers, or those of "normalization" alone, which cost
-            almost nothing and imply `small_batch="example"`.
+        small_batch: What is compared with the step's gradient: "rank", "micro_batch" or "half".
+            "auto" uses the first of these that a step has several of. See `NoiseScaleMeter`.
         extra: What is measured beside, such as `NoiseAlongGradient`. See `ExtraMeasurement`.
         cut: Names of the submodules at whose outputs the halves of a batch are separated. Default:
             the modules that the training step calls. See `NoiseScaleMeter`.
@@ -230,7 +226,6 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         confidence: float = 0.95,
         *,
         small_batch: SmallBatch = "auto",
-        layers: Layers = "all",
         extra: Sequence[Extra] = (),
         cut: Sequence[str] | None = None,
         backward_twice: bool = False,
@@ -319,8 +314,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
     @property
     def compares_within_batches(self) -> bool:
-        """Whether the user chose to compare halves of a batch, or single examples."""
-        return self._options.cut is not None or self._options.small_batch in ("half", "example")
+        """Whether the user chose to compare halves of a batch."""
+        return self._options.cut is not None or self._options.small_batch == "half"
 
     def note_factor(self, lr_factor: float) -> None:
         """Note the factor on the learning rate while an optimizer steps: it is recorded."""

@@ -56,7 +56,7 @@ def examples() -> TensorDataset:
 
 def train(folder: Path) -> History:
     """Leave a log, checkpoints in `saved`, and a checkpoint of weights alone in `weights`."""
-    monitor = NoiseScaleMonitor(small_batch="example")
+    monitor = NoiseScaleMonitor(every_n_steps=1)
     saved = ModelCheckpoint(folder / "saved", every_n_train_steps=20, save_top_k=-1)
     weights = ModelCheckpoint(
         folder / "weights", every_n_train_steps=40, save_top_k=-1, save_weights_only=True

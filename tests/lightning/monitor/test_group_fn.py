@@ -123,12 +123,10 @@ def test_a_scheduler_hands_the_function_to_the_monitor_that_it_makes() -> None:
         BatchSizeScheduler(monitor=NoiseScaleMonitor(), group_fn=group_fn)
 
 
-@pytest.mark.parametrize(
-    "option", [{"small_batch": "rank"}, {"small_batch": "example"}, {"layers": "normalization"}]
-)
-def test_groups_need_halves(option: dict[str, Any]) -> None:
+@pytest.mark.parametrize("small_batch", ["rank", "micro_batch"])
+def test_groups_need_halves(small_batch: Any) -> None:
     with refused("group_fn", requirement="`small_batch="):
-        NoiseScaleMonitor(**option, group_fn=prompts_of)
+        NoiseScaleMonitor(small_batch=small_batch, group_fn=prompts_of)
 
 
 def test_no_function_and_one_that_returns_no_groups_are_refused_by_name() -> None:

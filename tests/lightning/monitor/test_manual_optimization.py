@@ -331,20 +331,11 @@ def test_averaging_every_batch_does_not_mix_micro_batches(recorded: list[StepNor
         check_norms(steps, expected_steps(ByHand(), 32, ranks=2, batches_a_step=2))
 
 
-@pytest.mark.parametrize(("passes", "small_batch"), [(2, "auto"), (1, "example")])
-def test_passes_that_are_not_told_apart_are_told_and_not_measured(
-    passes: int, small_batch: Any
-) -> None:
-    module = ByHand("actor", "critic", of_one_batch=passes)
-    monitor = NoiseScaleMonitor(small_batch=small_batch)
+def test_passes_that_are_not_told_apart_are_told_and_not_measured() -> None:
+    module = ByHand("actor", "critic", of_one_batch=2)
+    monitor = NoiseScaleMonitor()
 
     with pytest.warns(UserWarning, match="used the same"):
         fit_here(monitor, model=module, train_loader=loader(BATCH_SIZE, 64))
 
     assert monitor.noise_scale.steps == 0
-
-
-def test_a_discriminator_is_no_matter_of_single_examples() -> None:
-    """It is called twice in its pass."""
-    with pytest.warns(UserWarning, match="optimizer 0: .*formula.*discriminator.0.weight"):
-        fit_here(NoiseScaleMonitor(small_batch="example"), model=Gan())

@@ -106,9 +106,9 @@ def test_a_new_lower_bound_is_there_whenever_others_look(first: bool, model: Any
 def test_checkpoints_and_early_stopping_find_the_keys(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    """By example, so that no step is short of micro-batches."""
+    """By halves, so that no step is short of micro-batches."""
     saved = ModelCheckpoint(tmp_path, monitor=LOW)
-    monitor = NoiseScaleMonitor(small_batch="example")
+    monitor = NoiseScaleMonitor(small_batch="half")
     options = {"enable_checkpointing": True, "accumulate_grad_batches": 1, **options}
 
     fitting = run(stopping(), saved, monitor, **options)

@@ -207,17 +207,15 @@ def test_products_are_exact(shape: tuple[int, ...], dtype: torch.dtype) -> None:
         (lambda p: torch.optim.RMSprop(p, momentum=0.9), "optimizer", "all parameter groups"),
         (lambda p: torch.optim.Adam(p[:2]), "optimizer", "all measured parameters"),
         (lambda _: 0.9, "optimizer", "an optimizer"),
-        (torch.optim.Adam, "extra", "examples"),
     ],
 )
 def test_what_has_no_momentum_to_measure_along_is_refused(
     make: Any, argument: str, requirement: str
 ) -> None:
     model = model_of()
-    small_batch: Any = "example" if argument == "extra" else "auto"
 
     with refused(argument, requirement=requirement):
-        following(model, make(list(model.parameters())), small_batch=small_batch)
+        following(model, make(list(model.parameters())))
 
 
 @pytest.mark.parametrize(("sparse", "told"), [(True, "dense"), (False, "`momentum_buffer`")])
