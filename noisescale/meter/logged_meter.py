@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakMethod
 
 from noisescale.collectors.deepspeed import elements_of, innermost
 from noisescale.collectors.devices import memory_of
@@ -152,9 +153,9 @@ class LoggedMeter:
                 if averaged and engine is None and self._mix == other and not (known or beside):
                     self._watched = WatchedSteps(optimizer)
         self.history = self._new_history()
-        self.tell_of_withheld: Callable[[], None] | None = None
-        """What is called once the history is withheld."""
-        meter.on_withheld = self._note_withheld
+        self.on_withheld: WeakMethod[Callable[[], None]] | None = None
+        """What is called once the history is withheld. It keeps nobody alive."""
+        meter.on_withheld = WeakMethod(self._note_withheld)
         self._warn = WarnOnce()
         self._prefix = prefix
         self.timer = step_timer(meter.device)
@@ -281,8 +282,8 @@ class LoggedMeter:
             for recorder in self._recorders:
                 with self.guard(warning_of_folder(recorder.path.parent)):
                     recorder.withhold(reason)
-            if self.tell_of_withheld is not None:
-                self.tell_of_withheld()
+            if self.on_withheld is not None and (told := self.on_withheld()) is not None:
+                told()
 
     def _append_row(self, now: Metrics, log_step: float) -> None:
         row = {

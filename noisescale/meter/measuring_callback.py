@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 
@@ -161,7 +162,7 @@ class MeasuringCallback(ABC):
         if error is not None:
             self._guard.tell("No noise scale is measured", error)
         for logged in self._meters:
-            logged.tell_of_withheld = self._tell_of_withheld
+            logged.on_withheld = WeakMethod(self._tell_of_withheld)
             if self._follows:
                 logged.meter.follow()
         self._tell_of_unmeasured()

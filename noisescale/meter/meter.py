@@ -162,8 +162,8 @@ class Meter:
         """Why gradients are not measured, and what to change; None while they are."""
         self.withheld = ""
         """Why what was measured is withheld, and what to do; "" if it is not."""
-        self.on_withheld: Callable[[], None] | None = None
-        """What is called once the noise scale is withheld."""
+        self.on_withheld: weakref.WeakMethod[Callable[[], None]] | None = None
+        """What is called once the noise scale is withheld. It keeps nobody alive."""
         if reason is not None:
             self.stop(reason)
 
@@ -530,8 +530,8 @@ class Meter:
         for one in self.extra:
             one.close()
         self._estimates = Estimates([*self._estimates.groups], self._options)
-        if self.on_withheld is not None:
-            self.on_withheld()
+        if self.on_withheld is not None and (told := self.on_withheld()) is not None:
+            told()
         if collector is not None and collector.group is None:  # else others may not have read it
             self.stop(NotMeasured(reason))
 
