@@ -86,7 +86,7 @@ def command_from(
         one, own = special.get(name, Given()), known[name]
         default = own.default if one.default is Parameter.empty else one.default
         kind = one.kind or own.kind
-        said = one.help or _as_typed(own.help, flags)
+        said = one.help or _text_as_typed(own.help, flags)
         option: Any
         if name in positional.split():
             option = typer.Argument(metavar=flags[name], help=said)
@@ -173,17 +173,17 @@ def _texts_of(docstring: str) -> dict[str, str]:
     }
 
 
-def _as_typed(text: str, flags: Mapping[str, str]) -> str:
+def _text_as_typed(text: str, flags: Mapping[str, str]) -> str:
     """Return a text in the words of the command line.
 
     Examples:
-        >>> _as_typed('Such as "2h". With `max_cost` see `sweep`.', {"max_cost": "--max-cost"})
+        >>> _text_as_typed('Such as "2h". With `max_cost` see `sweep`.', {"max_cost": "--max-cost"})
         'Such as 2h. With --max-cost see `noisescale sweep`.'
     """
     text = re.sub(r'"([^"]*)"', r"\1", text)
 
-    def named(found: re.Match[str]) -> str:
+    def name_as_typed(found: re.Match[str]) -> str:
         command = f"`noisescale {found[1]}`" if found[1] in _HOME else found[0]
         return flags.get(found[1], command)
 
-    return re.sub(r"`(\w+)`", named, text)
+    return re.sub(r"`(\w+)`", name_as_typed, text)
