@@ -18,13 +18,26 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from noisescale import _HOME
 from noisescale.cli.showing import check_html
 from noisescale.cli.values import flags_of
 from noisescale.refusal import rename_arguments
 
 Values = dict[str, Any]
 """The arguments that were typed, by their names in Python."""
+
+_HOME = {
+    "branch": "lab.branch.branch",
+    "compare": "lab.compare.compare",
+    "fit": "tradeoff.fit_sweep",
+    "horizon": "rules.horizon",
+    "measure": "frozen.measure",
+    "predict": "prediction.predict",
+    "profile": "profiling.profile",
+    "rescale": "rules.rescale",
+    "sweep": "lab.sweep.sweep",
+    "tune": "lab.tune.tune",
+}
+"""The module of each function that is a command of the same name."""
 
 _KINDS = {"PathLike": Path, "str": str, "float": float, "int": int, "bool": bool}
 """What is typed for an argument, by a word in its annotation. The first that is found counts."""
