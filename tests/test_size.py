@@ -8,14 +8,14 @@ from size_of_package import PACKAGE, ROOT, lines_loaded, lines_of, long_function
 
 
 def test_the_package_and_its_tests_grow_no_more() -> None:
-    assert lines_of(PACKAGE) <= 65_000
-    assert lines_of(ROOT / "tests") <= 57_500
+    assert lines_of(PACKAGE) <= 64_300
+    assert lines_of(ROOT / "tests") <= 57_300
 
 
 def test_what_most_people_use_loads_no_more() -> None:
-    assert lines_loaded() <= 35_500
+    assert lines_loaded() <= 35_200
 
 
 def test_no_more_functions_take_more_than_ten_arguments() -> None:
     """Thirteen are public. The others are to go."""
-    assert len(long_functions()) <= 24
+    assert len(long_functions()) <= 17

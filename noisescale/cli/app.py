@@ -40,22 +40,29 @@ app = typer.Typer(
     rich_markup_mode="rich",
     epilog="Example: noisescale predict lightning_logs/version_0",
 )
-for name, command, example in (
-    ("predict", predict.predict_run, predict.EXAMPLE),
-    ("watch", watch.watch_run, watch.EXAMPLE),
-    ("measure", measure.measure_weights, measure.EXAMPLE),
-    ("compare", compare.compare_runs, compare.EXAMPLE),
-    ("sweep", sweep.sweep_batch_sizes, sweep.EXAMPLE),
-    ("tune", tune.tune_parameters, tune.EXAMPLE),
-    ("work", work.work_on, work.EXAMPLE),
-    ("status", work.show_status, work.STATUS_EXAMPLE),
-    ("branch", branch.branch_run, branch.EXAMPLE),
-    ("profile", profile.profile_steps, profile.EXAMPLE),
-    ("fit", fit.fit_sweep, fit.EXAMPLE),
-    ("rescale", rescale.show_rescale, rescale.EXAMPLE),
-    ("horizon", horizon.show_horizon, horizon.EXAMPLE),
-):
-    app.command(name, epilog=f"Example: {example}")(command)
+for group, commands in {
+    "Measure while training": (
+        ("watch", watch.watch_run, watch.EXAMPLE),
+        ("measure", measure.measure_weights, measure.EXAMPLE),
+        ("profile", profile.profile_steps, profile.EXAMPLE),
+    ),
+    "Predict": (
+        ("predict", predict.predict_run, predict.EXAMPLE),
+        ("fit", fit.fit_sweep, fit.EXAMPLE),
+        ("rescale", rescale.show_rescale, rescale.EXAMPLE),
+        ("horizon", horizon.show_horizon, horizon.EXAMPLE),
+    ),
+    "Try many": (
+        ("sweep", sweep.sweep_batch_sizes, sweep.EXAMPLE),
+        ("tune", tune.tune_parameters, tune.EXAMPLE),
+        ("branch", branch.branch_run, branch.EXAMPLE),
+        ("work", work.work_on, work.EXAMPLE),
+        ("status", work.show_status, work.STATUS_EXAMPLE),
+    ),
+    "About runs": (("compare", compare.compare_runs, compare.EXAMPLE),),
+}.items():
+    for name, command, example in commands:
+        app.command(name, epilog=f"Example: {example}", rich_help_panel=group)(command)
 
 
 def _print_version(asked: bool) -> None:

@@ -5,11 +5,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from noisescale.extras import need
 from noisescale.printable import printable_json
 from noisescale.refusal import rename_arguments
 from noisescale.report.answer import Answer
+
+Details = Annotated[
+    bool, typer.Option("--details", help="Also print the tables and the assumptions.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Html = Annotated[
+    Path | None, typer.Option("--html", help="Write a report with figures to this file.")
+]
 
 
 def check_html(html: Path | None) -> None:

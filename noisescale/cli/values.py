@@ -4,25 +4,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import Parameter, signature
-from typing import Any
+from typing import Any, get_type_hints
+
+from typer.models import ArgumentInfo
 
 from noisescale.refusal import Refusal
 
 
 def flags_of(command: Callable[..., Any]) -> dict[str, str]:
-    """Return the flag of each option of a command, by the name of its argument in Python.
+    """Return what each argument of a command is called where it is typed, by its name in Python.
 
     Examples:
-        >>> def command(run, batch_sizes=None, *, needed): ...
+        >>> from typing import Annotated
+        >>> import typer
+        >>> def command(
+        ...     run: Annotated[str, typer.Argument(metavar="RUN")],
+        ...     batch_sizes: Annotated[str, typer.Option()] = "",
+        ...     as_json: Annotated[bool, typer.Option("--json")] = False,
+        ... ): ...
         >>> flags_of(command)
-        {'batch_sizes': '--batch-sizes', 'needed': '--needed'}
+        {'run': 'RUN', 'batch_sizes': '--batch-sizes', 'as_json': '--json'}
     """
-    return {
-        name: f"--{name.replace('_', '-')}"
-        for name, parameter in signature(command).parameters.items()
-        if parameter.default is not Parameter.empty or parameter.kind is Parameter.KEYWORD_ONLY
-    }
+    flags = {}
+    for name, hint in get_type_hints(command, include_extras=True).items():
+        for option in getattr(hint, "__metadata__", ()):
+            if isinstance(option, ArgumentInfo):
+                flags[name] = str(option.metavar)
+            else:  # typer leaves the flag where an option has its default elsewhere
+                flag = option.default if isinstance(option.default, str) else None
+                flags[name] = flag or f"--{name.replace('_', '-')}"
+    return flags
 
 
 def numbers(option: str, text: str | None) -> list[float] | None:

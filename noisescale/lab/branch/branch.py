@@ -110,7 +110,7 @@ def branch(
         storage: Where the state of workers is kept: a journal file, or the URL of a database.
             Default: a journal beside `output`. Without it and without a launcher the branches are
             trained in this process, one after the other.
-        launcher: Have branches trained by workers: "local", "slurm" or "ray".
+        launcher: Have branches trained by workers: "local", "slurm" (by submitit) or "ray".
         launcher_options: Options of the launcher, such as {"slurm_partition": "gpu"}.
         workers: Workers to start. 0: the work is done by `noisescale work` elsewhere.
         lease: Seconds of silence after which workers count as lost.

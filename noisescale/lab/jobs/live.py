@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
@@ -11,7 +11,6 @@ from typing import Protocol
 from noisescale.lab.jobs.job_progress import JobProgress, end_of
 from noisescale.lab.jobs.worker_options import interruptible
 from noisescale.made.targets import shorten_errors
-from noisescale.refusal import rename_arguments
 from noisescale.report.document import Document
 from noisescale.report.numbers import plural
 
@@ -28,14 +27,13 @@ class JobAnswer(Protocol):
 
 
 @contextmanager
-def in_sight(flags: Mapping[str, str], storage: str) -> Iterator[Callable[[JobAnswer], None]]:
+def in_sight(storage: str) -> Iterator[Callable[[JobAnswer], None]]:
     """Have a job trained by a command: its errors are one line, and its progress is shown.
 
     Args:
-        flags: The names of arguments on the command line.
         storage: Where the state is kept, for who stops the command.
     """
-    with rename_arguments(flags), interruptible(storage), shorten_errors(), live() as progress:
+    with interruptible(storage), shorten_errors(), live() as progress:
         yield progress
 
 

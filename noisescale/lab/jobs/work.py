@@ -6,21 +6,12 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from noisescale.cli.showing import show
-from noisescale.cli.values import flags_of
-from noisescale.lab.jobs.worker_options import (
-    Cold,
-    JobName,
-    Lease,
-    PerDevice,
-    Storage,
-    interruptible,
-)
+from noisescale.cli.from_function import Given, Values, command_from
+from noisescale.cli.showing import Json, show
+from noisescale.lab.jobs.worker_options import BY_WORKERS, STORAGE, WORKERS, interruptible
 from noisescale.lab.jobs.workers import (
     check_workers,
     device_of_worker,
@@ -38,16 +29,16 @@ EXAMPLE = "noisescale work --storage /shared/sweep.journal"
 STATUS_EXAMPLE = "noisescale status --storage /shared/sweep.journal"
 
 
-def work_on(
-    storage: Storage,
-    name: JobName = None,
-    output: Annotated[Path, typer.Option(help="Folder for the trainings of this worker.")] = Path(
-        "sweep"
-    ),
-    lease: Lease = 60.0,
-    cold: Cold = False,
-    per_device: PerDevice = 1,
-) -> None:
+OF_A_JOB = {
+    **BY_WORKERS,
+    "storage": replace(STORAGE, default=...),
+    "name": Given(help="Name of the job. Default: the only one in the storage.", default=None),
+    "output": "Folder for the trainings of this worker.",
+}
+
+
+@command_from("sweep", OF_A_JOB, only="storage name output lease cold per_device", panels=WORKERS)
+def work_on(values: Values) -> None:
     """Train for a sweep, a search or branches until all is done. Start it on any machine.
 
     Start it in the folder in which the command was started, or in a copy of it: the function that
@@ -58,11 +49,9 @@ def work_on(
     from noisescale.lab.jobs.trial_process import end_with_stdin
     from noisescale.lab.jobs.worker import Worker
 
+    storage, name, output, lease, cold, per_device = values.values()
     end_with_stdin(gently=True)
-    with (
-        rename_arguments(flags_of(work_on) | {"storage": "--storage", "target": "TARGET"}),
-        interruptible(storage),
-    ):
+    with rename_arguments({"target": "TARGET"}), interruptible(storage):
         check_workers(1, lease, per_device)
         ledger = Ledger.open(storage, name, lease)
         job = job_from(ledger.job)
@@ -103,14 +92,9 @@ def _work_side_by_side(options: list[str], count: int, folder: Path) -> None:
     print("Nothing is left to train.", flush=True)
 
 
-def show_status(
-    storage: Storage,
-    name: JobName = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-) -> None:
+@command_from("sweep", OF_A_JOB, only="storage name", panels=WORKERS)
+def show_status(values: Values, as_json: Json = False) -> None:
     """Show how far a sweep or a search is, and who is training what."""
     from noisescale.lab.jobs.status import status
 
-    with rename_arguments(flags_of(show_status) | {"storage": "--storage"}):
-        found = status(storage, name)
-    show(found, as_json=as_json)
+    show(status(**values), as_json=as_json)

@@ -7,100 +7,16 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from noisescale.cli.from_function import Given
 from noisescale.lab.jobs.storage import without_password
 from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
-WORKERS = "Workers and machines"
-
-Storage = Annotated[
-    str,
-    typer.Option(
-        metavar="PLACE",
-        help="Where the state is kept: a journal file, also on a shared disk; the URL of a database"
-        " (postgresql+psycopg://..., mysql+pymysql://..., sqlite:///...); or grpc://host:port of"
-        " Optuna's proxy.",
-        rich_help_panel=WORKERS,
-    ),
-]
-StorageOrNone = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PLACE",
-        help="Where the state is kept, as for `noisescale sweep`. Without it and without a launcher"
-        " the branches are trained here, one after the other.",
-        rich_help_panel=WORKERS,
-    ),
-]
-WorkerCount = Annotated[
-    int,
-    typer.Option(
-        help="Workers that this command starts. 0: it only watches, and the work is done by"
-        " `noisescale work` elsewhere.",
-        rich_help_panel=WORKERS,
-    ),
-]
-Launcher = Annotated[
-    str,
-    typer.Option(
-        help="Where the workers run: local, slurm (by submitit) or ray.", rich_help_panel=WORKERS
-    ),
-]
-LauncherOrNone = Annotated[
-    str | None,
-    typer.Option(
-        help="Have branches trained by workers: local, slurm (by submitit) or ray.",
-        rich_help_panel=WORKERS,
-    ),
-]
-LauncherOptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--launcher-option",
-        metavar="OPTION",
-        help="Option of the launcher, as name=value. For slurm a parameter of submitit's"
-        " AutoExecutor, such as slurm_partition=gpu; for ray an argument of ray.init, such as"
-        " address=auto. May be repeated.",
-        rich_help_panel=WORKERS,
-    ),
-]
-Lease = Annotated[
-    float,
-    typer.Option(
-        help="Seconds of silence after which the workers of this command count as lost, and their"
-        " trainings are put back.",
-        rich_help_panel=WORKERS,
-    ),
-]
-Cold = Annotated[
-    bool,
-    typer.Option(
-        "--cold",
-        help="Have each training import its packages anew. Otherwise it is a fork of a process that"
-        " has imported them, where that changes nothing.",
-        rich_help_panel=WORKERS,
-    ),
-]
-PerDevice = Annotated[
-    int,
-    typer.Option(
-        help="Trainings side by side on each device, for small models. Their times are those of a"
-        " device that they share.",
-        rich_help_panel=WORKERS,
-    ),
-]
-JobName = Annotated[
-    str | None,
-    typer.Option(
-        "--name",
-        help="Name of the job. Default: the only one in the storage.",
-        rich_help_panel=WORKERS,
-    ),
-]
+WORKERS = {
+    "Workers and machines": "storage name workers launcher launcher_options lease cold per_device"
+}
 
 
 def launcher_options(texts: Sequence[str] | None) -> dict[str, Any]:
@@ -126,6 +42,32 @@ def launcher_options(texts: Sequence[str] | None) -> dict[str, Any]:
         number = value.lstrip("-").isdigit()
         found[name] = int(value) if number else {"true": True, "false": False}.get(value, value)
     return found
+
+
+STORAGE = Given(
+    str,
+    "Where the state is kept: a journal file, also on a shared disk; the URL of a database"
+    " (postgresql+psycopg://..., mysql+pymysql://..., sqlite:///...); or grpc://host:port of"
+    " Optuna's proxy.",
+    metavar="PLACE",
+)
+BY_WORKERS: dict[str, Given | str] = {
+    "storage": Given(metavar="PLACE"),
+    "workers": "Workers that this command starts. 0: it only watches, and the work is done by"
+    " `noisescale work` elsewhere.",
+    "launcher_options": Given(
+        list[str],
+        "Option of the launcher, as name=value. For slurm a parameter of submitit's AutoExecutor,"
+        " such as slurm_partition=gpu; for ray an argument of ray.init, such as address=auto. May"
+        " be repeated.",
+        flag="--launcher-option",
+        metavar="OPTION",
+        read=launcher_options,
+    ),
+    "lease": "Seconds of silence after which the workers of this command count as lost, and their"
+    " trainings are put back.",
+}
+"""Texts of options that differ from those of the functions."""
 
 
 @contextmanager

@@ -196,11 +196,11 @@ def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("gone saved branched_model:make", "`run` must be a folder or a file"),
-        (f"{RUN[0]} gone branched_model:make", "`checkpoint` must be a file, got gone"),
-        (f"{RUN[0]} weights branched_model:make", "`checkpoint` must contain the optimizer's"),
+        ("gone saved branched_model:make", "`RUN` must be a folder or a file"),
+        (f"{RUN[0]} gone branched_model:make", "`CHECKPOINT` must be a file, got gone"),
+        (f"{RUN[0]} weights branched_model:make", "`CHECKPOINT` must contain the optimizer's"),
         (f"{RUN[0]} saved branched_model:gone", "`branched_model:gone` must name an object"),
-        (f"{RUN[0]} saved branched_model:other --accelerator cpu", "`checkpoint` must be of this"),
+        (f"{RUN[0]} saved branched_model:other --accelerator cpu", "`CHECKPOINT` must be of this"),
         ("RUN --batch-sizes x", "`--batch-sizes` must be numbers of examples"),
         ("RUN --learning-rate x", "`--learning-rate` must be one of auto, linear"),
         ("RUN --devices 0", "`--devices` must be at least 1"),
