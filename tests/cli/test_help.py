@@ -83,7 +83,7 @@ def test_the_version_is_that_of_the_package() -> None:
     slow_after(
         1,
         [
-            (["noisescale", "pr"], ["predict", "profile"]),
+            (["noisescale", "pr"], ["profile", "predict"]),
             (["noisescale", "watch", "--o"], ["--once", "--optimizer"]),
             (["noisescale", "predict", "--second"], ["--second-run"]),
             (["noisescale", "predict", "light"], []),  # files are left to bash
