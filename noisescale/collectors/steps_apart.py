@@ -204,17 +204,17 @@ class StepsApart:
     def _reason(self, similarity: Similarity, size: float) -> str:
         """Say what shows that small batches are alike, what follows, and what to do."""
         what, why, remedy = _ABOUT[self.kind]
-        found = "gradients at the cut differ more between steps than within (an intraclass"
-        found += f" correlation of {similarity.correlation:.2g}, at least"
-        found += f" {similarity.correlation_low:.2g})"
-        count, other = "", ""
-        if not similarity.by_steps:
+        if similarity.by_steps:
+            count, other = f": {size:g} count as about {size / similarity.ratio:.2g}", ""
+            found = f"gradients of successive steps differ {similarity.ratio:.2g} times as much as"
+            found += f" those within a step (|Δg|², at least {similarity.ratio_low:.2g} times)"
+        else:
+            count = ""
+            found = "gradients at the cut differ more between steps than within a step (an"
+            found += f" intraclass correlation of {similarity.correlation:.2g}, at least"
+            found += f" {similarity.correlation_low:.2g})"
             other = " Or the loss is divided by a number that differs between batches (positives,"
             other += " tokens): pass `weight_fn` (`weight` to the meter)."
-        if similarity.by_steps:
-            count = f": {size:g} count as about {size / similarity.ratio:.2g}"
-            found = f"successive gradients differ {similarity.ratio:.2g} times as much as they do"
-            found += f" (|Δg|², at least {similarity.ratio_low:.2g} times)"
         if self._same_draws:
             (why, remedy), other = _SAME_DRAWS, ""
         return (

@@ -16,7 +16,7 @@ from noisescale.collectors.rows.window_layout import UNKNOWN
 def test_a_model_is_measured_wherever_it_is(way: str, recorded: list[StepNorms]) -> None:
     """What was measured on one device is read with what was measured on the other."""
     model = Net().to("fake:0")
-    meter = NoiseScaleMeter(model, small_batch=way, every_n_steps=1)  # type: ignore[arg-type]
+    meter = NoiseScaleMeter(model, small_batch=way, every_n_steps=1)  # type: ignore[arg-type]  # a name
 
     for step in range(8):
         if step % 3 == 2:

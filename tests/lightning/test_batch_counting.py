@@ -85,7 +85,7 @@ def molecules(*, one_object: bool) -> Any:
             return Molecules(atoms, *bonds, molecule, len(numbers)), target
         return atoms, molecule, target
 
-    return DataLoader(range(64), batch_size=16, collate_fn=collate)  # type: ignore[arg-type]
+    return DataLoader(range(64), batch_size=16, collate_fn=collate)  # type: ignore[arg-type]  # will do
 
 
 @pytest.mark.parametrize("one_object", [True, False])

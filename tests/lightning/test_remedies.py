@@ -130,7 +130,7 @@ class Stacking(ByHand):
         super().__init__()
         self.automatic_optimization = True
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:  # type: ignore[override]
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:  # type: ignore[override]  # its own
         return cross_entropy(self.net, *map(torch.stack, batch))
 
 

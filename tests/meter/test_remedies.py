@@ -196,14 +196,14 @@ def taken(model: nn.Module) -> None:
 def cache(model: nn.Module) -> None:
     """Keep the gradients of a pass apart."""
     for p in model.parameters():
-        p.kept = [*getattr(p, "kept", ()), p.grad]  # type: ignore[attr-defined]
+        p.kept = [*getattr(p, "kept", ()), p.grad]  # type: ignore[attr-defined]  # noted on it
         p.grad = None
 
 
 def put_back(model: nn.Module) -> None:
     for p in model.parameters():
-        p.grad = sum(p.kept)  # type: ignore[attr-defined]
-        p.kept = []  # type: ignore[attr-defined]
+        p.grad = sum(p.kept)  # type: ignore[attr-defined]  # see above
+        p.kept = []  # type: ignore[attr-defined]  # see above
 
 
 def scaled(model: nn.Module) -> None:

@@ -289,18 +289,11 @@ class StepRows:
                 in_pieces=in_pieces,
                 checked=step.checked,
             )
+            at, word = None, NOTHING_BESIDE
             if self._beside:
-                yield MeasuredStep(
-                    whole,
-                    of_entries[:-1],
-                    unmeasured,
-                    step.unmeasured_steps,
-                    changes,
-                    of_entries[-1],
-                    Beside(step.ends, said[:-1], said[-1]),
-                )
-            else:
-                yield MeasuredStep(whole, of_entries, unmeasured, step.unmeasured_steps, changes)
+                at, word = of_entries.pop(), Beside(step.ends, said[:-1], said[-1])
+            steps = step.unmeasured_steps
+            yield MeasuredStep(whole, of_entries, unmeasured, steps, changes, at, word)
 
     def clear(self) -> None:
         """Drop what has not been read."""

@@ -511,12 +511,13 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 self._judge(trainer, "steps apart")
                 return
             # The gradients are there at the first step of all, and may be dropped after it.
-            closed, which = bool(stepped), 0
-            stepped.add(trainer.optimizers.index(optimizer))
+            closed = bool(stepped)
+            stepped.add(which)
             if len(stepped) == len(trainer.optimizers):
                 stepped.clear()
             if closed:
                 return
+            which = 0
         logged = self._meters[which]
         if automatic and self._fit.stepped:
             logged.meter.stop(several_gradients_a_step(optimizer))

@@ -18,6 +18,10 @@ from noisescale.collectors.halves.graph import walk
 
 Verdict = Literal["one loss", "losses of their own", "steps apart"]
 
+_MOST_STEPS = 16
+"""Steps that are looked at, each with a walk through the graph: where one optimizer rests for
+longer, each is measured on its own parameters."""
+
 STEPS_APART = (
     "The optimizers must step together, got one that stepped twice before another one did: both are"
     " on the gradient of one loss, which has no noise scale of its own then. Step all of them after"
@@ -46,6 +50,7 @@ class OneLoss:
         self._all = {*range(len(optimizers))}
         self._on_any_rank = on_any_rank
         self._stepped: set[int] = set()
+        self._steps = 0
         self._kept: set[int] = set()
         """Optimizers that had not stepped, and whose gradients a later pass added to."""
         self._differ = self._came_between = self._stepped_again = False
@@ -69,7 +74,8 @@ class OneLoss:
         """Look at a step of one of the optimizers, which is about to be taken."""
         self._stepped_again |= which in self._stepped
         self._stepped.add(which)
-        if self._on_any_rank(self._differ):
+        self._steps += 1
+        if self._on_any_rank(self._differ) or self._steps > _MOST_STEPS:
             return "losses of their own"
         if self._stepped != self._all:
             return None

@@ -295,6 +295,16 @@ def test_ranks_find_together_what_optimizers_step_on(elsewhere: bool) -> None:
     assert elsewhere or looking.look_at_step(1) == "one loss"
 
 
+def test_optimizers_of_which_one_rests_are_not_looked_at_for_long() -> None:
+    """Each look walks through the graph."""
+    monitor = NoiseScaleMonitor(every_n_steps=1)
+
+    fit_here(monitor, model=OfOneLoss(second_every=20), train_loader=loader(2, 60))
+
+    assert monitor._fit.one_loss is None
+    assert len(monitor._meters) == 2
+
+
 def test_a_resumed_fit_knows_that_they_are_of_one_loss(tmp_path: Path) -> None:
     monitor, module = NoiseScaleMonitor(every_n_steps=1), OfOneLoss()
     data_of_fit = loader(BATCH_SIZE, 32)
