@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import NoiseScaleMeter
+from noisescale.collectors import steps_apart
 from noisescale.collectors.coordinates import Coordinates
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.steps_apart import StepsApart
@@ -32,7 +33,8 @@ def apart_of(parameters: list[nn.Parameter], ranks: int = 1) -> StepsApart:
 @pytest.mark.parametrize("left_out", [[], [1]])
 def test_the_numbers_are_those_of_gradients_at_the_same_coordinates(left_out: list[int]) -> None:
     torch.manual_seed(0)
-    parameters = [nn.Parameter(torch.randn(5, 7)), nn.Parameter(torch.randn(()))]
+    shapes = [(5, 7), (6, 6), ()]
+    parameters = [nn.Parameter(torch.randn(shape)) for shape in shapes]
     apart = apart_of(parameters, ranks=2)
     apart._norms.leave_out(left_out)
     steps = [[torch.randn_like(p) for p in parameters] for _ in range(3)]
@@ -83,15 +85,16 @@ def test_an_error_on_one_rank_leaves_its_words_in_step_with_those_of_others() ->
     apart = apart_of([parameter])
     said = []
 
-    for step in range(8):
+    for step in range(10):
         parameter.grad = None if step == 2 else torch.randn(5)
-        fails = mock.patch.object(Coordinates, "gradient", side_effect=MemoryError)
-        with fails if step == 4 else nullcontext(), suppress(MemoryError):
+        where = {4: (Coordinates, "gradient"), 6: (steps_apart._Window, "numbers")}.get(step)
+        fails = where and mock.patch.object(*where, side_effect=MemoryError)
+        with fails or nullcontext(), suppress(MemoryError):
             apart.end_step([ROWS], measured=True)
         said.append(apart.next_word())
 
-    assert [word.ends for word in said] == [False, False] + [True] * 6
-    assert [word.numbers is not None for word in said] == [False] * 7 + [True]
+    assert [word.ends for word in said] == [False, False] + [True] * 8
+    assert [word.numbers is not None for word in said] == [False] * 7 + [True] * 3
 
 
 def test_no_more_steps_are_compared_than_the_last_look_needs() -> None:

@@ -18,6 +18,9 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
 from noisescale import Measurement, measure
+from noisescale.bounded import Bounded
+from noisescale.frozen.comparison import Comparison
+from noisescale.frozen.measurement import Order
 
 ON_CPU: dict[str, Any] = {"accelerator": "cpu"}
 
@@ -182,6 +185,13 @@ def test_a_stream_that_is_alike_for_long_is_found_out_far_on(run: int, examples:
     found = measured(DataLoader(Buffered(), batch_size=16), ways=[])
 
     assert found.order.independent == found.noise_scale.resolved == (run == 1)
+
+
+def test_batches_far_on_decide_where_successive_ones_tell_nothing() -> None:
+    unknown = Comparison(Bounded(0.05, 0.03, math.inf), 43)
+
+    assert Order(False, unknown).independent
+    assert not Order(False, unknown, near=Comparison(Bounded(0.004, 0.003, 0.005), 6)).independent
 
 
 class OneClass(Sampler[list[int]]):
