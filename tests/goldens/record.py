@@ -23,7 +23,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas
 import torch
 from goldens.make import BRANCH, INPUTS, SWEEP, TUNE
 from goldens.targets import Classifier, digits
@@ -78,18 +77,15 @@ def trained(batch_size: int, steps: int, module: Record = Classifier, **settings
     return lambda folder: fit(folder, module(), digits(batch_size), steps=steps, **settings)
 
 
-def resumed(first: int, saved: int, last: int, log: Any = TensorBoardLogger) -> Record:
+def resumed(first: int, saved: int, last: int) -> Record:
     """Killed at step `first`, resumed from step `saved`, and trained up to step `last`."""
 
     def train(folder: Path) -> None:
         with tempfile.TemporaryDirectory() as made:
             keep = ModelCheckpoint(made, every_n_train_steps=saved, save_top_k=-1)
-            fit(folder, Classifier(), digits(32), steps=first, callbacks=(keep,), log=log)
+            fit(folder, Classifier(), digits(32), steps=first, callbacks=(keep,))
             file = str(next(Path(made).glob(f"*step={saved}.ckpt")))
-            kept = {each: pandas.read_csv(each) for each in folder.glob("metrics.csv")}
-            fit(folder, Classifier(), digits(32), steps=last, log=log, ckpt_path=file)
-            for each, rows in kept.items():  # a CSVLogger begins anew; other writers go on
-                pandas.concat([rows, pandas.read_csv(each)]).to_csv(each, index=False)
+            fit(folder, Classifier(), digits(32), steps=last, ckpt_path=file)
 
     return train
 
@@ -130,7 +126,6 @@ TWO_RANKS: dict[str, Any] = {"devices": 2, "strategy": "ddp_fork"}
 
 RUNS: dict[str, Record] = {
     "plain": trained(32, 600),
-    "in_csv": trained(32, 400, log=CSVLogger),
     "momentum": trained(64, 400, lambda: Classifier(0.05, momentum=0.9)),
     "adamw_decayed": trained(64, 500, lambda: Classifier(0.003, "AdamW", decay=500)),
     "two_ranks": trained(32, 500, **TWO_RANKS),
@@ -142,7 +137,6 @@ RUNS: dict[str, Record] = {
     "resumed": resumed(300, 300, 500),
     "resumed_earlier": resumed(400, 200, 450),
     "resumed_and_shorter": resumed(400, 150, 250),
-    "resumed_in_csv": resumed(300, 200, 400, CSVLogger),
     "grouped": trained(
         32, 300, monitor=NoiseScaleMonitor(groups={"first": ["net.0.*"], "last": ["net.2.*"]})
     ),
@@ -230,9 +224,15 @@ def trials(folder: Path) -> None:
 OTHERS: tuple[Any, ...] = (states, sweep, tune, branch, profile, trials)
 
 
+EVENTS = ("plain", "two_monitors", "with_pictures", "transformers")
+"""Inputs of which TensorBoard's event files are kept: the others' records say all."""
+
+
 def without_names(folder: Path) -> None:
     """Leave out what is of the machine alone: its name, and what workers printed."""
     host = socket.gethostname()
+    for file in folder.rglob("events*") if folder.name not in EVENTS else ():
+        file.unlink()
     for file in [*folder.rglob("events*"), *folder.rglob("*.journal")]:
         content = file.read_bytes().replace(f'"{host}"'.encode(), b'"host"')
         content = content.replace(f'\\"{host}\\"'.encode(), b'\\"host\\"')
