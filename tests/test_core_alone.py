@@ -76,7 +76,7 @@ def test_measuring_scheduling_and_predicting_need_no_extra(tmp_path: Path) -> No
     ("words", "package", "extra", "user"),
     [
         ("predict FOLDER --html report.html", "plotly", "report", "`--html`"),
-        ("predict FOLDER", "tensorboard", "tensorboard", "Reading the event files of"),
+        ("compare FOLDER --goal a=1", "tensorboard", "tensorboard", "Reading the event files of"),
         ("sweep train.py:make --goal loss<=1 --batch-sizes 8,16", "optuna", "sweep", "`noisescale"),
         ("work --storage FOLDER/sweep.journal", "optuna", "sweep", "A sweep"),
         ("", "submitit", "slurm", "`--launcher slurm`"),

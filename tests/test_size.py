@@ -8,12 +8,12 @@ from size_of_package import PACKAGE, ROOT, lines_loaded, lines_of, long_function
 
 
 def test_the_package_and_its_tests_grow_no_more() -> None:
-    assert lines_of(PACKAGE) <= 64_300
-    assert lines_of(ROOT / "tests") <= 57_300
+    assert lines_of(PACKAGE) <= 63_300
+    assert lines_of(ROOT / "tests") <= 56_820
 
 
 def test_what_most_people_use_loads_no_more() -> None:
-    assert lines_loaded() <= 35_200
+    assert lines_loaded() <= 34_220
 
 
 def test_no_more_functions_take_more_than_ten_arguments() -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time reading a run back and predicting from it, for runs far longer than usual.
 
-An event file with 100,000 points has to load in less than 5 s, a history of 1,000,000 rows to
-predict in less than 1 s. (The monitor keeps 4,096 rows of any run; a million is what may come
+A record of 100,000 rows has to load in less than 5 s, a history of 1,000,000 rows to predict in
+less than 1 s. (The monitor keeps 4,096 rows of any run; a million is what may come
 from elsewhere.) Medians of a few repetitions; files are read from the page cache.
 
     python benchmarks/cost/report.py [--smoke]
@@ -21,31 +21,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from torch.utils.tensorboard import SummaryWriter
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks.lib.results import write_results
 from noisescale import History, predict
-from noisescale.history.increments import INCREMENTS, SQUARES
+from noisescale.history.increments import SQUARES
 from noisescale.history.reading import read_run
-
-TAGS = [
-    "step",
-    "examples",
-    "batch_size",
-    "lower_bound",
-    "simple",
-    "simple_low",
-    "simple_high",
-    "grad_sq_norm",
-    "noise_trace",
-    "efficiency",
-    "seconds_per_step",
-    "skipped_steps",
-    *INCREMENTS,
-    "devices",
-    "accumulation",
-]
+from noisescale.history.record import RECORD, Recorder
 
 
 def columns(rows: int) -> dict[str, np.ndarray]:
@@ -65,6 +47,7 @@ def columns(rows: int) -> dict[str, np.ndarray]:
         "seconds_per_step": rng.uniform(0.09, 0.11, rows),
         "increment_measured_steps": np.ones(rows),
         "increment_weight": np.full(rows, 64.0),
+        "increment_sq_weight": np.full(rows, 64.0**2),
         "increment_noise_trace": 64 * own_noise_trace,
         "increment_grad_sq_norm": 64 * own_grad_sq_norm,
         **dict.fromkeys(SQUARES, np.zeros(rows)),
@@ -73,20 +56,11 @@ def columns(rows: int) -> dict[str, np.ndarray]:
     }
 
 
-def write_events(folder: Path, rows: int) -> None:
-    """Log what the monitor logs, every tag of it."""
-    history = columns(rows)
-    history |= {
-        "simple": history["noise_scale"],
-        "simple_low": history["low"],
-        "simple_high": history["high"],
-        "lower_bound": history["low"],
-    }
-    with SummaryWriter(str(folder)) as writer:
-        for k in range(rows):
-            for tag in TAGS:
-                value = history[tag][k] if tag in history else 1.0
-                writer.add_scalar(f"noise_scale/{tag}", value, k)
+def write_record(folder: Path, rows: int) -> Path:
+    """Write the record of a run with so many rows."""
+    history = History.from_columns(columns(rows))
+    Recorder(folder).end(history)
+    return folder / RECORD
 
 
 def median_seconds(work: Callable[[], object], repetitions: int) -> float:
@@ -102,22 +76,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="a hundredth, unsaved")
     smoke = parser.parse_args().smoke
-    points, rows = (1_000, 10_000) if smoke else (100_000, 1_000_000)
+    recorded, rows = (1_000, 10_000) if smoke else (100_000, 1_000_000)
     repetitions = 1 if smoke else 5
-    results = []
-    for what, file_rows, aim in (
-        (f"event file, {points:,} points of {len(TAGS)} tags", points // len(TAGS), 5.0),
-        (f"event file, {points:,} points of each tag", 0 if smoke else points, None),
-    ):
-        if not file_rows:
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            write_events(Path(folder), file_rows)
-            size = sum(file.stat().st_size for file in Path(folder).iterdir())
-            # The large one is for the record: once is enough.
-            seconds = median_seconds(lambda: read_run(folder), repetitions if aim else 1)
-        results.append({"what": what, "seconds": round(seconds, 3), "aim": aim, "bytes": size})
-        print(f"{what} ({size / 1e6:.0f} MB): {seconds:.2f} s", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        size = write_record(Path(folder), recorded).stat().st_size
+        seconds = median_seconds(lambda: read_run(folder), repetitions)
+    what = f"record of {recorded:,} rows"
+    results = [{"what": what, "seconds": round(seconds, 3), "aim": 5.0, "bytes": size}]
+    print(f"{what} ({size / 1e6:.0f} MB): {seconds:.2f} s", flush=True)
     history = History.from_columns(columns(rows))
     seconds = median_seconds(lambda: predict(history, price_per_device_hour=2.0), repetitions)
     results.append(

@@ -43,7 +43,6 @@ from benchmarks.prediction._opinions import TIMES, Opinion, dominated, kind_of, 
 from noisescale import History, NoiseScaleMonitor, Prediction, Tradeoff, fit_tradeoff, predict
 from noisescale.bounded import Bounded
 from noisescale.history.increments import INCREMENTS
-from noisescale.history.rows import RUNNING_SUMS
 
 MOST_STEPS = 500
 
@@ -314,8 +313,7 @@ def measured(rows: list[Row], name: str) -> list[Row]:
 
 def windowed(row: Row) -> float:
     """B_crit from the estimates as they were logged, which average over what has been."""
-    left_out = *INCREMENTS, *RUNNING_SUMS
-    history = {name: x for name, x in history_of(row).items() if name not in left_out}
+    history = {name: x for name, x in history_of(row).items() if name not in INCREMENTS}
     return predict(history, [row["batch_size"]], [1]).critical_batch_size.value
 
 

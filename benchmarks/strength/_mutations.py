@@ -37,7 +37,7 @@ FIRST = [
     Mutation("history/blocks.py", "rows.sq_weight * ds * dq", "rows.sq_weight * ds * ds"),
     Mutation("history/blocks.py", "if s <= 0 or q <= 0:", "if s <= 0 and q <= 0:"),
     Mutation("history/blocks.py", "+ (pairs * between**2)", "- (pairs * between**2)"),
-    Mutation("history/rows.py", "noise_trace=noise / weight", "noise_trace=noise * weight"),
+    Mutation("history/record.py", "lines.step = self._step", "lines.step = 0.0"),
     Mutation(
         "step_time/fitting.py", "(fitted[0] - fitted[1:]) / step", "(fitted[1:] - fitted[0]) / step"
     ),
@@ -181,7 +181,7 @@ FRESH = [
         "drawn.add_scatter(\n        **curve.batch_size(),",
         "dict(\n        **curve.batch_size(),",
     ),
-    Mutation("history/log.py", "np.flatnonzero(of >= 0)", "np.flatnonzero(of > 0)"),
+    Mutation("history/document.py", "[at] or 0) > after:", "[at] or 0) >= after:"),
     Mutation(
         "meter/choosing.py",
         "module._compiled_call_impl is not None",

@@ -24,8 +24,8 @@ EXAMPLE = "noisescale predict lightning_logs/version_0 --price-per-device-hour 2
     {
         "run": Given(
             Path,
-            "Folder of a TensorBoard or CSVLogger run, or its CSV file. For a folder with several"
-            " runs a table is printed.",
+            "Folder of a run, with its file noise_scale.jsonl, or a checkpoint of it. For a folder"
+            " with several runs a table is printed.",
         ),
         "batch_sizes": Given(
             str,
@@ -62,15 +62,13 @@ EXAMPLE = "noisescale predict lightning_logs/version_0 --price-per-device-hour 2
         "steps_scatter": "For --second-run: the scatter of steps. Default: 0.15 (15 %).",
         "optimizer": "Number of the optimizer, if several were measured.",
         "monitor": "Name of the monitor, if it has a name.",
-        "allow_truncated": "Accept event files that end within a record, as in a run that still"
-        " trains.",
     },
     positional="run",
     panels={
         "Measurements for a more certain critical batch size": "calibration sweep branches"
         " branch_step branch_examples loss_scatter second_run goal steps_scatter",
         "Step times": "step_times max_device_batch_size devices_per_node",
-        "Reading the run": "unit optimizer monitor allow_truncated",
+        "Reading the run": "unit optimizer monitor",
     },
 )
 def predict_run(

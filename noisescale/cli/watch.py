@@ -38,12 +38,12 @@ def watch_run(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="Folder of a TensorBoard or CSVLogger run that trains now. In a folder with"
-            " several runs, the newest run is shown.",
+            help="Folder of a run that trains now. In a folder with several runs, the newest run"
+            " is shown.",
         ),
     ],
     every: Annotated[
-        float, typer.Option(help="Seconds between two readings of the run's files.")
+        float, typer.Option(help="Seconds between two readings of the run's record.")
     ] = 5.0,
     once: Annotated[
         bool,

@@ -16,10 +16,11 @@ from noisescale.frozen.measure import Measurement, measure
 from noisescale.frozen.measurement import MeasuredRunRecord
 from noisescale.frozen.stopping_rule import say
 from noisescale.guard import Guard
+from noisescale.history.document import round_row
 from noisescale.history.history import History
 from noisescale.history.increments import INCREMENTS, MEASURED
 from noisescale.history.metric_names import ROOT
-from noisescale.history.record import Recorder, round_row
+from noisescale.history.record import Recorder
 from noisescale.lightning.checkpoints import Checkpoint, steps_in
 from noisescale.made.targets import is_first
 from noisescale.refusal import Refusal
@@ -89,17 +90,17 @@ def measure_checkpoints(
                 extra_columns=columns, unit=unit, confidence=confidence, optimizer=one.optimizer
             )
             history.loop = "lightning"
-            recorder = Recorder(record, ROOT)
+            recorder = Recorder(record)
         row = round_row(_row(one, history, Checkpoint.read(path).learning_rate))
         if is_first():
-            recorder.add(history, row, behind=0.0)
+            recorder.add(history, row)
             with Guard()("TensorBoard does not show the noise scale along the run"):
                 _draw(one, record)
         history.append(**row)
         found.append(one)
     assert history is not None
     if is_first():
-        recorder.end()
+        recorder.end(history)
     history.source = record
     return MeasuredRun(tuple(found), history, str(record))
 
@@ -147,6 +148,7 @@ def _row(one: Measurement, history: History, learning_rate: float) -> dict[str, 
         "accumulation": 1.0,
         "skipped_steps": 0.0,
         "measuring_cost": 0.0,
+        "behind": 0.0,
         "learning_rate": learning_rate,
         **{f"group/{name}": _value_or_nan(group) for name, group in one.groups.items()},
     }

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The history of a run in its checkpoints: the callbacks save it, to go on from there."""
+"""The document of a run in its checkpoints: the callbacks save it, to go on from there."""
 
 from __future__ import annotations
 
-import ast
 import json
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from noisescale.history.history import History
-from noisescale.history.optimizers import OptimizerKind, OptimizerMix
+from noisescale.history.document import Document, Line
 from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
@@ -23,18 +21,15 @@ def is_checkpoint(path: Path) -> bool:
     return path.suffix == ".ckpt" or (path / _OF_TRANSFORMERS).is_file()
 
 
-def history_in_checkpoint(path: Path, monitor: str, optimizer: int) -> History:
-    """Return what a monitor ("" is one without a name) had measured of an optimizer.
-
-    Weights are not read. If the monitor has not saved the kind of the optimizer, it is
-    found from the optimizer's settings.
+def document_in_checkpoint(path: Path) -> Document:
+    """Return the document that a monitor has saved in a checkpoint. Weights are not read.
 
     Raises:
-        Refusal: If the file is empty or damaged, or has no history of this monitor and optimizer.
+        Refusal: If the file is empty or damaged, or has no document.
         OSError: If the file cannot be read.
     """
-    found, kind_of = (_of_lightning if path.suffix == ".ckpt" else _of_transformers)(path)
-    if not found:
+    lines = (_of_lightning if path.suffix == ".ckpt" else _of_transformers)(path)
+    if not lines:
         raise Refusal(
             path,
             "be a checkpoint of a run with NoiseScaleMonitor or NoiseScaleCallback",
@@ -42,53 +37,15 @@ def history_in_checkpoint(path: Path, monitor: str, optimizer: int) -> History:
             "Name the folder of the run, or a checkpoint of a run with the callback.",
             word="unmeasured",
         )
-    if monitor not in found:
-        names = ", ".join(repr(name) if name else "one without a name" for name in sorted(found))
-        raise Refusal(
-            "monitor",
-            f"be the name of a monitor in {path}",
-            repr(monitor or None),
-            f"Its monitors: {names}.",
-            word="absent",
-        )
-    states = found[monitor]
-    if optimizer >= len(states):
-        raise Refusal(
-            "optimizer",
-            f"be the number of an optimizer that was measured in {path}",
-            optimizer,
-            "Leave it out for the first optimizer.",
-            word="absent",
-        )
     try:
-        state = states[optimizer]
-        unit = state["meter"]["estimates"]["whole"]["unit"]
-        groups = [name for name in state["history"]["columns"] if name.startswith("group/")]
-        known = OptimizerMix.from_log(state["history"].get("optimizer", {})) or kind_of(optimizer)
-        history = History(extra_columns=groups, unit=unit, optimizer=known)
-        history.load_state_dict(state["history"])
-    except (KeyError, TypeError, ValueError):
+        return Document(lines)
+    except Refusal:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError):
         raise _damage(path, "one in which a part is missing") from None
-    if not len(history):
-        raise Refusal(
-            path,
-            "have a row of the history",
-            "none",
-            "Take a later checkpoint: the monitor had not logged yet.",
-            word="empty",
-        )
-    history.source = path
-    return history
 
 
-_States = dict[str, list[Any]]
-"""The states of each monitor's optimizers, by the monitor's name."""
-
-_KindOf = Callable[[int], OptimizerMix | None]
-"""A function from the number of an optimizer to its kind, if that is known."""
-
-
-def _of_lightning(path: Path) -> tuple[_States, _KindOf]:
+def _of_lightning(path: Path) -> list[Line]:
     import torch
 
     file = path / "meta.pt" if path.is_dir() else path  # a folder with sharded weights
@@ -107,67 +64,35 @@ def _of_lightning(path: Path) -> tuple[_States, _KindOf]:
         raise _damage(path, f"one that torch cannot read: {_first_line(error)}") from None
     if not isinstance(saved, Mapping):
         raise _damage(path, f"an object of type {type(saved).__name__}")
-    found = {
-        _monitor_name(key): state["optimizers"]
-        for key, state in saved.get("callbacks", {}).items()
-        if isinstance(state, Mapping) and _are_states(state.get("optimizers"))
-    }
-    groups = [state["param_groups"] for state in saved.get("optimizer_states", [])]
-    return found, lambda k: _kind_of(groups[k]) if k < len(groups) else None
+    states = [state for state in saved.get("callbacks", {}).values() if isinstance(state, Mapping)]
+    return [line for state in states for one in _optimizers(state) for line in _document(one)]
 
 
-def _kind_of(groups: Sequence[Mapping[str, Any]]) -> OptimizerMix | None:
-    """Return the kind of an optimizer whose settings are those of torch's Adam, SGD or Muon.
-
-    Checkpoints of earlier versions do not name it otherwise. The settings of Lion are also those of
-    others.
-
-    Examples:
-        >>> _kind_of([{"lr": 0.1, "betas": (0.9, 0.95), "amsgrad": False}]).kind.name
-        'ADAM'
-        >>> _kind_of([{"lr": 0.1, "momentum": 0.9, "dampening": 0, "nesterov": False}]).kind.name
-        'MOMENTUM'
-        >>> _kind_of([{"lr": 0.1}])
-    """
-    if all({"betas", "amsgrad"} <= group.keys() for group in groups):
-        return OptimizerMix(OptimizerKind.ADAM)
-    if all({"nesterov", "ns_steps"} <= group.keys() for group in groups):
-        return OptimizerMix(OptimizerKind.SPECTRAL)
-    if all({"dampening", "nesterov"} <= group.keys() for group in groups):
-        moves = any(group["momentum"] for group in groups)
-        return OptimizerMix(OptimizerKind.MOMENTUM if moves else OptimizerKind.SGD)
-    return None
-
-
-def _of_transformers(path: Path) -> tuple[_States, _KindOf]:
+def _of_transformers(path: Path) -> list[Line]:
     file = path / _OF_TRANSFORMERS
     try:
         callbacks = json.loads(file.read_text(encoding="utf-8"))["stateful_callbacks"]
         states = [each["attributes"]["_loaded"] for each in _callbacks_of(callbacks)]
+        return _document(states[0]) if states else []
     except (ValueError, KeyError, TypeError, AttributeError):
         raise _damage(file, "something else") from None
-    return ({"": states[:1]} if _are_states(states[:1]) else {}), lambda _: None
+
+
+def _optimizers(state: Mapping[str, Any]) -> list[Any]:
+    """Return the states of the optimizers, if it is the state of a monitor."""
+    found = state.get("optimizers")
+    return found if isinstance(found, list) else []
+
+
+def _document(state: object) -> list[Line]:
+    found = state.get("document", []) if isinstance(state, Mapping) else []
+    return found if isinstance(found, list) else []
 
 
 def _callbacks_of(callbacks: Mapping[str, Any]) -> list[Any]:
     """Return the states of NoiseScaleCallbacks. Several callbacks of one class leave a list."""
     found = callbacks.get("NoiseScaleCallback", [])
     return found if isinstance(found, list) else [found]
-
-
-def _are_states(states: object) -> bool:
-    return isinstance(states, list) and any("history" in state for state in states)
-
-
-def _monitor_name(key: str) -> str:
-    """Return the name of a monitor from the key of its state.
-
-    Examples:
-        >>> _monitor_name("NoiseScaleMonitor"), _monitor_name("NoiseScaleMonitor{'name': 'wide'}")
-        ('', 'wide')
-    """
-    brace = key.find("{")
-    return "" if brace < 0 else str(ast.literal_eval(key[brace:]).get("name") or "")
 
 
 def _damage(path: Path, got: str) -> Refusal:

@@ -8,12 +8,14 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
 
 from noisescale.extras import need
 from noisescale.history.increments import INCREMENTS, merge_increments
+from noisescale.history.metric_names import ROOT
 from noisescale.history.optimizers import OptimizerMix
 from noisescale.refusal import Refusal
 
@@ -29,9 +31,6 @@ COLUMNS = (
     "noise_scale",
     "low",
     "high",
-    "sum_weight",
-    "sum_grad_sq_norm",
-    "sum_noise_trace",
     "seconds_per_step",
     "skipped_steps",
     "measured_steps",
@@ -42,14 +41,12 @@ COLUMNS = (
     "learning_rate",
     "peak_memory",
     "device_memory",
+    "behind",
     *INCREMENTS,
 )
 
 
-_MEASURED = frozenset(
-    {"grad_sq_norm", "noise_trace", "noise_scale", "low", "high"}
-    | {"sum_weight", "sum_grad_sq_norm", "sum_noise_trace", *INCREMENTS}
-)
+_MEASURED = frozenset({"grad_sq_norm", "noise_trace", "noise_scale", "low", "high", *INCREMENTS})
 """Columns of the noise scale."""
 
 
@@ -63,8 +60,6 @@ class History(Mapping[str, NDArray[np.float64]]):
     | `batch_size` | global batch size of the step |
     | `grad_sq_norm`, `noise_trace` | averages of the two moments |
     | `noise_scale`, `low`, `high` | B_simple and its interval; NaN and infinite if not resolved |
-    | `sum_weight` | sum of the batch sizes of all measured steps so far |
-    | `sum_grad_sq_norm`, `sum_noise_trace` | sums of each step's moment times its batch size |
     | `increment_measured_steps` | n, the number of steps measured since the row before |
     | `increment_weight`, `increment_sq_weight` | Σw and Σw²; w is the batch size of a measured \
       step times the number of steps since the measured step before |
@@ -82,6 +77,7 @@ class History(Mapping[str, NDArray[np.float64]]):
     | `learning_rate` | the largest learning rate of the optimizer's parameter groups |
     | `peak_memory`, `device_memory` | the most memory so far on the device of rank 0, and its \
       memory, in bytes; NaN on the CPU |
+    | `behind` | `step` minus the step of the trainer's logs |
     | `group/<name>` | B_simple of a parameter group; NaN if not resolved |
 
     The relative moments of a step are tr(Σ) and |G|², divided by the trailing |g|² of the steps
@@ -121,12 +117,20 @@ class History(Mapping[str, NDArray[np.float64]]):
         """What the run's optimizer is; None if it was not recorded."""
         self.parameters = parameters
         """The number of trained numbers in the model; NaN if it was not recorded."""
+        self.prefix = ROOT
+        """The prefix of the metrics of its monitor and optimizer."""
+        self.run = uuid4().hex[:8]
+        """The name of the run, which is unlike that of any other. A resumed run keeps it."""
+        self.attempt = 1
+        """The number of the training: 2 after the run was resumed once."""
         self.source: Path | None = None
         """The folder or file that the history was read from."""
         self.under_way = False
         """Whether the run still trained when the history was read."""
         self.loop = ""
         """What took the steps: "lightning", "transformers" or "own"; "" if it was not recorded."""
+        self.way = ""
+        """What measured: the name of the collector; "" if it was not recorded."""
         self.withheld = ""
         """Why the noise scale of the run is withheld, and what to do; "" if it is not."""
         self.why_nothing = ""
@@ -197,15 +201,7 @@ class History(Mapping[str, NDArray[np.float64]]):
         share = (step - before[0]) / (steps[rows - 1] - before[0])
         columns["examples"][-1] = before[1] + share * (columns["examples"][-1] - before[1])
         columns["step"][-1] = step
-        part = self.from_columns(
-            columns,
-            unit=self.unit,
-            confidence=self.confidence,
-            optimizer=self.optimizer,
-            parameters=self.parameters,
-        )
-        part.source, part.loop, part.withheld = self.source, self.loop, self.withheld
-        return part
+        return self._part(columns)
 
     def between(self, start: float, end: float) -> History:
         """Return the part of the run after `start` and up to `end`. Its steps begin at 0.
@@ -224,13 +220,14 @@ class History(Mapping[str, NDArray[np.float64]]):
         if start:
             columns["examples"] -= np.interp(start, [0, *steps], [0, *whole["examples"]])
             columns["step"] -= start
-        return self.from_columns(
-            columns,
-            unit=self.unit,
-            confidence=self.confidence,
-            optimizer=self.optimizer,
-            parameters=self.parameters,
-        )
+        return self._part(columns)
+
+    def _part(self, columns: Mapping[str, NDArray[np.float64]]) -> History:
+        """Return other rows of the run, of which the same is known."""
+        part = self.from_columns(columns)
+        vars(part).update({name: value for name, value in vars(self).items() if name[0] != "_"})
+        part.last_step, part.under_way = float(columns["step"][-1]), False
+        return part
 
     def append(self, **row: float) -> None:
         """Add the row of one log step. Columns that are not given become NaN."""
@@ -314,28 +311,29 @@ class History(Mapping[str, NDArray[np.float64]]):
 
         return pandas.DataFrame({name: self[name] for name in self}).set_index("step")
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return all rows, in builtin types."""
-        columns = {name: values.tolist() for name, values in self._columns.items()}
-        return {
-            "stride": self._stride,
-            "seen": self._seen,
-            "last_step": self.last_step,
-            "pending": self._pending,
-            "columns": columns,
-            "optimizer": {} if self.optimizer is None else self.optimizer.numbers,
-            "withheld": self.withheld,
-        }
+    @property
+    def thinning(self) -> dict[str, Any]:
+        """How rows have been merged so far, which only this history needs when it goes on."""
+        if self._stride == 1:
+            return {}
+        of_rows = {"stride": self._stride, "seen": self._seen, "last_step": self.last_step}
+        return {**of_rows, "pending": self._pending}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`. Columns that are missing in it are filled with NaN."""
-        self._stride, self._seen = state["stride"], state["seen"]
-        self.last_step = state["last_step"]
-        self.withheld = state.get("withheld", "")
-        columns = state["columns"]
-        self._pending = state["pending"]
-        unknown = [float("nan")] * len(columns["step"])
-        self._columns = {name: array("d", columns.get(name, unknown)) for name in self}
+    def go_on_from(self, earlier: History, thinning: Mapping[str, Any]) -> None:
+        """Continue the rows of the same run. Columns that are missing in these are NaN.
+
+        Args:
+            earlier: The rows so far.
+            thinning: Its `thinning`.
+        """
+        self.run, self.attempt = earlier.run, earlier.attempt + 1
+        self.last_step = float(thinning.get("last_step", earlier.last_step))
+        self.withheld = earlier.withheld
+        self._stride = int(thinning.get("stride", 1))
+        self._seen = int(thinning.get("seen", len(earlier)))
+        self._pending = thinning.get("pending")
+        unknown = np.full(len(earlier), np.nan)
+        self._columns = {n: array("d", earlier.get(n, unknown).tolist()) for n in self}
 
 
 def as_history(columns: Mapping[str, NDArray[np.float64]]) -> History:

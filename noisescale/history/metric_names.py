@@ -10,12 +10,6 @@ from noisescale.refusal import Refusal, TypeRefusal
 ROOT = "noise_scale/"
 """The beginning of the names of all logged metrics."""
 
-OF_OPTIMIZER = ("optimizer_kind", "optimizer_beside", "optimizer_share")
-"""Metrics of the optimizer, without their prefix, see `OptimizerMix`."""
-
-ABOUT_RUN = (*OF_OPTIMIZER, "parameters")
-"""Metrics, without their prefix, that are about the run and not about a step."""
-
 TRAINER_PREFIXES = ("", "train/")
 """Prefixes that trainers add. The Trainer of transformers adds "train/" in TensorBoard."""
 

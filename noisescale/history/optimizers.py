@@ -7,25 +7,23 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, auto
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-from noisescale.history.metric_names import OF_OPTIMIZER
+from numpy.typing import NDArray
 
 
-class OptimizerKind(IntEnum):
-    """A kind of optimizers. Logs contain the number, as they only hold numbers."""
+class OptimizerKind(Enum):
+    """A kind of optimizers. A run's document has the name."""
 
-    SGD = 1
-    MOMENTUM = 2
-    ADAM = 3
-    OTHER = 4
-    SIGN = 5
-    SPECTRAL = 6
-    SCHEDULE_FREE = 7
+    SGD = auto()
+    MOMENTUM = auto()
+    ADAM = auto()
+    OTHER = auto()
+    SIGN = auto()
+    SPECTRAL = auto()
+    SCHEDULE_FREE = auto()
 
     @property
     def title(self) -> str:
@@ -77,11 +75,26 @@ class OptimizerMix:
         share = f"{100 * self.share:.0f} % of the parameters"
         return f"{self.kind.title} on {share} and {self.beside.title} on others"
 
-    @property
-    def numbers(self) -> dict[str, float]:
-        """What logs have of it, by the names of metrics without their prefix."""
-        found = (self.kind,) if self.beside is None else (self.kind, self.beside, self.share)
-        return dict(zip(OF_OPTIMIZER, map(float, found), strict=False))
+    def to_dict(self) -> dict[str, str | float | None]:
+        """Return it in builtins, as a run's document has it."""
+        beside = None if self.beside is None else self.beside.name.lower()
+        return {"kind": self.kind.name.lower(), "beside": beside, "share": self.share}
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any] | None) -> OptimizerMix | None:
+        """Return what `to_dict` was made of.
+
+        Raises:
+            KeyError: If a part is missing, or there is no such kind.
+        """
+        if found is None:
+            return None
+        beside = found["beside"]
+        return cls(
+            OptimizerKind[str(found["kind"]).upper()],
+            None if beside is None else OptimizerKind[str(beside).upper()],
+            float(found["share"]),
+        )
 
     @classmethod
     def of(cls, *optimizers: Any) -> OptimizerMix:
@@ -116,28 +129,9 @@ class OptimizerMix:
         total = elements.total()
         ranked = [kind for kind, n in elements.most_common() if n >= SMALLEST_SHARE * total]
         if not total or len(ranked) == 1:
-            return cls(*ranked[:1] or [named])
+            return cls((ranked or [named])[0])
         main, beside, *_ = ranked
         return cls(main, beside, elements[main] / total)
-
-    @classmethod
-    def from_log(cls, logged: Mapping[str, ArrayLike]) -> OptimizerMix | None:
-        """Return what the last row with a known kind says; None without such a row.
-
-        A row may say more than the rows before: the kind may be found in a later step.
-
-        Args:
-            logged: `numbers`, or columns of them, among other metrics.
-        """
-        rows = {name: np.atleast_1d(logged[name]) for name in OF_OPTIMIZER if name in logged}
-        known = np.flatnonzero(np.isin(rows.get(OF_OPTIMIZER[0], []), list(OptimizerKind)))
-        if not known.size:
-            return None
-        last = (rows[name][known[-1]] if name in rows else np.nan for name in OF_OPTIMIZER)
-        kind, beside, share = map(float, last)
-        if beside in set(OptimizerKind) and 0 < share <= 1:
-            return cls(OptimizerKind(int(kind)), OptimizerKind(int(beside)), share)
-        return cls(OptimizerKind(int(kind)))
 
 
 _HOW = (

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a run into a `History`, from its record, and its other metrics from its logger's files."""
+"""Read a run into a `History`, from its document, and its other metrics from its logger's files."""
 
 from __future__ import annotations
 
-import math
+import json
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import NoReturn
@@ -14,148 +14,178 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from noisescale.history.checkpoints import history_in_checkpoint, is_checkpoint
+from noisescale.history.checkpoints import document_in_checkpoint, is_checkpoint
 from noisescale.history.csv_log import CsvLog
+from noisescale.history.document import Document, Part
 from noisescale.history.event_log import EventLog
 from noisescale.history.history import History
-from noisescale.history.increments import MEASURED
-from noisescale.history.log import AFTER, COLUMN_OF, Log
 from noisescale.history.metric_names import ROOT, monitor_of, name_in, prefix_of
-from noisescale.history.mlflow_log import MlflowLog, files_of_run, is_database
-from noisescale.history.optimizers import OptimizerMix
-from noisescale.history.record_log import RecordLog
-from noisescale.history.run_files import files_of, files_of_rows, only_run_in
-from noisescale.history.trackers import RECORD, refuse_chart
+from noisescale.history.record import RECORD
+from noisescale.history.run_files import logs_of, only_run_in
 from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
 Array = NDArray[np.float64]
 
-_ALWAYS = ("step", "examples", "batch_size")
-"""Columns that each row needs."""
-
 
 def read_run(
-    path: str | PathLike[str],
-    *,
-    optimizer: int = 0,
-    monitor: str | None = None,
-    allow_truncated: bool = False,
+    path: str | PathLike[str], *, optimizer: int = 0, monitor: str | None = None
 ) -> History:
     """Read the history that `NoiseScaleMonitor` recorded in one run.
 
-    It is in the file noise_scale.jsonl in the run's folder. Runs of earlier versions have it in
-    TensorBoard's event files or a CSVLogger's metrics.csv, which are read if there is no record. A
-    checkpoint has it, too. MLflow's database and folders, and CSV files that W&B or MLflow
-    exported, have what the logger shows: then steps and examples are those as logged, and a warning
-    says so.
+    It is in the file noise_scale.jsonl in the run's folder, and in each of its checkpoints. Steps
+    that were trained twice, as the run was resumed from a checkpoint, count once, with their last
+    values.
 
-    If a run was resumed from a checkpoint, some steps were trained twice. These steps count once,
-    with their last values.
+    If several runs wrote into one file, the one that began last is read. To read another, put its
+    name behind the file: "runs/a/noise_scale.jsonl/3fa9c1d2".
 
     Args:
-        path: The folder of a run, one of its files, a checkpoint, a database of MLflow (with the
-            id of a run behind it, if it has several), or a parent folder that contains a single
+        path: The folder of a run, its file, a checkpoint, or a parent folder that contains a single
             run.
         optimizer: The number of the optimizer, if several were measured (manual optimization).
         monitor: The name of the monitor, if it has a name.
-        allow_truncated: Accept an event file that ends within a record, and read its whole records.
-            The event files of a run that still trains may end like this.
 
     Returns:
-        The same history as `monitor.history`, with all rows. From a file of an earlier version it
-        has the precision of this file (float32 in TensorBoard), and the unit is "examples".
+        The same history as `monitor.history`, with all rows.
 
     Raises:
         ValueError: If nothing was logged, the file is damaged, or the folder has several runs.
         OSError: If the run cannot be read.
-        MissingExtraError: If there are event files, and TensorBoard is not installed.
     """
-    path = only_run_in(Path(path))
+    path, run = only_run_in(Path(path)), ""
+    if path.parent.name == RECORD:
+        path, run = path.parent.parent, path.name
     if is_checkpoint(path):
-        return history_in_checkpoint(path, monitor or "", optimizer)
-    files = files_of_rows(path)
-    log = _read_whole(open_rows(path, files), files, allow_truncated=allow_truncated)
-    return history_in(log, path, monitor or "", optimizer)
+        return history_in(document_in_checkpoint(path), path, monitor or "", optimizer)
+    return history_in(read_document(path / RECORD), path, monitor or "", optimizer, run)
 
 
-def open_rows(path: Path, files: Sequence[Path]) -> Log:
-    """Return the log with a run's rows, of which nothing has been read yet.
-
-    Args:
-        path: The run.
-        files: Its `files_of_rows`.
+def read_document(file: Path) -> Document:
+    """Read a file noise_scale.jsonl. A last line that is not whole is left out, with a warning.
 
     Raises:
-        MissingExtraError: If there is no record but event files, and TensorBoard is not installed.
+        Refusal: If a line is none of a document.
+        OSError: If the file cannot be read.
     """
-    return RecordLog(files[0]) if files[0].name == RECORD else open_log(path)
-
-
-def open_log(path: Path, *names: str) -> Log:
-    """Return the logger's log of a run, of which nothing has been read yet.
-
-    Args:
-        path: The run's folder or file.
-        *names: Names of metrics that are wanted, besides the monitor's.
-
-    Raises:
-        MissingExtraError: If there are event files, and TensorBoard is not installed.
-    """
-    if is_checkpoint(path):
-        raise Refusal(
-            path,
-            "be the files of a logger",
-            "a checkpoint, which has the history alone",
-            "Run `noisescale predict` with it, or name the folder that the logger wrote to.",
+    *lines, rest = file.read_bytes().split(b"\n")
+    document = Document()
+    for number, line in enumerate(lines, start=1):
+        try:
+            document.add(json.loads(line))
+        except Refusal:
+            raise
+        except (ValueError, TypeError, AttributeError, LookupError):
+            raise Refusal(
+                file,
+                "have a row of a history in each line",
+                printable(line[:60].decode(errors="replace")),
+                "Remove the line, or copy the file again.",
+                at=(file, number),
+            ) from None
+    if rest:
+        warnings.warn(
+            f"{printable(file)} ends within line {len(lines) + 1}, as if the run was killed while"
+            " it wrote this line. The line is left out.",
+            stacklevel=4,
         )
-    files = files_of(path)
-    if is_database(path.parent) or files_of_run(path):
-        return MlflowLog(path)
-    return (CsvLog if any(file.suffix == ".csv" for file in files) else EventLog)(path, *names)
+    return document
 
 
-def read_log(path: Path, *names: str, allow_truncated: bool = False) -> Log:
-    """Return the whole log of a run, see `open_log`.
+def history_in(
+    document: Document, path: Path, monitor: str, optimizer: int, run: str = ""
+) -> History:
+    """Return what a monitor ("" is one without a name) measured of an optimizer.
 
-    Raises:
-        ValueError: If a file is damaged, or ends within a record.
-        OSError: If the run cannot be read.
-    """
-    return _read_whole(open_log(path, *names), files_of(path), allow_truncated=allow_truncated)
-
-
-def _read_whole(log: Log, files: list[Path], *, allow_truncated: bool) -> Log:
-    log.read(files)
-    log.check_endings(allow_truncated=allow_truncated)
-    return log
-
-
-def history_in(log: Log, path: Path, monitor: str, optimizer: int) -> History:
-    """Return what a monitor ("" is one without a name) logged of an optimizer.
+    Args:
+        document: The document of the run.
+        path: The run.
+        monitor: The name of the monitor.
+        optimizer: The number of the optimizer.
+        run: The name of the run, if the document has several. Default: the one that began last.
 
     Raises:
-        Refusal: If it logged nothing, or no whole row.
+        Refusal: If it measured nothing, or there is no such monitor, optimizer or run.
     """
     prefix = prefix_of(optimizer, monitor)
-    rows = log.rows(prefix)
-    if not log.has_record and "batch_size" in rows and "step" not in rows:
-        rows |= log.steps_as_logged(prefix, rows["batch_size"])
+    runs = document.runs(prefix)
+    if not runs:
+        _refuse_unmeasured(document, path, monitor, optimizer)
+    if run and run not in runs:
+        names = ", ".join(runs)
+        raise Refusal("run", f"be the name of a run in {path}", run, f"Its runs: {names}.")
+    name = run or next(reversed(runs))
+    if prefix in document.mixed and not run:
+        others = ", ".join(str(path / RECORD / each) for each in runs if each != name)
         warnings.warn(
-            f"{printable(path)} has only what a logger shows, not {RECORD}. Steps and examples are"
-            " those under which it was logged, and what was measured between its rows is not known."
-            f" If the run's folder has {RECORD}, name that folder.",
-            stacklevel=2,
+            f"Several runs wrote into {printable(path / RECORD)} at the same time. The one that"
+            f" began last is read. To read another, give {printable(others)}.",
+            stacklevel=3,
         )
-    found = history_of(rows, printable(path), (monitor, optimizer), log.other_names(prefix))
-    found.unit, found.confidence, found.loop = log.about.get(
-        prefix, (found.unit, found.confidence, found.loop)
-    )
-    if reason := log.withheld.get(prefix):
-        found.withhold(reason)
-    found.source = path
-    found.under_way = isinstance(log, RecordLog) and is_written(log, found)
+    found = _history_of(runs[name], path)
+    file = path / RECORD
+    if not runs[name].header.get("ended") and file.is_file():
+        found.under_way = time.time() - file.stat().st_mtime <= usual_gap(found)
     return found
+
+
+def _history_of(part: Part, path: Path) -> History:
+    try:
+        found = part.history()
+    except (ValueError, TypeError, LookupError):
+        raise Refusal(
+            path,
+            "have a whole header of each history",
+            printable(json.dumps(part.header)[:100]),
+            "Copy the file again, or take another checkpoint.",
+            word="damaged",
+        ) from None
+    if not len(found):
+        raise Refusal(
+            path,
+            "have a row of the history",
+            "none, as no step was measured" if found.why_nothing else "none",
+            found.why_nothing or "Wait until the monitor has logged once.",
+            word="unmeasured" if found.why_nothing else "empty",
+        )
+    if part.lost is not None:
+        after, before = part.lost
+        warnings.warn(
+            f"{printable(path)} lacks the rows between the steps {after:,.0f} and {before:,.0f}."
+            " What was measured there does not count.",
+            stacklevel=4,
+        )
+    found.source = path
+    return found
+
+
+def _refuse_unmeasured(document: Document, path: Path, monitor: str, optimizer: int) -> NoReturn:
+    """Raise a Refusal of a document that has nothing of a monitor and an optimizer."""
+    found = {monitor_of(f"{of}batch_size") or ("", 0) for of, _ in document.parts}
+    if any(name == monitor for name, _ in found):
+        raise Refusal(
+            "optimizer",
+            f"be the number of an optimizer that was measured in {path}",
+            optimizer,
+            "Leave it out for the first optimizer.",
+            word="absent",
+        )
+    if found:
+        names = sorted({repr(name) if name else "one without a name" for name, _ in found})
+        raise Refusal(
+            "monitor",
+            f"be the name of a monitor in {path}",
+            repr(monitor or None),
+            f"Its monitors: {', '.join(names)}.",
+            word="absent",
+        )
+    raise Refusal(
+        path,
+        "have a row of the history",
+        "an empty file",
+        "Wait until the monitor has logged once.",
+        word="empty",
+    )
 
 
 PATIENCE = 60.0
@@ -172,37 +202,19 @@ def usual_gap(history: Mapping[str, Array]) -> float:
     return max(PATIENCE, GAPS * float(np.median(known))) if len(known) else PATIENCE
 
 
-def is_written(record: RecordLog, history: Mapping[str, Array]) -> bool:
-    """Return whether a run still trains: it has not ended, and no row is late."""
-    if record.ended or record.last_row_at is None:
-        return False
-    return time.time() - record.last_row_at <= usual_gap(history)
-
-
-def read_monitor(log: Log, path: Path, metric: str) -> tuple[Log, tuple[str, int], float] | None:
-    """Return what a monitor measured in a run of which another metric was read.
+def read_log(path: Path) -> CsvLog | EventLog:
+    """Return the logger's log of a run.
 
     Args:
-        log: The logger's log.
-        path: The run.
-        metric: The other metric.
+        path: The run's folder or file.
 
-    Returns:
-        The log with the monitor's rows, the names of the monitor and the optimizer, and how many
-        steps the logger's log is behind the optimizer. None if there is no monitor.
+    Raises:
+        ValueError: If a file is damaged.
+        OSError: If the run cannot be read.
+        MissingExtraError: If there are event files, and TensorBoard is not installed.
     """
-    files = files_of_rows(path)
-    record = open_rows(path, files)
-    rows = record if isinstance(record, RecordLog) else log
-    if rows is record:
-        rows.read(files)
-    who = min((who for name in rows.metrics if (who := monitor_of(name))), default=("", 0))
-    if isinstance(rows, RecordLog):
-        return rows, who, rows.steps_behind
-    prefix = prefix_of(who[1], who[0])
-    clock = next((name for name in rows.metrics if name_in(name, prefix) == "step"), "")
-    at, steps, _ = rows.metric(clock, like=metric)
-    return (rows, who, steps_behind(at, steps)) if len(at) else None
+    files = logs_of(path)
+    return CsvLog(files[0]) if files[0].suffix == ".csv" else EventLog(path, files)
 
 
 def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
@@ -222,34 +234,36 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
         OSError: If the run cannot be read.
     """
     path = only_run_in(Path(path))
-    log = read_log(path, name, allow_truncated=True)
+    log = read_log(path)
     steps, values, _ = log.metric(name)
     known = np.isfinite(values)
     if not known.any():
-        refuse_metric(path, name, metrics_of(path))
-    measured = read_monitor(log, path, name)
-    as_logged = not log.has_record and any(monitor_of(each) for each in log.metrics)
-    if measured is None and not as_logged:
-        raise Refusal(
-            path,
-            "be a run with NoiseScaleMonitor",
-            "no metrics of the monitor",
-            "Add `NoiseScaleMonitor()` to the callbacks of the Trainer.",
-        )
-    at, found = steps[known] + (measured[2] if measured else 0.0), values[known]
+        refuse_metric(path, name, log.names)
+    at, found = steps[known] + steps_behind(monitored_history(path)), values[known]
     last = mark_last(at)
     order = np.argsort(at[last], kind="stable")
     return at[last][order], found[last][order]
 
 
-def metrics_of(path: Path) -> list[str]:
-    """Return the names of all metrics of a run."""
-    log = read_log(path, allow_truncated=True)
-    if not isinstance(log, EventLog):
-        return log.names if isinstance(log, CsvLog) else log.metrics
-    every = EventLog(path, every=True)
-    every.read(files_of(path))
-    return every.metrics
+def monitored_history(path: Path) -> History | None:
+    """Return what the first monitor of a run measured of its first optimizer, if there is any.
+
+    Raises:
+        Refusal: If the record is damaged.
+    """
+    file = (path.parent if path.is_file() else path) / RECORD
+    if not file.is_file():
+        return None
+    document = read_document(file)
+    who = min(
+        filter(None, (monitor_of(f"{of}batch_size") for of, _ in document.parts)), default=None
+    )
+    try:
+        return None if who is None else history_in(document, file.parent, *who)
+    except Refusal as refused:
+        if refused.word not in ("empty", "unmeasured"):
+            raise
+        return None
 
 
 def refuse_metric(path: Path, name: str, names: Iterable[str]) -> NoReturn:
@@ -263,162 +277,32 @@ def refuse_metric(path: Path, name: str, names: Iterable[str]) -> NoReturn:
     )
 
 
-def steps_behind(logged_at: ArrayLike, steps: ArrayLike) -> float:
+def steps_behind(history: Mapping[str, Array] | None) -> float:
     """Return how many steps a trainer's log is behind the optimizer: 0 or 1.
 
     Trainers log under the number of the step, or of the step before. The monitor's rows of a step
     that was measured show which.
-
-    Args:
-        logged_at: The step under which each of the monitor's rows was logged.
-        steps: The optimizer step that each of these rows contains.
-
-    Examples:
-        >>> steps_behind([9, 19], [10, 20]), steps_behind([10, 20], [10, 18])
-        (1.0, 0.0)
     """
-    return float(np.subtract(steps, logged_at).max().clip(0, 1))
+    if history is None or not np.isfinite(history["behind"]).any():
+        return 0.0
+    return float(np.nanmax(history["behind"]).clip(0, 1))
 
 
-def mark_last(steps: Array) -> NDArray[np.bool_]:
+def mark_last(steps: ArrayLike) -> NDArray[np.bool_]:
     """Mark the values that count, by their steps in the order of logging.
 
     Of one step the last value counts. What a resumed run trained again counts once.
 
     Examples:
-        >>> mark_last(np.array([1.0, 2.0, 2.0, 5.0, 3.0, 4.0]))
+        >>> mark_last([1.0, 2.0, 2.0, 5.0, 3.0, 4.0])
         array([ True, False,  True, False,  True,  True])
     """
-    earliest_after = np.minimum.accumulate(steps[::-1])[::-1][1:]
-    return np.append(steps[:-1] < earliest_after, True)[: len(steps)]
-
-
-def rows_that_count(columns: Mapping[str, Array]) -> NDArray[np.bool_]:
-    """Mark the rows that the history of the run has, of the rows that were logged.
-
-    Where no step was measured since the row before, a log step says that row again, without what
-    steps added. Such a row does not count if the row that it says again is there. After a resume it
-    tells where the run went on: what was measured behind that step was trained again. Of the steps
-    that were trained again the last ones count, see `mark_last`.
-
-    Args:
-        columns: The rows in the order of logging, with the column `step`.
-    """
-    step = columns["step"]
-    if AFTER in columns:  # a record says what each row follows
-        goes_on_at = np.minimum.accumulate(columns[AFTER][::-1])[::-1][1:]
-        return np.append(step[:-1] <= goes_on_at, True)[: len(step)]
-    kept = np.ones(len(step), dtype=bool)
-    units = columns.get(MEASURED, np.full(len(step), math.nan))
-    for row in np.flatnonzero(np.isnan(units)) if np.isfinite(units).any() else ():
-        if (step[:row][kept[:row]] == step[row]).any():
-            kept[row] = False
-            kept[:row] &= ~((step[:row] > step[row]) & (units[:row] > 0))
-    where = np.flatnonzero(kept)
-    kept[where] = mark_last(step[where])
-    return kept
+    at = np.asarray(steps, dtype=np.float64)
+    earliest_after = np.minimum.accumulate(at[::-1])[::-1][1:]
+    return np.append(at[:-1] < earliest_after, True)[: len(at)]
 
 
 def _is_metric(name: str) -> bool:
     """Return whether a tag or column is a metric for which a goal makes sense."""
     kinds = ("custom_scalars__config__", "text_summary", "step", "epoch")
     return not name_in(name, ROOT) and not name.endswith(kinds)
-
-
-def history_of(
-    logged: Mapping[str, NDArray[np.float64]],
-    source: str,
-    asked: tuple[str, int],
-    others: Sequence[str],
-) -> History:
-    """Return the history from its columns as they were logged.
-
-    Args:
-        logged: The columns by metric, without its prefix.
-        source: The name of the run in error messages.
-        asked: The monitor's name ("" if it has none) and the optimizer's number.
-        others: The names of other metrics of the run.
-
-    Raises:
-        Refusal: If the monitor logged nothing or no whole row, or if only another monitor did.
-    """
-    monitor, optimizer = asked
-    prefix = prefix_of(optimizer, monitor)
-    parameters = np.asarray(logged.get("parameters", ()))
-    parameters = parameters[np.isfinite(parameters)]
-    columns = {
-        COLUMN_OF.get(name, name): values
-        for name, values in logged.items()
-        if name in (*COLUMN_OF, AFTER) or name.startswith("group/")
-    }
-    if missing := [name for name in _ALWAYS if name not in columns]:
-        refuse_chart(source, others)
-        _refuse_unmeasured(source, asked, [*(prefix + name for name in logged), *others])
-        if not (logged or others):
-            raise Refusal(
-                source,
-                "be a run that was logged",
-                "a log without metrics",
-                "Name the folder that the logger wrote to, or wait until it has written.",
-                word="empty",
-            )
-        if "step" in missing and logged:
-            raise Refusal(
-                source,
-                f"have the file {RECORD} beside the logger's files",
-                "the logger's files alone",
-                f"NoiseScaleMonitor writes {RECORD} into the run's folder: copy it, too.",
-                word="unrecorded",
-            )
-        has = f"other metrics are {printable(', '.join(others[:5]))}" if others else "nothing else"
-        raise Refusal(
-            source,
-            "be a run with NoiseScaleMonitor",
-            f"no metric {prefix}{missing[0]} ({has})",
-            "Add `NoiseScaleMonitor()` to the callbacks of the Trainer.",
-            word="unmeasured",
-        )
-    complete = np.logical_and.reduce([np.isfinite(columns[name]) for name in _ALWAYS])
-    columns = {name: values[complete] for name, values in columns.items()}
-    if not complete.any():
-        raise Refusal(
-            source,
-            "have a whole row of NoiseScaleMonitor's metrics",
-            "none",
-            "Train until the monitor has logged once.",
-            word="empty",
-        )
-    kept = rows_that_count(columns)
-    columns = {name: values[kept] for name, values in columns.items() if name != AFTER}
-    unresolved = np.full(len(columns["step"]), math.inf)
-    high = columns.get("high", unresolved)
-    columns["high"] = np.where(np.isnan(high), math.inf, high)
-    return History.from_columns(
-        columns,
-        optimizer=OptimizerMix.from_log(logged),
-        parameters=float(parameters[-1]) if len(parameters) else math.nan,
-    )
-
-
-def _refuse_unmeasured(source: str, asked: tuple[str, int], tags: Sequence[str]) -> None:
-    """Raise a Refusal if only other monitors or optimizers have tags here."""
-    found = {who for tag in tags if (who := monitor_of(tag)) is not None}
-    if not found or asked in found:
-        return
-    monitor, optimizer = asked
-    if any(name == monitor for name, _ in found):
-        raise Refusal(
-            "optimizer",
-            f"be the number of an optimizer that was measured in {source}",
-            optimizer,
-            "Leave it out for the first optimizer.",
-            word="absent",
-        )
-    names = ", ".join(sorted({repr(name) if name else "one without a name" for name, _ in found}))
-    raise Refusal(
-        "monitor",
-        f"be the name of a monitor in {source}",
-        repr(monitor or None),
-        f"Its monitors: {names}.",
-        word="absent",
-    )

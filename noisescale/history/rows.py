@@ -9,32 +9,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from noisescale.estimation.level import Level
-from noisescale.estimation.moments import GradientMoments
 from noisescale.history.increments import SQUARES, SUMS
-from noisescale.refusal import Refusal
 
 Array = NDArray[np.float64]
-
-LARGEST_ROUNDING = 0.1
-"""The largest rounding of running sums in float32, as a share of a row's |g|².
-
-A row with a larger rounding error cannot be used.
-"""
-
-MANY_ROUNDED = 0.1
-"""A run is refused if a larger share of its steps than this is in rows that cannot be used."""
-
-
-RUNNING_SUMS = ("sum_weight", "sum_noise_trace", "sum_grad_sq_norm")
-"""Columns and tags of older logs: totals since the beginning of the run."""
 
 
 class Rows(NamedTuple):
     """Sums over the measured steps between one row of a history and the next.
 
     S and Q are tr(Σ) and |G|² of a unit, divided by the |g|² of the units before it. A unit is a
-    measured step. In a log that only has running sums, a unit is a whole row.
+    measured step.
     """
 
     units: Array
@@ -55,29 +39,17 @@ class Rows(NamedTuple):
     """Σw²(Q - Q̄)² around the row's own mean."""
 
     @classmethod
-    def of(cls, history: Mapping[str, Array], batch_size: Array) -> Rows | None:
-        """Return the rows; None if a history has neither increments nor running sums.
-
-        If a row has both, its increments are used.
+    def of(cls, history: Mapping[str, Array]) -> Rows | None:
+        """Return the rows; None if a history has no increments.
 
         Args:
             history: A history with at least one row.
-            batch_size: Mean global batch size of each row.
-
-        Raises:
-            ValueError: If the running sums were rounded to float32 and are too coarse.
         """
         names = (*SUMS, *SQUARES)
-        unknown = np.full(len(batch_size), np.nan)
+        unknown = np.full(len(history["step"]), np.nan)
         logged = [np.asarray(history.get(name, unknown), dtype=np.float64) for name in names]
-        units, weight, sq_weight = logged[:3]
-        if not np.isfinite(sq_weight).all():  # earlier logs have none: all units of one weight
-            logged[2] = np.where(np.isfinite(sq_weight), sq_weight, weight**2 / np.fmax(units, 1))
         known = np.asarray(np.isfinite(logged).all(axis=0))
         rows = cls(*logged)
-        if not known.all() and (summed := _from_running_sums(history, batch_size, known)):
-            rows = cls(*(np.where(known, a, b) for a, b in zip(rows, summed, strict=True)))
-            known = np.asarray(np.isfinite(rows).all(axis=0))
         if not (rows.weight[known] > 0).any():
             return None
         rows = cls(*(np.where(known & (rows.weight > 0), column, 0.0) for column in rows))
@@ -115,48 +87,3 @@ class Rows(NamedTuple):
         """S̄ and Q̄ of each row; 0 without measured units."""
         weight = np.maximum(self.weight, 1e-300)
         return self.noise_trace / weight, self.grad_sq_norm / weight
-
-
-def _from_running_sums(
-    history: Mapping[str, Array], batch_size: Array, elsewhere: NDArray[np.bool_]
-) -> Rows | None:
-    """Return the rows from the running sums of older logs; NaN where a row has no sums."""
-    if not all(name in history for name in RUNNING_SUMS):
-        return None
-    sums = np.array([history[name] for name in RUNNING_SUMS], dtype=np.float64)
-    known = np.isfinite(sums).all(axis=0)
-    coarse = bool((sums[:, known] == sums[:, known].astype(np.float32)).all())
-    ulp = np.spacing(np.abs(sums).astype(np.float32)) if coarse else np.zeros_like(sums)
-    rounding = ulp[2] + ulp[1] / batch_size
-    columns = np.full((len(Rows._fields), len(batch_size)), np.nan)
-    rounded = np.zeros(len(batch_size), dtype=bool)
-    level = Level()
-    where = np.flatnonzero(known)
-    added = np.diff(sums[:, where], prepend=0.0).T.tolist()
-    for k, (weight, noise, signal) in zip(where.tolist(), added, strict=True):
-        if weight > 0:
-            moments = GradientMoments(grad_sq_norm=signal / weight, noise_trace=noise / weight)
-            size = float(batch_size[k])
-            sq_norm = moments.grad_sq_norm + moments.noise_trace / size
-            # The first row is its own level: it has many steps, or the whole has many rows.
-            level = level if level.sq_norm else Level(max(sq_norm, 0.0))
-            relative, level = level.step(moments, size)
-            if relative is not None:
-                noise_trace = weight * relative.noise_trace
-                grad_sq_norm = weight * relative.grad_sq_norm
-                # The squares of a single unit are zero.
-                columns[:, k] = 1.0, weight, weight**2, noise_trace, grad_sq_norm, 0.0, 0.0, 0.0
-            rounded[k] = rounding[k] > LARGEST_ROUNDING * weight * sq_norm
-        elif weight == 0:
-            columns[:, k] = 0.0
-    steps = np.diff(history["step"], prepend=0)
-    if steps[rounded & ~elsewhere].sum() > MANY_ROUNDED * steps.sum():
-        raise Refusal(
-            "history",
-            "have precise sums",
-            "running totals in float32",
-            "Their rounding error is too large compared with what a row adds. Read the"
-            " metrics.csv of the same run, or measure again: the monitor now logs the"
-            " sums of each row.",
-        )
-    return Rows(*columns)

@@ -7,80 +7,66 @@ import re
 from pathlib import Path
 
 from noisescale.history.checkpoints import is_checkpoint
-from noisescale.history.mlflow_log import files_of_run, is_database, runs_in_database, runs_in_store
-from noisescale.history.trackers import RECORD, refuse_tracker
+from noisescale.history.record import RECORD
+from noisescale.history.trackers import refuse_tracker
 from noisescale.printable import printable
 from noisescale.refusal import FileRefusal, Refusal
 
-_FILES = ("events.out.tfevents.*", "metrics.csv")
+_LOGS = ("events.out.tfevents.*", "metrics.csv")
+
+_HOW_TO_NAME = "Name the folder of the run, for example lightning_logs/version_0."
 
 
 def runs_in(path: Path) -> list[Path]:
     """Return the runs at a path or below it, in the order in which they were last written.
 
     Returns:
-        The path itself, if it is a file, a folder with the files of a run, or a checkpoint. Of a
-        record its folder. Of a database of MLflow see `runs_in_database`.
+        Folders with a record. The path itself, if it is a checkpoint.
 
     Raises:
-        ValueError: If there are only runs of W&B without a record. Their files cannot be read.
+        ValueError: If it is a file of something else, or there are only runs without a record.
         OSError: If the path does not exist.
     """
-    if is_database(path):
-        return runs_in_database(path)
-    if path.suffix == ".wandb" and (path.parent / "files" / RECORD).is_file():
-        return [path.parent / "files"]
-    if path.is_file():
-        refuse_tracker(path)
-        return [path.parent if path.name == RECORD else path]
-    if is_database(path.parent):
-        return [run for run in runs_in_database(path.parent) if path.name in run.parts] or [path]
+    if path.is_file() and path.name == RECORD:
+        return [path.parent]
+    named = path.parent.name == RECORD and path.parent.is_file()  # by its name within the file
+    if named or is_checkpoint(path) or (path / RECORD).is_file():
+        return [path]
     if not path.exists():
         raise FileRefusal(
-            "run",
-            "be a folder or a file",
-            f"{path}, which does not exist",
-            "Name the folder that the logger wrote to, for example lightning_logs/version_0.",
+            "run", "be a folder or a file", f"{path}, which does not exist", _HOW_TO_NAME
         )
-    if files_of_rows(path) or is_checkpoint(path):
-        return [path]
-    runs = {file.parent for pattern in (*_FILES, RECORD) for file in path.rglob(pattern)}
+    runs = {file.parent for file in path.rglob(RECORD)}
     if not runs:
+        _refuse_file_beside(path)
         refuse_tracker(path)
-        runs = set(runs_in_store(path))
-        runs.update(*(runs_in_database(file) for file in path.rglob("*.db") if is_database(file)))
-    return sorted(runs, key=lambda run: (_last_written(run), run))
+        _refuse_logs(path)
+    return sorted(runs, key=lambda run: (_time_of_change(run / RECORD), run))
 
 
-def files_of(run: Path) -> list[Path]:
-    """Return the logger's files of a run: its event files, in order, one CSV file, or MLflow's."""
-    if run.is_file():
-        return [run]
-    if is_database(run.parent):
-        return [run.parent]
-    return (
-        sorted(run.glob(_FILES[0]), key=_in_order) or list(run.glob(_FILES[1])) or files_of_run(run)
-    )
+def logs_of(run: Path) -> list[Path]:
+    """Return the logger's files of a run: its event files, in order, or one CSV file.
 
-
-def files_of_rows(run: Path) -> list[Path]:
-    """Return the files with the monitor's rows: the record, or else the logger's files."""
-    record = (run.parent if run.is_file() else run) / RECORD
-    return [record] if record.exists() else files_of(run)
-
-
-def _last_written(run: Path) -> float:
-    """Return the time at which a run's files were last written, in seconds since the epoch."""
-    return max(
-        (file.stat().st_mtime for file in (*files_of(run), *files_of_rows(run))), default=0.0
-    )
+    Raises:
+        Refusal: If there are none.
+    """
+    found = [run] if run.is_file() else sorted(run.glob(_LOGS[0]), key=_in_order)
+    found = found or list(run.glob(_LOGS[1]))
+    if is_checkpoint(run) or not found:
+        raise Refusal(
+            run,
+            "have the files of a logger",
+            "a checkpoint, which has the history alone" if is_checkpoint(run) else "none",
+            "Name the folder that TensorBoard or a CSVLogger wrote to.",
+        )
+    return found
 
 
 def only_run_in(path: Path) -> Path:
-    """Return the folder or file of the only run at a path or below it.
+    """Return the only run at a path or below it.
 
     Raises:
-        ValueError: If there are several runs or none, or only runs of W&B or MLflow.
+        ValueError: If there are several runs or none.
         OSError: If the path does not exist.
     """
     runs = runs_in(path)
@@ -88,15 +74,10 @@ def only_run_in(path: Path) -> Path:
         return runs[0]
     if not runs:
         last = max(filter(is_checkpoint, path.rglob("*")), key=_time_of_change, default=None)
-        remedy = "Name the folder that the logger wrote to, for example lightning_logs/version_0."
+        remedy = _HOW_TO_NAME
         if last is not None:
             remedy = f"A checkpoint has a history, too, if the run had a monitor: name {last}."
-        raise Refusal(
-            path,
-            "contain a run",
-            f"no {RECORD}, no event file of TensorBoard and no metrics.csv",
-            remedy,
-        )
+        raise Refusal(path, "contain a run", f"no {RECORD}", remedy)
     shown = ", ".join(printable(name_of(run, path)) for run in sorted(runs)[:5])
     raise Refusal(
         path,
@@ -109,6 +90,32 @@ def only_run_in(path: Path) -> Path:
 def name_of(run: Path, below: Path) -> str:
     """Return the name of a run among those below a path."""
     return str(run.relative_to(below) if run.is_relative_to(below) else run)
+
+
+def _refuse_file_beside(path: Path) -> None:
+    """Refuse a logger's file that has the record of its run beside it."""
+    places = (path.parent / RECORD, path.parent / "files" / RECORD)  # the second is W&B's
+    if path.is_file() and (record := next(filter(Path.is_file, places), None)):
+        raise Refusal(
+            path, f"be the folder of a run with {RECORD}", "another file", f"Name {record}."
+        )
+
+
+def _refuse_logs(path: Path) -> None:
+    """Refuse what has no record: a file of something else, or what a logger wrote about a run."""
+    got = "another file"
+    if not path.is_file():
+        if not any(file for pattern in _LOGS for file in path.rglob(pattern)):
+            return
+        got = "the logger's files alone"
+    raise Refusal(
+        path,
+        f"have the file {RECORD} beside the logger's files",
+        got,
+        f"A run with `NoiseScaleMonitor()` has {RECORD} in the folder that its logger wrote to:"
+        " copy it, too. Each checkpoint of the run has the same.",
+        word="unrecorded",
+    )
 
 
 def _time_of_change(path: Path) -> float:

@@ -106,7 +106,7 @@ class Segments:
                 " (`ddp_spawn`, a notebook), give the run's folder.",
             )
         batch_size = _batch_size(history, steps)
-        rows = Rows.of(history, batch_size)
+        rows = Rows.of(history)
         if rows is None:
             return cls._from_log(history, steps, batch_size)
         confidence = float(getattr(history, "confidence", 0.95))

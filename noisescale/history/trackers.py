@@ -3,22 +3,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from pathlib import Path
 
-from noisescale.history.metric_names import ROOT
+from noisescale.history.record import RECORD
 from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
-RECORD = "noise_scale.jsonl"
-"""The name of the record of a run, see `noisescale.history.record`."""
-
-RECORD_OF_WANDB = (
-    "python -c 'import wandb;"
-    f' wandb.Api().run("ENTITY/PROJECT/{{run}}").file("{RECORD}").download()\''
-)
-"""The command that fetches the record of a run from W&B."""
+RECORD_OF = {
+    "W&B": "python -c 'import wandb;"
+    f' wandb.Api().run("ENTITY/PROJECT/{{run}}").file("{RECORD}").download()\'',
+    "MLflow": f"mlflow artifacts download --run-id {{run}} --artifact-path {RECORD} --dst-path .",
+}
+"""Commands that fetch the record of a run."""
 
 HISTORY_OF = {
     "W&B": "python -c 'import pandas, wandb;"
@@ -29,39 +25,30 @@ HISTORY_OF = {
     ' for k in c.get_run("{run}").data.metrics}})'
     '.to_csv("history.csv", index_label="step")\'',
 }
-"""Commands that export every row of a run. W&B's `run.history()` would sample rows; its charts
-average them."""
+"""Commands that export every value of a run's metrics. W&B's `run.history()` would sample them."""
+
+_SQLITE = b"SQLite format 3\0"
+"""The beginning of a database, in which MLflow keeps its runs."""
 
 
 def refuse_tracker(path: Path, *, rows: bool = True) -> None:
-    """Raise a ValueError if a folder or file is of W&B, or of MLflow and other metrics are wanted.
-
-    W&B's own file of a run cannot be read: wandb 0.31 has no reader of it in Python. An offline run
-    without a record is one of an earlier version, whose rows are in W&B's history.
+    """Raise a ValueError if a folder or file is of W&B or MLflow, without the record of a run.
 
     Args:
-        path: The folder or file, in which there is no record.
+        path: The folder or file.
         rows: Whether the rows of a monitor are wanted, not the other metrics of a run.
     """
-    found = _run_of_wandb(path) or (None if rows else _run_of_mlflow(path))
+    found = _run_of_wandb(path) or _run_of_mlflow(path)
     if found is None:
         return
     tracker, run, first = found
-    if rows:
-        command, file = RECORD_OF_WANDB, RECORD
-        if first:
-            command, file = HISTORY_OF[tracker], "history.csv"
-        raise Refusal(
-            path,
-            f"have the file {RECORD}",
-            f"a run of {tracker} without it",
-            f"Run {first}`{command.format(run=run)}` and pass {file} instead.",
-        )
+    file = RECORD if rows else "history.csv"
+    command = (RECORD_OF if rows else HISTORY_OF)[tracker].format(run=run)
     raise Refusal(
         path,
-        "be a run of TensorBoard or a CSVLogger",
-        f"a run of {tracker}",
-        f"Run {first}`{HISTORY_OF[tracker].format(run=run)}` and pass history.csv instead.",
+        f"have the file {RECORD}" if rows else "be a run of TensorBoard or a CSVLogger",
+        f"a run of {tracker}{' without it' * rows}",
+        f"Run {first}`{command}` and pass {file} instead.",
     )
 
 
@@ -76,18 +63,10 @@ def _run_of_wandb(path: Path) -> tuple[str, str, str] | None:
 
 
 def _run_of_mlflow(path: Path) -> tuple[str, str, str] | None:
-    metric = next(path.rglob("metrics/noise_scale/batch_size"), None)
-    if metric is None or not (metric.parents[2] / "meta.yaml").exists():
-        return None
-    return "MLflow", printable(metric.parents[2].name), ""
-
-
-def refuse_chart(source: str, names: Iterable[str]) -> None:
-    """Raise a ValueError if columns come from a chart that was exported from W&B's page."""
-    if any(re.search(rf" - (?:train/)?{ROOT}", name) for name in names):
-        raise Refusal(
-            source,
-            "have all columns of a history",
-            "the export of a W&B chart, which has few",
-            f"Run `{RECORD_OF_WANDB.format(run='RUN')}` and pass {RECORD} instead.",
-        )
+    if path.is_file():
+        with path.open("rb") as file:
+            return ("MLflow", "RUN", "") if file.read(len(_SQLITE)) == _SQLITE else None
+    about = next((x for x in path.rglob("meta.yaml") if (x.parent / "metrics").is_dir()), None)
+    if about is not None:
+        return "MLflow", printable(about.parent.name), ""
+    return next((found for file in path.glob("*.db") if (found := _run_of_mlflow(file))), None)

@@ -18,6 +18,7 @@ from noisescale.batches.data_order import warning_of_order
 from noisescale.collectors.collector import ACCUMULATE
 from noisescale.collectors.groups import Groups
 from noisescale.guard import NotMeasured, beside_training
+from noisescale.history.metric_names import ROOT
 from noisescale.hugging_face import trainer_access
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
 from noisescale.hugging_face.console import print_all, print_less
@@ -176,6 +177,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             check_supported(args, trainer_access.distributed_type(), model)
         except NotMeasured as reason:
             self._tell_that_nothing_is_measured(str(reason))
+            self._record_nothing(args, state)
             return
 
         def measure(called: nn.Module) -> None:
@@ -192,6 +194,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             device = next(called.parameters()).device
             self._make_meters(make, device, args.world_size)
             if not self._meters:
+                self._record_nothing(args, state)
                 self._remove_hooks()
                 return
             saved = [self._loaded] if self._loaded else []
@@ -211,6 +214,11 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
 
         self._hooks.append(trainer_access.on_first_training_pass(model, measure))
 
+    def _record_nothing(self, args: TrainingArguments, state: TrainerState) -> None:
+        if state.is_world_process_zero and not self._loaded:
+            folders = trainer_access.folders_of_logs(self, args)
+            self._record_why_nothing(lambda: folders, ROOT)
+
     def _guessed_unit(self, model: nn.Module) -> str:
         """Return what the first dimension of the inputs counts, which is shown with the batch size.
 
@@ -219,7 +227,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         unit = "sequences" if trainer_access.takes_token_ids(model) else "examples"
         with self._guard("The noise scale may be counted in another unit than before"):
             if self._loaded:
-                unit = self._loaded["meter"]["estimates"]["whole"]["unit"]
+                unit = str(self._loaded["document"][0]["unit"])
         self._news = [f"  Noise scale is counted in {unit}"]
         return unit
 
@@ -270,12 +278,18 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     def on_evaluate(self, *_: Any, **__: Any) -> None:
         self._interrupt()
 
-    on_predict = on_save = on_evaluate
+    on_predict = on_evaluate
+
+    @beside_training
+    def on_save(self, *_: Any, **__: Any) -> None:
+        self._interrupt()
+        trainer_access.hand_over_records(self, self._records, self._guard)
 
     @beside_training
     def on_train_end(self, *_: Any, **__: Any) -> None:
         for logged in self._meters:
             logged.end()
+        trainer_access.hand_over_records(self, self._records, self._guard)
         self._stop(interrupted=False)
         for callbacks in trainer_access.lists_with(self):
             print_all(callbacks)

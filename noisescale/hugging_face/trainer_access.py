@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,13 +26,17 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from transformers.integrations.integration_utils import TensorBoardCallback
+from transformers.integrations.integration_utils import (
+    MLflowCallback,
+    TensorBoardCallback,
+    WandbCallback,
+)
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.utils.logging import get_logger
 
 from noisescale.batches import batch_counter
 from noisescale.collectors.deepspeed import is_deepspeed, wrapped_module
-from noisescale.guard import NotMeasured
+from noisescale.guard import Guard, NotMeasured
 from noisescale.meter.choosing import unwrap
 
 _Found = TypeVar("_Found")
@@ -182,6 +186,20 @@ def folders_of_logs(callback: TrainerCallback, args: TrainingArguments) -> list[
         if isinstance(each, TensorBoardCallback) and each.tb_writer is not None
     ]
     return [Path(folder) for folder in {w.log_dir for w in writers} or {args.output_dir}]
+
+
+def hand_over_records(callback: TrainerCallback, records: Iterable[Path], guard: Guard) -> None:
+    """Give the record of a run to W&B and MLflow, as far as there is any by now."""
+    for record in records:
+        if not record.exists():
+            continue
+        with guard(f"Trackers did not get {record.name}"):
+            for of_mlflow in callbacks_beside(callback, MLflowCallback):
+                if of_mlflow._initialized:
+                    of_mlflow._ml_flow.log_artifact(str(record))
+            for of_wandb in callbacks_beside(callback, WandbCallback):
+                if (run := of_wandb._wandb.run) is not None:
+                    run.save(str(record), base_path=str(record.parent), policy="now")
 
 
 def callbacks_beside(callback: TrainerCallback, kind: type[_Found]) -> list[_Found]:

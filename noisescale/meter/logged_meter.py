@@ -14,16 +14,17 @@ from noisescale.collectors.deepspeed import elements_of, innermost
 from noisescale.collectors.devices import memory_of
 from noisescale.estimation.noise_scale import NoiseScale, three_digits
 from noisescale.guard import Guard, WarnOnce
+from noisescale.history.document import document_of, restore, round_row
 from noisescale.history.history import History
 from noisescale.history.increments import INCREMENTS
-from noisescale.history.metric_names import ABOUT_RUN, ROOT
+from noisescale.history.metric_names import ROOT
 from noisescale.history.optimizers import (
     OptimizerKind,
     OptimizerMix,
     learning_rate_of,
     parameters_of,
 )
-from noisescale.history.record import Recorder, round_row
+from noisescale.history.record import Recorder
 from noisescale.meter.meter import Meter
 from noisescale.meter.step_timer import step_timer
 from noisescale.meter.watched_steps import WatchedSteps
@@ -65,11 +66,11 @@ RECORDED: dict[str, Callable[[_Now], float]] = {
 }
 """Names of the metrics of every run that only its record needs."""
 
-NAMES = (*LOGGED, *RECORDED, *ABOUT_RUN, "learning_rate")
+NAMES = (*LOGGED, *RECORDED, "learning_rate")
 """The names of every run, and those about the optimizer."""
 
 _FOR_THE_RECORD = {
-    *(*RECORDED, *ABOUT_RUN, *INCREMENTS),
+    *(*RECORDED, *INCREMENTS),
     *("learning_rate", "peak_memory", "device_memory"),
 }
 """Names of metrics that loggers do not get."""
@@ -133,7 +134,7 @@ class LoggedMeter:
         loop: str = "",
     ) -> None:
         self.meter = meter
-        self._loop = loop
+        self._loop, self._prefix = loop, prefix
         self.guard = Guard()
         if meter.engine is not None:
             optimizer = innermost(optimizer)
@@ -157,7 +158,6 @@ class LoggedMeter:
         """What is called once the history is withheld. It keeps nobody alive."""
         meter.on_withheld = WeakMethod(self._note_withheld)
         self._warn = WarnOnce()
-        self._prefix = prefix
         self.timer = step_timer(meter.device)
         self._measured_by_last_row = 0
         self._in_force = False
@@ -188,7 +188,7 @@ class LoggedMeter:
         Only one rank may do so.
         """
         folders = list(folders)
-        self._recorders = [Recorder(folder, self._prefix) for folder in folders]
+        self._recorders = [Recorder(folder) for folder in folders]
         self.history.source = folders[0] if folders else None
 
     def explained_history(self) -> History:
@@ -196,11 +196,19 @@ class LoggedMeter:
         self.history.why_nothing = self.meter.why_nothing
         return self.history
 
+    def note_unmeasured(self, reason: str) -> None:
+        """Note in the records why no step was measured, if none was."""
+        if not self.meter.measured_steps:
+            self.history.why_nothing = reason
+            for recorder in self._recorders:
+                with self.guard(warning_of_folder(recorder.path.parent)):
+                    recorder.note(self.history)
+
     def end(self) -> None:
         """Note in the records that the training has come to its end."""
         for recorder in self._recorders:
             with self.guard(warning_of_folder(recorder.path.parent)):
-                recorder.end()
+                recorder.end(self.history)
 
     @property
     def records(self) -> list[Path]:
@@ -281,7 +289,7 @@ class LoggedMeter:
             self.history.withhold(reason)
             for recorder in self._recorders:
                 with self.guard(warning_of_folder(recorder.path.parent)):
-                    recorder.withhold(reason)
+                    recorder.note(self.history)
             if self.on_withheld is not None and (told := self.on_withheld()) is not None:
                 told()
 
@@ -290,18 +298,18 @@ class LoggedMeter:
             "noise_scale": now.estimate.value,
             "low": now.estimate.low,
             "high": now.estimate.high,
-            **self.meter.sums._asdict(),
+            "behind": now.all["step"] - log_step,
             **{
                 column: now.all[column]
                 for column in self.history
                 if column in now.all and column not in now.unresolved
             },
         }
-        row = round_row(row)
+        row, history = round_row(row), self.explained_history()
         for recorder in self._recorders:
             with self.guard(warning_of_folder(recorder.path.parent)):
-                recorder.add(self.history, row, behind=row["step"] - log_step)
-        self.history.append(**row)
+                recorder.add(history, row)
+        history.append(**row)
         self._measured_by_last_row = self.meter.measured_steps
 
     def look(self) -> Metrics:
@@ -323,8 +331,6 @@ class LoggedMeter:
         estimate = _current(meter.noise_scale, in_force)
         now = _Now(estimate, meter, self.timer.mean)
         metrics = {name: value_of(now) for name, value_of in (LOGGED | RECORDED).items()}
-        metrics |= dict.fromkeys(ABOUT_RUN, math.nan) | {"parameters": self._parameters}
-        metrics |= {} if self._mix is None else self._mix.numbers
         metrics["learning_rate"] = self._learning_rate(in_step=in_step)
         unresolved = set() if estimate.resolved else {*_NEED_UPPER_END}
         if (memory := memory_of(meter.device)) is not None:
@@ -386,9 +392,9 @@ class LoggedMeter:
         return {}
 
     def log_state(self) -> dict[str, Any]:
-        """Return the state without the meter's, in builtins."""
+        """Return the state without the meter's, in builtins. The history is the run's document."""
         return {
-            "history": self.history.state_dict(),
+            "document": document_of(self.history),
             "measured_by_last_row": self._measured_by_last_row,
             "in_force": self._in_force,
         }
@@ -400,10 +406,9 @@ class LoggedMeter:
             state["in_force"],
         )
         history = self._new_history()
-        history.load_state_dict(state["history"])
-        known = OptimizerMix.from_log(state["history"].get("optimizer", {}))
-        if self._watched is not None and known not in (None, self._mix):
-            self._mix, self._watched = known, None  # found in the steps before
+        restore(history, state["document"])
+        if self._watched is not None and history.optimizer not in (None, self._mix):
+            self._mix, self._watched = history.optimizer, None  # found in the steps before
         history.optimizer = self._mix
         self.history = history
 
@@ -411,13 +416,9 @@ class LoggedMeter:
         """Continue from a `state_dict`. What cannot be restored starts again, with a warning."""
         with self.guard("The saved averages were not restored and start again"):
             self.meter.load_state_dict(state["meter"])
-        with self.guard("The saved history was not restored and starts again"):
-            unit = state["meter"]["estimates"]["whole"]["unit"]
-            if unit != self.history.unit:
-                raise ValueError(
-                    f"the saved history counts {unit}, this run counts {self.history.unit}"
-                )
-            self.load_log_state(state)
+        if self.meter.steps:  # else it counts from 0
+            with self.guard("The saved history was not restored and starts again"):
+                self.load_log_state(state)
 
     def _new_history(self) -> History:
         estimate = self.meter.noise_scale
@@ -428,7 +429,7 @@ class LoggedMeter:
             optimizer=self._mix,
             parameters=self._parameters,
         )
-        history.loop = self._loop
+        history.prefix, history.loop, history.way = self._prefix, self._loop, self.meter.way
         return history
 
 

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from weakref import WeakMethod
 
@@ -18,6 +19,7 @@ from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, NotMeasured
 from noisescale.history.history import History
+from noisescale.history.record import Recorder
 from noisescale.meter.logged_meter import LoggedMeter, last_row_of
 from noisescale.meter.options import MeterOptions
 from noisescale.refusal import Refusal, TypeRefusal
@@ -86,9 +88,30 @@ class MeasuringCallback(ABC):
         """The noise scale along the run, one row for each log step, of the first optimizer."""
         if self._first is not None:
             return self._first.explained_history()
-        history = History()
+        return self._empty_history()
+
+    @property
+    def _records(self) -> list[Path]:
+        """The files in which the histories are recorded; on other ranks there are none."""
+        return list(dict.fromkeys(path for logged in self._meters for path in logged.records))
+
+    def _empty_history(self) -> History:
+        """Return a history without rows, and why it has none."""
+        history = History(unit=self._options.unit, confidence=self._options.confidence)
         history.why_nothing = self._why_nothing
         return history
+
+    def _record_why_nothing(self, folders: Callable[[], Iterable[Path]], prefix: str) -> None:
+        """Write into the record of a run why nothing is measured, if that is known when it starts.
+
+        On one rank alone.
+        """
+        if self._why_nothing and not self._meters:
+            with self._guard("The record of the run does not say why nothing is measured"):
+                history = self._empty_history()
+                history.prefix = prefix
+                for folder in folders():
+                    Recorder(folder).note(history)
 
     def noise_scale_at(self, confidence: float) -> NoiseScale:
         """Return the noise scale now with an interval of another confidence. Reads the device."""
@@ -239,9 +262,13 @@ class MeasuringCallback(ABC):
         self._told |= reasons.keys()
         if reasons and not self._measuring:
             self._tell_that_nothing_is_measured(next(iter(reasons.values())))
+            for logged in self._meters:
+                logged.note_unmeasured(self._why_nothing)
             self._stop(interrupted=False)
             self._meters = []
             return
+        for which, reason in reasons.items():
+            self._meters[which].note_unmeasured(reason)
         for reason in dict.fromkeys(reasons.values()):
             alike = [str(which) for which, other in reasons.items() if other == reason]
             self._tell(

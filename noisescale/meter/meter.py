@@ -365,6 +365,11 @@ class Meter:
             self.stop(reason)
 
     @property
+    def way(self) -> str:
+        """What measures: the name of the collector, "Halves" for example."""
+        return self._way.__name__.removesuffix("Collector")
+
+    @property
     def why_nothing(self) -> str:
         """Why no step was measured, and what to do; "" if that is not known, or some were."""
         if self._counts.measured_steps:

@@ -85,7 +85,6 @@ def predict(
     steps_scatter: float | None = None,
     optimizer: int = 0,
     monitor: str | None = None,
-    allow_truncated: bool = False,
 ) -> Prediction:
     """Predict what the result of one run costs at other batch sizes, on other devices.
 
@@ -137,7 +136,6 @@ def predict(
             and tuning. Default: 0.15, which is about 15 %.
         optimizer: For folders of runs: the number of the optimizer, as for `read_run`.
         monitor: For folders of runs: the name of the monitor, if it has a name.
-        allow_truncated: For folders of runs: accept event files that end within a record.
 
     Returns:
         Rows of batch size, devices, steps, examples, hours, device-hours and cost, each with its
@@ -169,7 +167,7 @@ def predict(
         raise Refusal(
             ("second_run", other_way), "not be combined", "both", "Give the one that you trust."
         )
-    which = {"optimizer": optimizer, "monitor": monitor, "allow_truncated": allow_truncated}
+    which = {"optimizer": optimizer, "monitor": monitor}
     history = arguments.history_of(run, which)
     step_times, timed_run = arguments.step_times_from(step_times, history, which)
     other, second = None, None

@@ -66,12 +66,11 @@ def _title(run: FollowedRun) -> Text:
 def _waiting(run: FollowedRun) -> str:
     if run.run is None:
         return "Waiting for a run. There is none in this folder yet."
-    if not run.others:
-        return "Waiting for the first row. Nothing has been logged yet."
-    others = printable(", ".join(run.others[:3]))
+    if run.why_nothing:
+        return f"Nothing is measured. {printable(run.why_nothing)}"
     return (
-        f"Waiting for the first row of NoiseScaleMonitor. Logged so far: {others}. If the run has"
-        " no monitor, add `NoiseScaleMonitor()` to the callbacks of the Trainer."
+        "Waiting for the first row of NoiseScaleMonitor. If the run has no monitor, add"
+        " `NoiseScaleMonitor()` to the callbacks of the Trainer."
     )
 
 
@@ -126,10 +125,7 @@ def _age(run: FollowedRun, history: History, now: float) -> Text:
     age = max(now - run.last_row_at, 0.0)
     if age <= usual_gap(history):
         return Text(f"The last row came {_duration(age)} ago.", style="dim")
-    text = Text(f"No new row for {_duration(age)}.", style="yellow")
-    if run.unread:
-        text.append(f" The last {plural(run.unread, 'byte')} of its files cannot be read yet.")
-    return text
+    return Text(f"No new row for {_duration(age)}.", style="yellow")
 
 
 def _duration(seconds: float) -> str:

@@ -125,7 +125,7 @@ def profile(
     examples = train_and_val(found)[0]
     todo = _ToTime(((device_batch_sizes, accumulation),), MOST_STEPS if steps is None else steps)
     if run is not None and device_batch_sizes is None and accumulation is None:
-        around = AroundRun.of(read_run(run, allow_truncated=True), examples_in(examples))
+        around = AroundRun.of(read_run(run), examples_in(examples))
         sizes = around.sizes(examples_in(examples))
         steps = around.steps(sizes, WARM_UP) if steps is None else steps
         own = ((around.own,), (around.accumulation,))

@@ -17,8 +17,7 @@ from tensorboard.data.provider import RunTagFilter
 from noisescale.history.history import History
 from noisescale.history.metric_names import TRAINER_PREFIXES, monitor_of, prefix_of
 from noisescale.history.reading import read_run
-from noisescale.history.run_files import files_of_rows
-from noisescale.history.trackers import RECORD
+from noisescale.history.record import RECORD
 from noisescale.refusal import Refusal
 from noisescale.tensorboard_plugin.query import index, short
 
@@ -124,9 +123,9 @@ class LoggedRuns(NamedTuple):
                 on another machine.
         """
         folder = self._folder_of(measured.run)
-        if folder is not None and (files := files_of_rows(folder)):
-            sizes = tuple(file.stat().st_size for file in files)
-            return _history_in_files(folder, *measured[1:], sizes)
+        if folder is not None and (file := folder / RECORD).is_file():
+            seen = file.stat()
+            return _history_in(folder, *measured[1:], (seen.st_size, seen.st_mtime_ns))
         if measured not in self.list_measured():
             raise _missing_run(measured)
         raise Refusal(
@@ -139,10 +138,10 @@ class LoggedRuns(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _history_in_files(run: Path, monitor: str, optimizer: int, sizes: tuple[int, ...]) -> History:
-    """Return a history, from a cache as long as the files have the same sizes."""
+def _history_in(run: Path, monitor: str, optimizer: int, seen: tuple[int, int]) -> History:
+    """Return a history, from a cache as long as the record is the same."""
     try:
-        return read_run(run, monitor=monitor, optimizer=optimizer, allow_truncated=True)
+        return read_run(run, monitor=monitor, optimizer=optimizer)
     except Refusal as error:
         if error.word in ("unmeasured", "absent"):
             raise _missing_run(Measured(run.name, monitor, optimizer)) from error

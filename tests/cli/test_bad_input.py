@@ -17,6 +17,7 @@ from noisescale.cli.fit import fit_sweep
 from noisescale.cli.predict import predict_run
 from noisescale.cli.profile import profile_steps
 from noisescale.cli.watch import watch_run
+from noisescale.history.record import RECORD
 
 HOSTILE = "\x1b[31m\x1b]0;title\x07\x9b\r\u202e[red][/]"
 """Colours, a window's title, a line that begins anew, text backwards; and rich's own markup."""
@@ -75,14 +76,18 @@ FILES = {
     "times_twice.csv": TIMES.replace("seconds", "seconds,seconds").replace("0.", "1,0."),
     f"{HOSTILE_FILE}.csv": "\x1b",
 }
-RUN_ROW = "noise_scale/step,noise_scale/examples,noise_scale/batch_size,noise_scale/lower_bound"
+HEADER = (
+    '{"of": "noise_scale/", "run": "a.1", "format": 1, "unit": "examples", "confidence": 0.95,'
+    ' "loop": "", "way": "", "optimizer": null, "parameters": null, "withheld": "",'
+    ' "why_nothing": "", "columns": ["step", "examples", "batch_size"]}\n'
+)
 RUNS = {
-    "twice": f"{RUN_ROW},noise_scale/step\n10,640,64,100,10\n20,1280,64,100,20\n",
-    "hosts": f"{RUN_ROW},train/noise_scale/step\n10,640,64,100,10\n20,1280,64,100,20\n",
-    "cell": f"{RUN_ROW}\n10,640,64,\x1b[31m\n",
-    "others": f'"{HOSTILE}",loss\n1,2\n',
-    "[x[/]": "loss\n1\n",
-    "no_rows": f"{RUN_ROW}\n",
+    "cell": f"{HEADER}\x1b[31m\n",
+    "[x[/]": "",
+    "header": HEADER.replace("0.95", '"\\u001b[31m"'),
+    "later": HEADER.replace("1,", "9,"),
+    "no_rows": HEADER,
+    "other": HEADER + '{"of": "noise_scale/", "run": "b.1", "after": 0, "row": [1, 1, 1]}\n',
 }
 
 
@@ -99,7 +104,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bad")
     for name, content in RUNS.items():
         (folder / "runs" / name).mkdir(parents=True)
-        (folder / "runs" / name / "metrics.csv").write_text(content, encoding="utf-8")
+        (folder / "runs" / name / RECORD).write_text(content, encoding="utf-8")
     (folder / "files").mkdir()
     for name, content in FILES.items():
         (folder / "files" / name).write_text(content, encoding="utf-8")
@@ -183,13 +188,14 @@ predict [red]                                        => `RUN` must be a folder o
 predict files                                        => `files` must contain a run
 predict runs --html r.html                           => `--html` must be used with one run, got 6
 predict runs --details                               => `--details` must be used with one run, got 6
-predict runs/twice                                   => `runs/twice/metrics.csv` must name each
-predict runs/hosts                                   => `runs/hosts/metrics.csv` must have one col
-predict runs/cell                                    => `noise_scale/lower_bound` must be a number
-predict runs/others                                  => `runs/others` must be a run with Noise
-~ predict runs/[x[/]                                 => `runs/[x[/]` must be a run with NoiseScaleM
-predict runs/no_rows                                 => `runs/no_rows` must have a whole row
-predict files/one.csv                                => `files/one.csv` must be a run with Noise
+predict runs/cell                                    => `runs/cell/noise_scale.jsonl` must have a ro
+predict runs/header                                  => `runs/header` must have a whole header
+predict runs/later                                   => `document` must be of format 1, got format 9
+predict runs/other                                   => `runs/other/noise_scale.jsonl` must have a r
+predict runs/no_rows/noise_scale.jsonl/b             => `RUN` must be the name of a run in runs/no_r
+~ predict runs/[x[/]                                 => `runs/[x[/]` must have a row of the history
+predict runs/no_rows                                 => `runs/no_rows` must have a row of the histor
+predict files/one.csv                                => `files/one.csv` must have the file noise_sca
 fit                                                  => Missing argument 'SWEEP'
 fit files/gone.csv                                   => `files/gone.csv` must be a CSV file
 fit files                                            => `files` must be a CSV file, got a folder

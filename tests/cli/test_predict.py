@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 from logged_runs import log_run
-from program import ended, refused, run
+from program import ended, run
 
 from noisescale import predict
 from noisescale.history.reading import read_run
-from noisescale.history.trackers import RECORD
 from noisescale.step_time import StepTiming, write_timings
 
 
@@ -107,24 +106,13 @@ def test_a_sweep_and_branches_calibrate(logged: Path, tmp_path: Path) -> None:
     assert "scatter of 0.0001" in source
 
 
-def test_a_file_that_ends_within_a_record_is_read_if_it_may_be(tmp_path: Path) -> None:
-    log_run(tmp_path)
-    (tmp_path / RECORD).unlink()
-    (file,) = tmp_path.iterdir()
-    file.write_bytes(file.read_bytes()[:-7])
-
-    assert "`--allow-truncated`" in refused("predict", tmp_path)
-    assert RECORD in refused("predict", tmp_path, "--allow-truncated")
-
-
 def test_a_warning_is_one_line_that_names_no_place_in_the_sources(tmp_path: Path) -> None:
-    names = ("step", "examples", "batch_size")
-    lines = [",".join(f"noise_scale/{name}" for name in names)]
-    lines += [f"{step},{32 * step},32" for step in range(1, 5)]
-    (tmp_path / "metrics.csv").write_text("\n".join(lines))
+    log_run(tmp_path, rows=4)
+    file = tmp_path / "noise_scale.jsonl"
+    file.write_bytes(file.read_bytes()[:-5])
 
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         _, _, errors = ended("predict", tmp_path)
 
-    assert errors.startswith(f"noisescale: {tmp_path}/metrics.csv ends within line 5")
+    assert errors.startswith(f"noisescale: {file} ends within line 6")

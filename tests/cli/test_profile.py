@@ -8,7 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from logged_runs import record
 from program import ended
 from tiers import slow
 
@@ -190,11 +192,10 @@ def test_runs_add_up_in_one_file() -> None:
 
 def logged_run(folder: Path, size: int = 4, seconds: float = 0.01) -> Path:
     """1,000 steps on one device."""
-    names = "step examples batch_size simple lower_bound simple_high seconds_per_step devices"
-    lines = [",".join(f"noise_scale/{name}" for name in names.split())]
-    lines += [f"{k},{size * k},{size},50,40,60,{seconds},1" for k in range(10, 1001, 10)]
-    folder.mkdir(parents=True)
-    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    step = np.arange(10, 1001, 10)
+    ends = {"noise_scale": 50, "low": 40, "high": 60}
+    same = {"batch_size": size, **ends, "seconds_per_step": seconds, "devices": 1}
+    record(folder, step=step, examples=size * step, **same)
     return folder
 
 

@@ -9,38 +9,35 @@ import shutil
 from pathlib import Path
 
 import pytest
-from logged_runs import log_run
+from logged_runs import log_run, record
 from program import refused, run
 
-from noisescale import predict
+from noisescale import History, predict
 from noisescale.history.reading import read_run
+from noisescale.history.record import Recorder
 from noisescale.history.trackers import RECORD
 from noisescale.report.records import finite
-
-HEADER = "noise_scale/step,noise_scale/examples,noise_scale/batch_size\n"
 
 
 @pytest.fixture
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Runs of all kinds, "b" being the oldest, "a" the newest."""
-    from torch.utils.tensorboard import SummaryWriter
-
     monkeypatch.chdir(tmp_path)
     folder = Path("my logs")
     log_run(folder / "b")
     log_run(folder / "unresolved", resolved=False, noise_scale=1000.0)
-    with SummaryWriter(str(folder / "plain")) as writer:
-        writer.add_scalar("loss", 1.0, 0)
-    log_run(folder / "cut")
-    (folder / "cut" / RECORD).unlink()
-    (file,) = (folder / "cut").iterdir()
-    file.write_bytes(file.read_bytes()[:-7])
-    for name, rows in (("none", ""), ("odd", "10,640,64\n20,320,64\n")):
-        (folder / name).mkdir()
-        (folder / name / "metrics.csv").write_text(HEADER + rows)
+    history = History()
+    history.why_nothing = "One process trains."
+    Recorder(folder / "unmeasured").note(history)
+    log_run(folder / "damaged")
+    header, *rest = (folder / "damaged" / RECORD).read_text().splitlines(keepends=True)
+    (folder / "damaged" / RECORD).write_text("".join([header.replace("0.95", "null"), *rest]))
+    (folder / "none").mkdir()
+    (folder / "none" / RECORD).touch()
+    record(folder / "odd", step=[10, 20], examples=[640, 320], batch_size=[64, 64])
     log_run(folder / "wide", monitor="wide")
     log_run(folder / "a", noise_scale=96.0)
-    names = ("b", "unresolved", "plain", "cut", "none", "odd", "wide", "a")
+    names = ("b", "unresolved", "unmeasured", "damaged", "none", "odd", "wide", "a")
     for age, name in enumerate(reversed(names)):
         for file in (folder / name).iterdir():
             os.utime(file, (1e9 - age, 1e9 - age))
@@ -56,8 +53,8 @@ def test_runs_are_a_table_from_the_oldest_to_the_newest(logs: Path) -> None:
     assert [line for line in lines[first:-2] if re.match("[a-z]", line)] == [
         "b 1,000 64 2 192 384 154",
         "unresolved 1,000 64 2 >= 800 >= 1,600 >= 397",
-        "plain unmeasured",
-        "cut truncated",
+        "unmeasured unmeasured",
+        "damaged damaged",
         "none empty",
         "odd unusable",
         "wide absent",
@@ -79,7 +76,7 @@ def test_the_command_at_the_end_is_whole_and_of_the_newest_run_that_is_predicted
     logs: Path,
 ) -> None:
     logs = logs.rename("my logs of " + "many " * 20)
-    os.utime(next((logs / "plain").iterdir()))
+    os.utime(next((logs / "unmeasured").iterdir()))
 
     last = run("predict", logs).splitlines()[-1]
 
@@ -91,12 +88,12 @@ def test_the_command_at_the_end_is_whole_and_of_the_newest_run_that_is_predicted
 def test_where_nothing_can_be_predicted_the_command_says_why(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
-        (tmp_path / name / "metrics.csv").write_text("loss\n1\n")
+        (tmp_path / name / RECORD).touch()
 
     last = run("predict", tmp_path).splitlines()[-1]
 
     command = last.partition("reason: ")[2]
-    assert "NoiseScaleMonitor" in refused(*shlex.split(command)[1:])
+    assert "Wait until the monitor has logged once." in refused(*shlex.split(command)[1:])
 
 
 def test_json_has_every_run(logs: Path) -> None:
@@ -107,8 +104,8 @@ def test_json_has_every_run(logs: Path) -> None:
     expected = predict(read_run(logs / "a"), devices=[1, 2])
     assert of["a"]["prediction"] == finite(expected.to_dict())
     assert (of["a"]["word"], of["a"]["reason"]) == (None, None)
-    assert (of["plain"]["prediction"], of["plain"]["word"]) == (None, "unmeasured")
-    assert "NoiseScaleMonitor" in of["plain"]["reason"]
+    assert (of["unmeasured"]["prediction"], of["unmeasured"]["word"]) == (None, "unmeasured")
+    assert "One process trains." in of["unmeasured"]["reason"]
 
 
 def test_a_folder_of_one_run_is_that_run(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from noisescale.history import event_file
 from noisescale.history.event_file import EventFile
 from noisescale.history.event_log import EventLog
-from noisescale.history.run_files import files_of
+from noisescale.history.run_files import logs_of
 
 
 def test_tensorboard_reads_what_is_written_also_behind_what_a_full_disk_left(
@@ -31,12 +31,10 @@ def test_tensorboard_reads_what_is_written_also_behind_what_a_full_disk_left(
     events.add({"loss": 0.5}, step=3)
     events.write()
 
-    first, last = files_of(tmp_path / "run")
+    first, last = logs_of(tmp_path / "run")
     found: list[Any] = []
     for file in (first, last):
         read = EventAccumulator(str(file)).Reload()
         found += [(event.step, event.value) for event in read.Scalars("loss")]
     assert found == [(1, 2.5), (2, 1.5), (3, 0.5)]
-    log = EventLog(tmp_path)
-    log.read([first])
-    assert log.metric("noise_scale/simple").values.tolist() == [40]
+    assert EventLog(tmp_path, [first]).metric("noise_scale/simple").values.tolist() == [40]

@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-import math
-from pathlib import Path
 
 import numpy as np
 import pytest
-from logged_runs import write_events
 from refused import refused
 
 from noisescale.history.metrics import Goal
-from noisescale.history.reading import read_metric
 
 
 @pytest.mark.parametrize(
@@ -37,25 +33,6 @@ def test_a_goal_is_reached_at_a_step(goal: Goal, values: list[float], step: floa
 def test_what_is_no_goal_is_refused(text: str) -> None:
     with refused("goal"):
         Goal.read(text)
-
-
-@pytest.mark.parametrize("behind", [0, 1])
-def test_another_metric_is_read_at_the_steps_it_was_logged_at(tmp_path: Path, behind: int) -> None:
-    """Lightning logs under the number of the step before, the Trainer of transformers does not."""
-    rows = [(k, {"loss": 3.0 / k, "noise_scale/step": k if k > 10 else None}) for k in (10, 20, 30)]
-    rows.append((40, {"loss": math.nan}))
-    write_events(tmp_path, ((step - behind, row) for step, row in rows))
-
-    steps, values = read_metric(tmp_path, "loss")
-
-    assert steps.tolist() == [10, 20, 30]
-    assert values.tolist() == pytest.approx([0.3, 0.15, 0.1])
-    with refused("goal", got="'los'", remedy="loss"):
-        read_metric(tmp_path, "los")
-    # Without a monitor its steps are not known.
-    (tmp_path / "alone.csv").write_text("step,loss\n9,0.3\n")
-    with pytest.raises(ValueError, match="a run with NoiseScaleMonitor"):
-        read_metric(tmp_path / "alone.csv", "loss")
 
 
 @pytest.mark.parametrize(

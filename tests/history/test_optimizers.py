@@ -105,7 +105,7 @@ def test_optimizers_are_told_apart(optimizer: Any, kind: OptimizerKind) -> None:
     mix = OptimizerMix.of(optimizer)
 
     assert mix == OptimizerMix(kind)
-    assert OptimizerMix.from_log(mix.numbers) == mix
+    assert OptimizerMix.from_dict(mix.to_dict()) == mix
     assert mix.title == kind.title
 
 
@@ -125,7 +125,7 @@ def test_a_hybrid_has_the_share_of_its_main_kind(name: str, settings: Any) -> No
     mix = OptimizerMix.of(named(name, *groups))
 
     assert mix == replace(HYBRID, share=0.62)
-    assert OptimizerMix.from_log(mix.numbers) == mix
+    assert OptimizerMix.from_dict(mix.to_dict()) == mix
     assert " on 62 % of " in mix.title
 
 
@@ -147,28 +147,6 @@ def test_of_three_kinds_the_two_largest_are_said_and_hardly_used_ones_are_not() 
     assert mix.title.endswith(" on others")  # not on all others
     hardly = named("Dion", group(995, algorithm="muon"), group(5, algorithm="adamw"))
     assert OptimizerMix.of(hardly) == OptimizerMix(OptimizerKind.SPECTRAL)
-
-
-@pytest.mark.parametrize(
-    ("kind", "beside", "share", "wanted"),
-    [
-        (None, None, None, None),
-        ([], None, None, None),
-        ([17.0, NAN], None, None, None),
-        ([4.0, 4.0, 5.0, NAN], None, None, OptimizerMix(OptimizerKind.SIGN)),
-        ([6.0], [3.0], None, OptimizerMix(OptimizerKind.SPECTRAL)),
-        (6.0, 17.0, 0.5, OptimizerMix(OptimizerKind.SPECTRAL)),
-        ([3.0, 6.0], [NAN, 3.0], [NAN, 0.6], HYBRID),
-        ([6.0, 3.0], [3.0, NAN], [0.6, NAN], OptimizerMix(OptimizerKind.ADAM)),
-    ],
-)
-def test_of_a_log_the_last_row_that_is_known_counts(
-    kind: Any, beside: Any, share: Any, wanted: OptimizerMix | None
-) -> None:
-    logged = {"optimizer_kind": kind, "optimizer_beside": beside, "optimizer_share": share}
-
-    known = {name: value for name, value in logged.items() if value is not None}
-    assert OptimizerMix.from_log(known) == wanted
 
 
 def test_what_is_trained_is_counted_and_its_learning_rate_read() -> None:

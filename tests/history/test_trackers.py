@@ -55,25 +55,31 @@ def test_a_run_of_wandb_without_a_record_names_the_commands_that_fetch_it(
 def test_an_offline_run_of_wandb_that_is_still_written_is_read_by_its_record(wandb: Path) -> None:
     log_run(wandb / "files")
     record = wandb / "files/noise_scale.jsonl"
-    record.write_bytes(record.read_bytes()[:-45])  # and its last line is cut off
+    record.write_bytes(record.read_bytes()[:-60])  # and its last line is cut off
 
-    for path in (wandb.parent, wandb, wandb / "run-5fxl0acw.wandb"):
-        with pytest.warns(UserWarning, match="noise_scale.jsonl ends within line 100"):
+    for path in (wandb.parent, wandb, record):
+        with pytest.warns(UserWarning, match="noise_scale.jsonl ends within line 101"):
             assert len(read_run(path)) == 99
+    assert refusal(wandb / "run-5fxl0acw.wandb").remedy == f"Name {record}."
 
 
-@pytest.mark.parametrize("clock", ["trainer/global_step", "_step"])
-def test_an_exported_history_has_what_the_logger_shows(tmp_path: Path, clock: str) -> None:
-    export = tmp_path / "history.csv"
-    names = ",".join(f"noise_scale/{name}" for name in ("batch_size", "simple", "lower_bound"))
-    lines = [f"{step},64,192,150\n" for step in range(10, 60, 10)]
-    export.write_text(f"{clock},{names}\n{''.join(lines)}")
+FETCHED = "mlflow artifacts download --run-id {run} --artifact-path noise_scale.jsonl"
 
-    with pytest.warns(UserWarning, match="has only what a logger shows"):
-        history = read_run(export)
 
-    assert history["step"].tolist() == [10, 20, 30, 40, 50]
-    assert history["examples"].tolist() == [640, 1280, 1920, 2560, 3200]
+def test_runs_of_mlflow_are_read_by_their_artifact_or_refused_with_the_command_that_fetches_it(
+    tmp_path: Path,
+) -> None:
+    database = tmp_path / "mlflow.db"
+    database.write_bytes(b"SQLite format 3\0...")
+    run = tmp_path / "mlruns/1/b118"
+    (run / "metrics/noise_scale").mkdir(parents=True)
+    (run / "meta.yaml").touch()
+
+    for path, name in ((database, "RUN"), (tmp_path / "mlruns", "b118"), (run, "b118")):
+        assert FETCHED.format(run=name) in refusal(path).remedy
+    log_run(run / "artifacts")
+    assert read_run(tmp_path).source == run / "artifacts"
+    assert "MLflow" in refusal(database).got
 
 
 def test_a_run_of_wandb_is_compared_by_its_exported_history(
@@ -102,23 +108,3 @@ def test_a_run_of_wandb_is_compared_by_its_exported_history(
     exec(shlex.split(command)[2], {})
     assert asked == ["ENTITY/PROJECT/5fxl0acw"]
     assert written == [("history.csv", [{"loss": 1.0}])]
-
-
-def test_a_chart_of_wandb_is_no_history(tmp_path: Path) -> None:
-    chart = tmp_path / "chart.csv"
-
-    for trainer in ("", "train/"):
-        names = [f"my run - {trainer}noise_scale/simple{end}" for end in ("", "__MIN", "__MAX")]
-        chart.write_text(",".join(["trainer/global_step", *names]) + "\n9,192,192,192\n")
-        said = refusal(chart)
-        assert "a W&B" in said.got
-        assert DOWNLOAD.format(run="RUN") in said.remedy
-
-
-def test_a_run_that_is_read_goes_before_what_a_tracker_has(wandb: Path, tmp_path: Path) -> None:
-    """With two loggers, TensorBoard's or a CSVLogger's files are there too."""
-    (tmp_path / "logs").mkdir()
-    names = ",".join(f"noise_scale/{name}" for name in ("step", "examples", "batch_size"))
-    (tmp_path / "logs/metrics.csv").write_text(f"{names}\n10,640,64\n")
-
-    assert read_run(tmp_path)["step"].tolist() == [10]

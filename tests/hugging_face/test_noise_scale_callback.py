@@ -26,6 +26,7 @@ from tiers import slow, slow_after, slow_but
 from torch import Tensor, nn
 
 from noisescale.guard import Guard, NotMeasured
+from noisescale.history.document import Document
 from noisescale.history.reading import read_metric, read_run
 
 CLIPPED = {"max_grad_norm": 1e-3}
@@ -318,7 +319,9 @@ def numbers(found: Any) -> dict[str, float]:
         elif isinstance(value, int | float) and "second" not in path and path[-5:] != "/loss":
             flat[path] = value
 
-    add([found.state, found.log_history[:-1]], "")
+    (part,) = Document(found.state["document"]).parts.values()
+    rows = {name: values.tolist() for name, values in part.history().items()}
+    add([{**found.state, "document": rows}, found.log_history[:-1]], "")
     return flat
 
 

@@ -104,7 +104,7 @@ def test_halves_have_molecules_and_not_their_atoms(one_object: bool) -> None:
         )
 
     assert monitor.history["batch_size"].tolist() == [16] * 4
-    assert monitor.history["sum_weight"][-1] > 0
+    assert monitor.history["increment_weight"][-1] > 0
     assert not [one for one in told if "batch_size_fn" in one or "measure" in one]
 
 

@@ -121,7 +121,7 @@ def test_resuming_in_mid_epoch_continues_the_averages(tmp_path: Path) -> None:
     fit_here(resumed, ckpt_path=tmp_path / "step=3.ckpt", **{**ALONE, **each})
 
     assert resumed.history["step"].tolist() == [1, 2, 3, 4, 5, 6, 7]
-    for column in ("low", "sum_noise_trace", "sum_grad_sq_norm"):
+    for column in ("low", "increment_noise_trace", "increment_grad_sq_norm"):
         assert resumed.history[column][:3].tolist() == whole.history[column][:3].tolist()
 
 
@@ -166,7 +166,7 @@ ANEW, GOES_ON, LATER = [8, 10, 12, 14], [2, 4, 6, 8, 10, 12, 14], [1, 3, 5, 7]
         ({}, "0/meter/counts/skipped_steps", ..., "averages.*'skipped_steps'", GOES_ON),
         ({}, "0/meter", ..., "averages.*'meter'", LATER),
         ({}, "", None, "averages.*TypeError", LATER),
-        ({}, "0/history", ..., "history.*'history'", ANEW),
+        ({}, "0/document", ..., "history.*'document'", ANEW),
     ],
 )
 def test_what_cannot_be_restored_begins_anew_and_training_goes_on(
@@ -189,7 +189,7 @@ def test_what_cannot_be_restored_begins_anew_and_training_goes_on(
 
     assert any(re.search(told, message) for message in messages)
     assert monitor.history["step"].tolist() == steps
-    assert (monitor.noise_scale.steps > 7) == (path == "0/history")
+    assert (monitor.noise_scale.steps > 7) == (path == "0/document")
     assert all(map(torch.equal, resumed.parameters(), plain.parameters))
 
 

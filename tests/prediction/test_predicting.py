@@ -173,7 +173,7 @@ def increments(noise: float, signal: float, measured: Any = True) -> dict[str, A
     """Of 20 steps a row: tr(Σ) and |G|² of each over its |g|², which scatter by a tenth of that."""
     weight = np.where(measured, 20 * 64.0, 0.0)
     spread = 0.01 * 64 * weight
-    sums = np.where(measured, 20, 0), weight, math.nan, noise * weight, signal * weight
+    sums = np.where(measured, 20, 0), weight, weight**2 / 20, noise * weight, signal * weight
     squares = max(noise, 1) ** 2 * spread, 0, signal**2 * spread
     return dict(zip(INCREMENTS, (*sums, *squares), strict=True))
 
@@ -211,7 +211,7 @@ def test_a_run_whose_late_steps_hardly_say_anything_is_answered_with_bounds() ->
 
     The noise scale of the whole data set at every 20th step gives a critical batch size of 430.
     """
-    found = predict(Path(__file__).with_name("few_late_steps.csv"), [32, 64, 512], [1])
+    found = predict(Path(__file__).with_name("few_late_steps"), [32, 64, 512], [1])
 
     critical, (half, own, large) = found.critical_batch_size, found.rows
     assert 64 < critical.low < 430 < critical.high
@@ -266,10 +266,13 @@ def test_the_uncalibrated_theory_is_labelled_and_a_calibration_named() -> None:
 
 def test_that_the_logged_estimates_lag_is_said_where_they_are_taken() -> None:
     lags = "The noise scale is the one that was shown"
-    trace, norm = np.random.default_rng(0).normal(1, 0.05, (2, 50)).cumsum(axis=1) * 20 * 64
-    sums = {"sum_weight": 64 * STEP, "sum_noise_trace": trace, "sum_grad_sq_norm": norm / 192}
+    s, q = np.random.default_rng(0).normal(1, 0.05, (2, 50))
+    weight = np.full(50, 64.0 * 20)
+    sums = (np.full(50, 20.0), weight, weight**2 / 20, weight * s, weight * q / 192)
+    squares = weight**2 / 20 * 0.01, 0 * weight, weight**2 / 20 * 0.01 / 192**2
+    increments = dict(zip(INCREMENTS, (*sums, *squares), strict=True))
 
-    logged, own = predict(history()), predict(history(**sums))
+    logged, own = predict(history()), predict(history(**increments))
 
     assert lags in " ".join(logged.assumptions)
     assert lags not in " ".join(own.assumptions)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import reported_runs
+from logged_runs import record
 from refused import refused
 
 from noisescale import History, predict
@@ -110,15 +111,11 @@ def test_steps_are_counted_up_to_a_goal_that_both_reached(tmp_path: Path) -> Non
 
 
 def logged(folder: Path, history: History) -> None:
-    """As a CSVLogger writes it, with a loss that falls from 1.5 to 0.5 on a line."""
-    folder.mkdir()
+    """With a CSVLogger's file of a loss that falls from 1.5 to 0.5 on a line."""
     steps = history["step"].round()
-    columns = {"examples": "examples", "batch_size": "batch_size", "noise_scale": "simple",
-               "high": "simple_high", "low": "lower_bound"}  # fmt: skip
-    names = ["step", "loss", *(f"noise_scale/{name}" for name in ("step", *columns.values()))]
-    values = (steps - 1, 1.5 - steps / steps[-1], steps, *(history[name] for name in columns))
-    lines = [",".join(names), *(",".join(map(str, row)) for row in zip(*values, strict=True))]
-    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    record(folder, **{**history, "step": steps, "behind": np.ones_like(steps)})
+    lines = [f"{step - 1},{1.5 - step / steps[-1]}" for step in steps]
+    (folder / "metrics.csv").write_text("\n".join(["step,loss", *lines, ""]))
 
 
 @pytest.mark.parametrize(("size", "critical"), [(32, 200.0), (8, 1000.0), (1024, 100.0)])

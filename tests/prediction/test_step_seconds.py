@@ -90,8 +90,6 @@ def test_times_in_the_folder_of_a_run_are_found(tmp_path: Path) -> None:
     assert seconds_at(found, 64) == (pytest.approx(0.074, rel=0.01), "timed")
     assert found.hardware.max_device_batch_size == 128
     assert found.hardware.doubts == ()
-    (tmp_path / "metrics.csv").touch()
-    assert seconds_at(predict(run_in(tmp_path / "metrics.csv"), 64), 64)[1] == "timed"
     # Times that are given win.
     slower = [replace(t, seconds=9 * t.seconds) for t in PROFILED]
     DeviceTimes(tuple(slower), "another", "2.9").write(tmp_path / "other.json")
@@ -103,11 +101,11 @@ def test_times_in_the_folder_of_a_run_are_found(tmp_path: Path) -> None:
 
 def short_run(folder: Path, unit: str = "examples") -> Path:
     """The folder of 100 steps of 64 examples at 74 ms."""
-    history, recorder = History(unit=unit), Recorder(folder, "noise_scale/")
+    history, recorder = History(unit=unit), Recorder(folder)
     for step in (50, 100):
         row = {"step": step, "examples": 64 * step, "batch_size": 64, "devices": 1}
         row |= {"accumulation": 1, "seconds_per_step": 0.074, "low": 1.0}
-        recorder.add(history, row, behind=1.0)
+        recorder.add(history, row)
         history.append(**row)
     return folder
 

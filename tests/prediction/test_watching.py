@@ -98,32 +98,29 @@ def test_a_row_is_overdue_by_how_far_apart_rows_have_been(
     assert said(followed(of, tmp_path, age), None).splitlines()[-1].endswith(last)
 
 
-def test_what_cannot_be_read_once_a_row_is_overdue_or_predicted_yet_is_said(tmp_path: Path) -> None:
-    recent, overdue = (followed(history(), tmp_path, age) for age in (1, 300))
-    recent.unread = overdue.unread = 12
-
+def test_why_nothing_is_predicted_yet_is_said(tmp_path: Path) -> None:
     refused = ValueError("`history` must have rows.")
-    assert "not possible yet: `history` must have rows." in said(recent, refused)
-    assert "cannot be read" not in said(recent, None)
-    assert "12 bytes" in said(overdue, None).splitlines()[-1]
+
+    text = said(followed(history(), tmp_path), refused)
+
+    assert "not possible yet: `history` must have rows." in text
 
 
 def test_what_is_waited_for_is_said(tmp_path: Path) -> None:
     nothing, unmeasured = (followed(None, tmp_path) for _ in range(2))
-    unmeasured.others = ["loss", "epoch", "accuracy", "lr"]
+    unmeasured.why_nothing = "One process trains. Accumulate."
 
-    first, logged = said(nothing, None, "Press Ctrl-C to end."), said(unmeasured, None)
+    first = said(nothing, None, "Press Ctrl-C to end.")
 
-    assert first.startswith("logs/version_3\nWaiting for the first row.")
+    assert first.startswith("logs/version_3\nWaiting for the first row of NoiseScaleMonitor.")
     assert first.endswith(" Press Ctrl-C to end.\n")
-    assert "loss, epoch, accuracy. " in logged
-    assert "`NoiseScaleMonitor()`" in logged
+    assert "Nothing is measured. One process trains. Accumulate." in said(unmeasured, None)
     assert "Waiting for a run." in said(FollowedRun(tmp_path), None)
 
 
 def test_names_from_files_cannot_reach_the_terminal_as_they_are(tmp_path: Path) -> None:
     run = followed(None, tmp_path)
-    run.run, run.others = Path("\x1b[31m[red]"), ["\x1b]0;title\x07[/]"]
+    run.run, run.why_nothing = Path("\x1b[31m[red]"), "\x1b]0;title\x07[/]"
 
     text = said(run, None)
 

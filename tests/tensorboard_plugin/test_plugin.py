@@ -3,7 +3,6 @@
 
 import gzip
 import json
-import math
 import tomllib
 from dataclasses import asdict
 from importlib.metadata import entry_points
@@ -11,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-import numpy as np
 import pytest
-from logged_runs import log_run, ours, write_events
+from logged_runs import log_run, write_events
 from scripts import run
 
 from noisescale import predict
-from noisescale.history.increments import INCREMENTS
+from noisescale.history.optimizers import OptimizerKind
 from noisescale.history.reading import read_run
 from noisescale.report.colours import RUNS
 from noisescale.report.records import finite
@@ -65,7 +63,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     log_run(folder / "two monitors", monitor="wide", optimizer=1, noise_scale=40.0, rows=20)
     log_run(folder / "transformers", noise_scale=50.0, before="train/", rows=20)
     log_run(folder / "unresolved", resolved=False, rows=20)
-    log_run(folder / "with adam", optimizer_kind=3, rows=20)
+    log_run(folder / "with adam", optimizer_kind=OptimizerKind.ADAM, rows=20)
     write_events(folder / "without", [(0, {"loss": 1.0})])
     return folder
 
@@ -282,39 +280,3 @@ def test_what_tensorboard_imports_at_its_start_is_light() -> None:
     )
 
     assert run("-c", script) == "set() set() set()\n"
-
-
-def row(step: int, weight: float | None) -> dict[str, float]:
-    """A row of a monitor. One that says an earlier row again has no increments."""
-    logged = {"simple": 50.0, "step": step, "examples": 64 * step, "batch_size": 64}
-    logged |= {"simple_high": 80.0, "lower_bound": 40.0}
-    if weight is not None:
-        s, q = 20.0 + 30 * math.sin(step), 0.5 + 0.2 * math.sin(2 * step)
-        sums = 4 * (weight > 0), weight, weight**2 / 4, weight * s, weight * q
-        squares = weight**2 * 9, 0.0, weight**2 * 0.01
-        logged |= dict(zip(INCREMENTS, (*sums, *squares), strict=True))
-    return logged
-
-
-def test_a_resumed_run_reads_in_the_tab_as_in_predict_and_as_one_that_was_not(
-    tmp_path: Path,
-) -> None:
-    """It ended at step 300 (the last row measured nothing), and once more at 400, and went on."""
-    first = [(k, k - 7, 64.0 * 50) for k in range(50, 301, 50)]
-    ended = [(300, 300, 0.0)]
-    again = [(320, 293, None), (350, 343, 64.0 * 50), (400, 393, 64.0 * 50), (400, 400, 0.0)]
-    later = [(320, 293, None), (340, 336, 64.0 * 43), (390, 386, 64.0 * 50), (440, 436, 64.0 * 50)]
-    never = [*first, *ended, *later[1:]]
-    for name, fits in {"resumed": [first + ended, again, later], "whole": [never]}.items():
-        for number, fit in enumerate(fits):
-            written = [(at - 1, ours(row(step, weight))) for at, step, weight in fit]
-            write_events(tmp_path / name, written, f".{number}")
-
-    runs = plugin_of(tmp_path)
-    resumed, whole = (read_run(tmp_path / name) for name in ("resumed", "whole"))
-    answers = [got(runs, "/prediction", run=name)["answers"] for name in ("resumed", "whole")]
-
-    assert resumed["step"].tolist() == [step for _, step, _ in never]
-    for name in whole:
-        np.testing.assert_array_equal(resumed[name], whole[name])
-    assert answers[0] == answers[1]

@@ -440,6 +440,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             self._record(trainer)
             if self._report:
                 warn_if_text_alone()
+        elif trainer.is_global_zero and not self._handed_on:
+            self._record_why_nothing(lambda: folders_of_loggers(trainer), self._prefix)
 
     def _record(self, trainer: pl.Trainer) -> None:
         """Have the history recorded in the folders of loggers. On one rank alone."""
@@ -598,6 +600,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         for logger in trainer.loggers:
             with self._guard(f"{type(logger).__name__} did not save the last metrics"):
                 logger.save()
+        self._hand_over(trainer)
 
     @beside_training
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -608,12 +611,11 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 step = max(trainer_access.log_step(trainer) - 1, 0)
                 self._log(trainer, logged, step, at_end=True)
             logged.end()
-        records = dict.fromkeys(path for logged in self._meters for path in logged.records)
-        hand_over_records(trainer, records, self._guard)
-        if records and not self._report:
+        self._hand_over(trainer)
+        if (records := self._records) and not self._report:
             say_what_is_next(
                 self.noise_scale,
-                next(iter(records)).parent,
+                records[0].parent,
                 withheld=any(logged.history.withheld for logged in self._meters),
             )
 
@@ -634,7 +636,13 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
+        self._hand_over(trainer)
         self._stop(interrupted=True)
+
+    def _hand_over(self, trainer: pl.Trainer) -> None:
+        """Give the records to loggers that keep files, as far as there are any by now."""
+        written = [record for record in self._records if record.exists()]
+        hand_over_records(trainer, written, self._guard)
 
     def state_dict(self) -> dict[str, Any]:
         if not self._meters:

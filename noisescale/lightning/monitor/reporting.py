@@ -81,15 +81,16 @@ def folders_of_loggers(trainer: pl.Trainer) -> list[Path]:
     """Return the folders for the record of this run, as rank zero sees them.
 
     They are the own folders of all loggers that have one. If none has one, it is `run_folder`.
-    Without a logger there is none.
+    Without a logger it is the folder of the checkpoints, if there is one.
 
     Raises:
         ValueError: If one of them is not a folder of this machine.
     """
     loggers = [x for x in trainer.loggers if not isinstance(x, trainer_access.DUMMY_LOGGERS)]
     own = [folder for logger in loggers if (folder := _own_folder(logger)) is not None]
-    if loggers and not own:
-        own = [str(run_folder(trainer))]
+    if not own:
+        kept = getattr(trainer.checkpoint_callback, "dirpath", None)
+        own = [str(run_folder(trainer))] if loggers else [str(kept)] if kept else []
     if elsewhere := [folder for folder in own if "://" in folder]:
         raise ValueError(f"{elsewhere[0]} is not a folder of this machine")
     return [Path(folder) for folder in dict.fromkeys(own)]
@@ -131,12 +132,20 @@ def hand_to(logger: Any, page: Path, key: str) -> None:
 
 
 def hand_over_records(trainer: pl.Trainer, records: Iterable[Path], guard: Guard) -> None:
-    """Give the record of a run to MLflow, which keeps files with its runs on a server."""
+    """Give the record of a run to W&B and MLflow, which keep files with their runs on a server."""
     for logger in trainer.loggers:
-        if isinstance(logger, trainer_access.MLFLOW_LOGGERS):
-            for record in records:
-                with guard(f"{type(logger).__name__} did not get {record.name}"):
+        for record in records:
+            with guard(f"{type(logger).__name__} did not get {record.name}"):
+                if isinstance(logger, trainer_access.MLFLOW_LOGGERS):
                     logger.experiment.log_artifact(logger.run_id, str(record))
+                elif isinstance(logger, trainer_access.WANDB_LOGGERS):
+                    save_in_wandb(logger.experiment, record)
+
+
+def save_in_wandb(run: Any, record: Path) -> None:
+    """Have W&B upload a file now: of a run that crashes it gets nothing later."""
+    if not run.disabled:
+        run.save(str(record), base_path=str(record.parent), policy="now")
 
 
 def _page(folder: Path, prefix: str, *, keep_others: bool) -> Path:

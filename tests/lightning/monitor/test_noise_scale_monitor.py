@@ -20,6 +20,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from noisescale import NoiseScaleMonitor
 from noisescale.collectors.rows.step_norms import StepNorms
+from noisescale.estimation.moments import GradientMoments
+from noisescale.history.increments import INCREMENTS, Increments
 
 RESOLVED = {f"noise_scale/{key}" for key in ("simple", "simple_low", "simple_high", "efficiency")}
 KEYS = RESOLVED | {
@@ -35,8 +37,8 @@ KEYS = RESOLVED | {
 }
 
 
-def simulated_moments(ranks: int, accumulate: int) -> dict[str, list[float]]:
-    """The run of `fit(...)` in one process and float64: averages of the moments at every step.
+def simulated_increments(ranks: int, accumulate: int, tokens: int) -> list[dict[str, float]]:
+    """The run of `fit(...)` in one process and float64: what each step adds to a history.
 
     100 examples in batches of 8 a rank, dealt out as Lightning's default sampler does it (at 3
     ranks two of them twice). Each loss is divided by `accumulate`, also in the short last window.
@@ -44,11 +46,10 @@ def simulated_moments(ranks: int, accumulate: int) -> dict[str, list[float]]:
     net = network().double()
     x, y = data().tensors
     dealt = [list(DistributedSampler(data(), ranks, r)) for r in range(ranks)]
-    moments: list[tuple[float, float]] = []
-    weights: list[int] = []
+    increments = Increments()
+    steps: list[dict[str, float]] = []
     for start in range(0, len(dealt[0]), 8 * accumulate):
-        parts = []
-        weights.append(0)
+        parts, size = [], 0
         for indices in dealt:
             window = indices[start : start + 8 * accumulate]
             micros = []
@@ -56,13 +57,14 @@ def simulated_moments(ranks: int, accumulate: int) -> dict[str, list[float]]:
                 gradient = gradient_of(net, lambda net, i=rows: loss_of(net, (x[i].double(), y[i])))
                 micros.append(micro_batch(gradient, len(rows)))
             parts.append(whole(micros))
-            weights[-1] += len(window)
-        moments.append(expected(parts).moments)
+            size += len(window)
+        grad_sq_norm, noise_trace = expected(parts).moments
+        increments.add(GradientMoments(grad_sq_norm, tokens * noise_trace), tokens * size)
+        steps.append(increments.take())
         mean = torch.stack([part.gradient for part in parts]).mean(0) * len(micros) / accumulate
         vector = torch.nn.utils.parameters_to_vector(net.parameters()) - 0.1 * mean
         torch.nn.utils.vector_to_parameters(vector.detach(), net.parameters())
-    sums = np.cumsum(np.array(moments).T * weights, 1) / np.cumsum(weights)
-    return dict(zip(("grad_sq_norm", "noise_trace"), sums.tolist(), strict=True))
+    return steps
 
 
 @pytest.mark.parametrize(
@@ -85,12 +87,13 @@ def test_moments_are_those_of_a_simulation_in_float64(
         log_every_n_steps=1,
     )
 
-    moments = simulated_moments(ranks, accumulate)
+    simulated = simulated_increments(ranks, accumulate, tokens)
     for result in results:
         history = result["history"]
-        for name, unit in (("grad_sq_norm", 1), ("noise_trace", tokens)):
-            found = np.divide(history[f"sum_{name}"], history["sum_weight"])
-            assert found == pytest.approx(np.multiply(moments[name], unit), rel=2e-5)
+        for name in INCREMENTS:
+            steps = [step[name] for step in simulated]
+            largest = max(map(abs, steps))
+            assert history[name] == pytest.approx(steps, rel=2e-5, abs=2e-5 * largest), name
         assert history["examples"][-1] == math.ceil(100 / ranks) * ranks * tokens
         assert history["batch_size"][0] == 8 * ranks * accumulate * tokens
         batches = math.ceil(100 / ranks / 8)
@@ -156,12 +159,13 @@ def test_sums_of_the_history_are_those_of_every_measured_step(recorded: list[Ste
     monitor = NoiseScaleMonitor(every_n_steps=2)
     alone(monitor, train_loader=loader(8, 92), log_every_n_steps=1)
 
-    moments = [norms.moments() for norms in recorded]
     assert [norms.examples for norms in recorded] == [16, 16, 16]
-    assert monitor.history["sum_weight"][-1] == 3 * 16
-    for name in ("grad_sq_norm", "noise_trace"):
-        summed = sum(16 * getattr(m, name) for m in moments)
-        assert monitor.history[f"sum_{name}"][-1] == pytest.approx(summed, rel=1e-8)
+    increments = Increments()
+    for number, norms in enumerate(recorded):
+        increments.add(norms.moments(), 16, steps=1 if number == 0 else 2)
+        for name, expected_sum in increments.take().items():
+            found = monitor.history[name][number]
+            assert found == pytest.approx(expected_sum, rel=1e-8), name
 
 
 def test_values_agree_with_one_another() -> None:

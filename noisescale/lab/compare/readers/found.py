@@ -8,12 +8,10 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from noisescale.csv_lines import csv_lines
 from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.printable import printable
 from noisescale.refusal import Refusal
@@ -33,51 +31,6 @@ class Found:
 def broken_trial(name: str, error: Exception, submission: str | None = None) -> Trial:
     """Return the trial of a run that could not be read, with the reason."""
     return Trial(name, Measurements([], []), submission or "", fault=str(error))
-
-
-class CsvTable(NamedTuple):
-    """A CSV file."""
-
-    names: list[str]
-    lines: list[tuple[int, list[str]]]
-    """The cells of each line below the names, with the number of the line."""
-    cut: Refusal | None
-    """The error of a last line that has no end, as of a file that was not written to its end."""
-
-
-def table(path: Path, *, ends: bool = False) -> CsvTable:
-    """Read a CSV file. A last line that is cut off is left out.
-
-    Args:
-        path: The file.
-        ends: Whether each line of such a file ends with the end of a line. The last number of a
-            line without this end may be cut off.
-
-    Raises:
-        ValueError: If the file is empty or damaged.
-        OSError: If the file cannot be read.
-    """
-    found: list[tuple[int, list[str]]] = []
-    cut = None
-    try:
-        found += csv_lines(path)
-    except Refusal as error:
-        last = path.read_bytes().count(b"\n") + 1  # a line after the last end of a line
-        if not found or error.at is None or error.at[1] != last:
-            raise
-        cut = error
-    (_, names), *lines = found or [(0, [])]
-    if not names:
-        raise Refusal(path, "have a line of column names", "an empty file", "Name another file.")
-    if ends and lines and cut is None and not path.read_bytes().endswith((b"\n", b"\r")):
-        cut = Refusal(
-            path,
-            "end with the end of a line",
-            "a last line that may be cut off",
-            "If the line is whole, end it, as a text editor does.",
-            at=(path, lines.pop()[0]),
-        )
-    return CsvTable(names, lines, cut)
 
 
 def number(text: str, path: Path, line: int, column: str) -> float:

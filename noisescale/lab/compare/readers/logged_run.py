@@ -12,17 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisescale.history.csv_log import CLOCKS, OF_LIGHTNING_IN_WANDB, OF_WANDB, TIMES, CsvLog
-from noisescale.history.event_log import HYPERPARAMETERS, EventLog
+from noisescale.history.event_log import EventLog
 from noisescale.history.history import History
-from noisescale.history.log import Log, Metric
+from noisescale.history.log import Metric
 from noisescale.history.metric_names import monitor_of
-from noisescale.history.reading import (
-    history_in,
-    mark_last,
-    metrics_of,
-    read_log,
-    read_monitor,
-)
+from noisescale.history.reading import mark_last, monitored_history, read_log, steps_behind
 from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.readers.found import Found, is_event_file, measurements_of, name_of_run
 from noisescale.lab.compare.readers.hyperparameters import hyperparameters, read_hparams
@@ -78,7 +72,7 @@ def read_logged_run(run: Path, below: Path, metric: str, submission: str | None)
         ValueError: If a file is damaged, a step is missing, or a CSV file has several trials.
         MissingExtraError: If there are event files, and TensorBoard is not installed.
     """
-    log = read_log(run, metric, *EPOCHS, HYPERPARAMETERS, allow_truncated=True)
+    log = read_log(run)
     folder = run.parent if run.is_file() else run
     of_lightning, counts_calls = (folder / "hparams.yaml").is_file(), False
     given = read_hparams(folder)
@@ -93,15 +87,15 @@ def read_logged_run(run: Path, below: Path, metric: str, submission: str | None)
         clock = log.clock_of(metric)
         of_lightning = clock == OF_LIGHTNING_IN_WANDB or (clock == CLOCKS[0] and of_lightning)
         counts_calls = clock == OF_WANDB
-    elif isinstance(log, EventLog):
-        within = EventLog(folder, HYPERPARAMETERS)
-        within.read(sorted(file for file in folder.glob("*/*") if is_event_file(file.name)))
+    else:
+        files = sorted(file for file in folder.glob("*/*") if is_event_file(file.name))
+        within = EventLog(folder, files)
         given = within.hyperparameters | log.hyperparameters | given
     found = hyperparameters(given)
-    history, behind = _monitor_history(log, run, metric)
+    history = monitored_history(run)
     logged_at, values, logged_seconds = log.metric(metric)
     last = mark_last(logged_at)
-    behind = float(of_lightning) if behind is None else behind
+    behind = float(of_lightning) if history is None else steps_behind(history)
     at = logged_at[last] + behind
     batch_size, learning_rate = found.batch_size, found.learning_rate
     examples = seconds = None
@@ -120,7 +114,7 @@ def read_logged_run(run: Path, below: Path, metric: str, submission: str | None)
             doubtful.discard("seconds")
         if math.isnan(learning_rate) and np.isfinite(history["learning_rate"]).any():
             learning_rate = float(np.nanmax(history["learning_rate"]))
-    epoch = next((name for name in EPOCHS if name in log.metrics), None)
+    epoch = next((name for name in EPOCHS if name in log.names), None)
     trial = Trial(
         name_of_run(run, below),
         measurements_of(
@@ -129,7 +123,9 @@ def read_logged_run(run: Path, below: Path, metric: str, submission: str | None)
             values[last],
             batch_size=batch_size,
             examples=examples,
-            epochs=_epochs(at, epoch, log.metric(epoch, like=metric), behind) if epoch else None,
+            epochs=_epochs(at, epoch, _metric_beside(log, epoch, metric), behind)
+            if epoch
+            else None,
             seconds=seconds,
         ),
         submission=found.optimizer if submission is None else submission,
@@ -139,22 +135,12 @@ def read_logged_run(run: Path, below: Path, metric: str, submission: str | None)
         optimizer=found.optimizer,
         doubtful_clocks=frozenset(doubtful),
     )
-    return Found([trial], lambda: metrics_of(run))
+    return Found([trial], lambda: log.names)
 
 
-def _monitor_history(log: Log, run: Path, metric: str) -> tuple[History | None, float | None]:
-    """Return the monitor's history, if there is one, and how far the log is behind."""
-    measured = read_monitor(log, run, metric)
-    if measured is None:
-        return None, None
-    rows, who, behind = measured
-    try:
-        history = history_in(rows, run, *who)
-    except Refusal as refused:
-        if refused.word != "empty":  # there is no whole row
-            raise
-        return None, None
-    return history, behind
+def _metric_beside(log: CsvLog | EventLog, name: str, metric: str) -> Metric:
+    """Return another metric, with the steps of the first."""
+    return log.metric(name, like=metric) if isinstance(log, CsvLog) else log.metric(name)
 
 
 def _trial_columns(names: Sequence[str]) -> list[str]:

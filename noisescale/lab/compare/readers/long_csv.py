@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from noisescale.csv_lines import table
 from noisescale.history.reading import refuse_metric
 from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.lab.compare.readers.found import (
@@ -18,7 +19,6 @@ from noisescale.lab.compare.readers.found import (
     is_number,
     measurements_of,
     number,
-    table,
 )
 from noisescale.lab.compare.readers.hyperparameters import (
     LEARNING_RATES,

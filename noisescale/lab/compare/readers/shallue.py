@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from noisescale.csv_lines import table
 from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.readers.found import (
     Found,
@@ -19,7 +20,6 @@ from noisescale.lab.compare.readers.found import (
     name_of_run,
     natural_key,
     number,
-    table,
 )
 from noisescale.lab.compare.readers.hyperparameters import hyperparameters
 from noisescale.refusal import Refusal

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from noisescale.csv_lines import table
 from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.readers.found import (
     Found,
     broken_trial,
     measurements_of,
     number,
-    table,
 )
 from noisescale.refusal import Refusal
 

@@ -69,18 +69,6 @@ def test_an_epoch_in_which_the_log_ends_is_as_long_as_those_before(tmp_path: Pat
     assert trial.measurements.epochs == pytest.approx([0.5, 1, 1.5, 2, 2.25])
 
 
-def test_the_monitor_says_the_steps_examples_and_time_of_a_history(tmp_path: Path) -> None:
-    ours = ("step", "examples", "batch_size", "seconds_per_step")
-    header = ",".join(["step", "loss", *(f"noise_scale/{name}" for name in ours)])
-
-    trial = read(tmp_path, f"{header}\n9,,10,640,64,0.5\n19,,20,1280,64,0.5\n14,2,,,,\n", "loss")
-
-    assert trial.measurements.steps.tolist() == [15]
-    assert trial.measurements.examples == pytest.approx([960])
-    assert trial.measurements.seconds == pytest.approx([7.5])
-    assert trial.batch_size == 64
-
-
 def test_a_folder_of_versions_has_a_trial_for_each(tmp_path: Path) -> None:
     """Lightning, which leaves an hparams.yaml, counts steps from 0."""
     for version in (0, 1):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from logged_runs import record
 from refused import refused
 
 from noisescale.extras import MissingExtraError
@@ -126,13 +127,9 @@ def test_time_between_two_files_of_a_resumed_run_does_not_count(tmp_path: Path) 
 
 
 def read_monitored(folder: Path, rows: list[dict[str, float]], at: list[int]) -> Trial:
-    scalars = [
-        (int(row["step"]), f"noise_scale/{name}", value)
-        for row in rows
-        for name, value in row.items()
-    ]
-    scalars += [(step, "loss", 1.0) for step in at]
-    write_events(folder, [(1000 + step, step - 1, tag, value) for step, tag, value in scalars])
+    columns = {name: [row.get(name, math.nan) for row in rows] for row in rows for name in row}
+    record(folder, **columns, behind=np.ones(len(rows)))
+    write_events(folder, [(1000 + step, step - 1, "loss", 1.0) for step in at])
     return read_one(folder)
 
 
@@ -247,5 +244,5 @@ def test_an_event_file_that_is_damaged_before_its_end_is_refused(tmp_path: Path)
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
 
-    with pytest.raises(ValueError, match=r"a damaged one after \d+ of"):
+    with pytest.raises(ValueError, match=r"a damaged one after \d+ events"):
         read_trials(file, "loss")
