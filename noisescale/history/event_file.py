@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from noisescale.extras import need
-from noisescale.history.appending import append_whole
+from noisescale.history.record import append_whole
 
 MOST_WAITING = 10_000
 """Scalars that are kept while they cannot be written."""

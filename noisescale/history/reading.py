@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from noisescale.history.checkpoints import document_in_checkpoint, is_checkpoint
-from noisescale.history.csv_log import CsvLog
 from noisescale.history.document import Document, Part
-from noisescale.history.event_log import EventLog
 from noisescale.history.history import History
+from noisescale.history.logs import CsvLog, EventLog
 from noisescale.history.metric_names import ROOT, monitor_of, name_in, prefix_of
 from noisescale.history.record import RECORD
 from noisescale.history.run_files import logs_of, only_run_in

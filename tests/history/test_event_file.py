@@ -6,7 +6,7 @@ import pytest
 
 from noisescale.history import event_file
 from noisescale.history.event_file import EventFile
-from noisescale.history.event_log import EventLog
+from noisescale.history.logs import EventLog
 from noisescale.history.run_files import logs_of
 
 

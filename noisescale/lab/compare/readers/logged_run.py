@@ -11,10 +11,16 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from noisescale.history.csv_log import CLOCKS, OF_LIGHTNING_IN_WANDB, OF_WANDB, TIMES, CsvLog
-from noisescale.history.event_log import EventLog
 from noisescale.history.history import History
-from noisescale.history.log import Metric
+from noisescale.history.logs import (
+    CLOCKS,
+    OF_LIGHTNING_IN_WANDB,
+    OF_WANDB,
+    TIMES,
+    CsvLog,
+    EventLog,
+    Metric,
+)
 from noisescale.history.metric_names import monitor_of
 from noisescale.history.reading import mark_last, monitored_history, read_log, steps_behind
 from noisescale.lab.compare.measurements import Trial

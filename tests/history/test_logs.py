@@ -10,7 +10,7 @@ from logged_runs import write_events
 from refused import refused
 from tiers import slow_but
 
-from noisescale.history.event_log import EventLog
+from noisescale.history.logs import EventLog
 from noisescale.history.run_files import logs_of
 
 STORED = ("plain", "transformers", "with_pictures", "two_monitors")
