@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large the package is: its lines, what one thing that people use loads, long argument lists.
+"""How large the package is: its lines, what people use, long argument lists, the way to a page.
 
 python tests/size_of_package.py
 """
@@ -7,8 +7,15 @@ python tests/size_of_package.py
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "noisescale"
@@ -86,9 +93,59 @@ def long_functions() -> list[str]:
     return found
 
 
+class Way(NamedTuple):
+    """A way through the files of the package."""
+
+    stays: int
+    """Calls in one file, one after another, are a stay."""
+    rooms: int
+    """Files that were entered."""
+
+    @property
+    def returns(self) -> int:
+        """Stays in a file that had been left."""
+        return self.stays - self.rooms
+
+
+def way_of(work: Callable[[], object]) -> Way:
+    """The way of some work: the files of all functions, in the order of their first calls."""
+    files: dict[CodeType, str] = {}
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(f"{PACKAGE}") and code.co_name[0] != "<":
+            files.setdefault(code, code.co_filename)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    stays = [file for file, _ in groupby(files.values())]
+    return Way(len(stays), len(set(stays)))
+
+
+def way_to_page() -> Way:
+    """The way from the folder of a run to the page with its prediction."""
+    from logged_runs import record
+
+    from noisescale import predict
+
+    steps = np.arange(10.0, 1001, 10)
+    same = {"batch_size": 64, "low": 150, "noise_scale": 192, "high": 250, "devices": 2}
+
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        record(folder / "run", step=steps, examples=64 * steps, seconds_per_step=0.1, **same)
+        return way_of(lambda: predict(folder / "run").to_html(folder / "page.html"))
+
+
 if __name__ == "__main__":
     print(f"package: {lines_of(PACKAGE):,} lines")
     print(f"loaded by what most people use: {lines_loaded():,} lines")
     print(f"tests: {lines_of(ROOT / 'tests'):,} lines")
+    way = way_to_page()
+    print(f"to a page: {way.stays} stays, {way.rooms} rooms, {way.returns} returns")
     print(f"functions with more than {MOST_PARAMETERS} parameters: {len(long_functions())}")
     print(*long_functions(), sep="\n")
