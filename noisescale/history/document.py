@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from noisescale.history.history import History
 from noisescale.history.optimizers import OptimizerMix
@@ -64,7 +65,7 @@ class Lines:
         self._begin = {"of": history.prefix, "run": f"{history.run}.{history.attempt}"}
         self._names = sorted(history, key=lambda x: x in _SELDOM and 1 + _SELDOM.index(x))
         self._header: Line = {}
-        self._last: list[float | int | None] = []
+        self._last = np.full((1, len(self._names)), 1e-300)  # unlike any row
         self.step = 0.0
         """The step of the last row."""
 
@@ -89,21 +90,27 @@ class Lines:
 
     def row(self, row: Mapping[str, float]) -> Line:
         """Return a row, which a header comes before."""
-        values = [_number(row.get(name, math.nan)) for name in self._names]
-        end = len(values)
-        while self._last and end and values[end - 1] == self._last[end - 1]:
-            end -= 1
-        self._last, after, self.step = values, self.step, row["step"]
-        return self._begin | {"after": _number(after), "row": values[:end]}
+        (line,) = self._lines_of(np.array([[row.get(name, math.nan) for name in self._names]]))
+        return line
 
     def rows(self, history: History) -> list[Line]:
         """Return the rows of a history that have not been made yet."""
         if history.last_step <= self.step:
             return []
         first = int(np.searchsorted(history["step"], self.step, side="right"))
-        columns = {name: values[first:].tolist() for name, values in history.items()}
-        rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-        return [self.row(row) for row in rows]
+        return self._lines_of(np.stack([history[name][first:] for name in self._names], axis=1))
+
+    def _lines_of(self, rows: NDArray[np.float64]) -> list[Line]:
+        """Return rows, all at once: a history has thousands."""
+        before = np.vstack([self._last, rows[:-1]])
+        same = (rows == before) | ~(np.isfinite(rows) | np.isfinite(before))
+        ends = len(self._names) - np.argmin(same[:, ::-1], axis=1)  # steps differ
+        steps = np.append(self.step, rows[:, self._names.index("step")]).tolist()
+        self._last, self.step = rows[-1:], steps[-1]
+        return [
+            self._begin | {"after": _number(after), "row": [*map(_number, row[:end])]}
+            for after, row, end in zip(steps, rows.tolist(), ends.tolist(), strict=False)
+        ]
 
     def note(self, **words: Any) -> Line:
         """Return an object that changes the header."""
@@ -165,7 +172,7 @@ class Part:
 
     def _add_row(self, after: float, row: list[float | None]) -> None:
         whole = [*row, *self._last[len(row) :]]
-        if len(whole) != len(self.header["columns"]) or not all(map(_is_value, whole)):
+        if len(whole) != len(self.header["columns"]) or not all(map(_is_value, row)):
             raise ValueError("not a value for each column")
         rows, at = self._rows, self._step
         while rows and float(rows[-1][at] or 0) > after:
