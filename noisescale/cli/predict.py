@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from noisescale.prediction.predict import Prediction
 
 
-EXAMPLE = "noisescale predict lightning_logs/version_0 --price-per-device-hour 2 --hour-worth 30"
+EXAMPLE = "noisescale predict lightning_logs/version_0 --price-per-device-hour 2"
 
 
 @command_from(
@@ -38,7 +38,6 @@ EXAMPLE = "noisescale predict lightning_logs/version_0 --price-per-device-hour 2
             read=partial(numbers, "devices"),
         ),
         "price_per_device_hour": "Price of one device for one hour, in any currency.",
-        "hour_worth": "Cost of one hour of waiting, in the same currency.",
         "calibration": "Critical batch size divided by noise scale. Default: by optimizer.",
         "sweep": Given(Path, "CSV file of a sweep of the same model, as for `noisescale fit`."),
         "branches": Given(

@@ -244,17 +244,9 @@ def _values_of(name: str, given: Iterable[float] | float, most: int) -> list[flo
     return values
 
 
-def check_money(price: float | None, worth: float | None, *, timed: bool) -> None:
-    """Refuse prices that are not positive, or that lack the hours or the price they go with."""
+def _check_price(price: float | None, *, timed: bool) -> None:
+    """Refuse a price that is not positive, or that lacks the hours it goes with."""
     positive_or("price_per_device_hour", price, math.nan)
-    positive_or("hour_worth", worth, math.nan)
-    if worth is not None and price is None:
-        raise Refusal(
-            "hour_worth",
-            "come with `price_per_device_hour`",
-            f"{worth!r} and None",
-            "Give the price of a device-hour too: the two are weighed against each other.",
-        )
     if price is not None and not timed:
         raise Refusal(
             "price_per_device_hour",
@@ -272,7 +264,6 @@ def hardware_from(
     max_device_batch_size: float | None,
     devices_per_node: float | None,
     price_per_device_hour: float | None,
-    hour_worth: float | None,
 ) -> Hardware:
     """Return what is known of the devices: from the arguments, else from the runs."""
     per_node = devices_per_node_from(devices_per_node)
@@ -284,7 +275,7 @@ def hardware_from(
     if step_time is None:
         found, doubts = find_profile(histories[0], plans)
         step_time = step_time_of(plans, found.timings if found else ())
-    check_money(price_per_device_hour, hour_worth, timed=step_time is not None)
+    _check_price(price_per_device_hour, timed=step_time is not None)
     if step_time is not None:
         most = step_time.max_device_batch_size
     return Hardware(
@@ -292,7 +283,6 @@ def hardware_from(
         max_device_batch_size=positive_or("max_device_batch_size", max_device_batch_size, most),
         devices_per_node=per_node,
         price_per_device_hour=price_per_device_hour,
-        hour_worth=hour_worth,
         own=own,
         largest_fitting=_largest_fitting(histories[0], found),
         loader=found.loader if found else None,

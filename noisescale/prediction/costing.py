@@ -35,8 +35,6 @@ class PredictedRow:
     device_hours: Bounded
     cost: Bounded
     """The price of the device-hours."""
-    cost_with_waiting: Bounded
-    """`cost` plus the hours times what an hour is worth."""
     extrapolated: tuple[str, ...]
     """What of this row is extrapolated: "batch size", if it is far from the run's own."""
     basis: Basis | None = None
@@ -60,14 +58,13 @@ class PredictedRow:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What is known about the devices, their price, and the cost of waiting; see `predict`."""
+    """What is known about the devices and their price; see `predict`."""
 
     step_time: StepTimeModel | None
     max_device_batch_size: float
     """The most examples that a device was seen to take, or is said to take."""
     devices_per_node: float = math.inf
     price_per_device_hour: float | None = None
-    hour_worth: float | None = None
     own: OwnSteps | None = None
     """The run's own steps; None if there is no plan of more than half of them."""
     largest_fitting: Bounded | None = None
@@ -97,7 +94,7 @@ class Hardware:
             basis = "timed" if self.step_time.is_timed(*astuple(plan)) else "assumed"
         hours = steps * seconds * (1 / 3600)
         device_hours = hours * devices
-        price, worth = self.price_per_device_hour, self.hour_worth
+        price = self.price_per_device_hour
         return PredictedRow(
             batch_size=batch_size,
             plan=plan,
@@ -107,9 +104,6 @@ class Hardware:
             hours=hours,
             device_hours=device_hours,
             cost=UNKNOWN if price is None else device_hours * price,
-            cost_with_waiting=UNKNOWN
-            if price is None or worth is None
-            else hours * (devices * price + worth),
             extrapolated=("batch size",) if far else (),
             basis=basis,
         )
@@ -152,31 +146,21 @@ def candidate_rows(
 def recommended_row(
     rows: Sequence[PredictedRow], law: RunLaw, own_devices: int, largest: float
 ) -> PredictedRow:
-    """Return the cheapest row if prices are given, else one on the run's own devices.
+    """Return the row to train with, on the run's own devices.
 
-    If several batch sizes were timed there, it is the fastest of these. Otherwise it is the largest
-    batch size up to `largest`. If no row has the run's own devices, return the balanced row.
+    If several batch sizes were timed there, it is the fastest of these, which is also the cheapest.
+    Otherwise it is the largest batch size up to `largest`. If no row has the run's own devices,
+    return the fastest row on fewer devices or, if there is none, the balanced row.
     """
-    if any(row.cost_with_waiting.known for row in rows):
-        return _cheapest(rows, law)
     own = [row for row in rows if row.devices == own_devices]
     if not own:
-        return best_row_on(own_devices, rows, law) or balanced_row(rows, law)
+        fewer = [row for row in rows if row.devices < own_devices]
+        return fastest_row(fewer, law) if fewer else balanced_row(rows, law)
     timed = [row for row in own if row.basis == "timed"]
     if len(timed) > 1:
         return fastest_row(timed, law)
     up_to = [row for row in own if row.batch_size <= largest] or own[:1]
     return max(up_to, key=lambda row: row.batch_size)
-
-
-def best_row_on(devices: int, rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow | None:
-    """Return the fastest row on `devices` devices or fewer, if there is one.
-
-    If all devices are used, the fastest row is also the cheapest. If no seconds are known, return
-    the balanced row.
-    """
-    own = [row for row in rows if row.devices <= devices]
-    return fastest_row(own, law) if own else None
 
 
 def row_on_more_devices(
@@ -185,12 +169,9 @@ def row_on_more_devices(
     """Return the row with the most devices that pay; None if more devices do not pay.
 
     More devices pay as long as one per cent more device-hours saves at least one per cent of the
-    hours, which is McCandlish's criterion for steps and examples. With prices, the row that costs
-    least is returned.
+    hours, which is McCandlish's criterion for steps and examples.
     """
-    if any(row.cost_with_waiting.known for row in rows):
-        best = _cheapest(rows, law)
-    elif any(row.hours.known for row in rows):
+    if any(row.hours.known for row in rows):
         best = balanced_row(rows, law)
     else:
         best = _balanced_row_on_full_devices(rows, law, max_device_batch_size)
@@ -211,16 +192,6 @@ def balanced_row(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
         return (steps * seconds) ** 2 * row.devices
 
     return min(rows, key=product)
-
-
-def _cheapest(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
-    known = law.best_known
-
-    def cost_with_waiting(row: PredictedRow) -> float:
-        a_second = row.cost_with_waiting.high / row.hours.high
-        return known.steps(row.batch_size) * row.seconds_per_step.value * a_second
-
-    return min(rows, key=cost_with_waiting)
 
 
 def _balanced_row_on_full_devices(

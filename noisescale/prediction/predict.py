@@ -69,7 +69,6 @@ def predict(
     devices: Iterable[float] | float | None = None,
     price_per_device_hour: float | None = None,
     *,
-    hour_worth: float | None = None,
     calibration: Calibration | float | None = None,
     sweep: Sweep | None = None,
     branches: Branches | None = None,
@@ -103,11 +102,7 @@ def predict(
             run's own and the critical one.
         devices: Numbers of devices, whole, at most 64 of them. Default: the run's, and 2, 4 and 8
             times as many.
-        price_per_device_hour: In any currency.
-        hour_worth: What an hour of waiting costs you, in the same currency. With it, the batch size
-            and the number of devices with the lowest total cost are recommended. Without it, it is
-            the fastest of the batch sizes that were timed on the run's own devices, or the largest
-            one that costs few more examples.
+        price_per_device_hour: Price of one device for one hour, in any currency.
         calibration: kappa of B_crit = kappa·B_simple, from 1e-6 to 1e6, or a `Calibration`.
             Default: what is expected with optimizers of the run's kind, 1.6 under Adam, 3.1 under
             Muon, and else 1, with bounds that hold 95 % of further models.
@@ -139,7 +134,9 @@ def predict(
 
     Returns:
         Rows of batch size, devices, steps, examples, hours, device-hours and cost, each with its
-        bounds, and the recommended row. They hold for the result that the run reached.
+        bounds, and the recommended row. They hold for the result that the run reached. The
+        recommended row is on the run's own devices: the fastest of the batch sizes that were timed
+        or, if no other one was timed, the largest that costs few more examples.
 
     Raises:
         ValueError: If the run has no measured rows, an argument is out of its range, or the two
@@ -193,7 +190,6 @@ def predict(
         max_device_batch_size=max_device_batch_size,
         devices_per_node=devices_per_node,
         price_per_device_hour=price_per_device_hour,
-        hour_worth=hour_worth,
     )
     own, own_devices = own_batch_size(history, segments), devices_of(history) or 1
     trained_at = [*segments.batch_size, *(second.batch_sizes if second else ())]

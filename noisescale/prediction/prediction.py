@@ -26,8 +26,8 @@ class PredictionRecord:
     recommended: PredictedRow
     """The row to train with.
 
-    With prices, it is the cheapest one on any devices. Otherwise it is on the run's own devices:
-    the fastest row that was timed or, if no other one was timed, the largest at little cost.
+    It is on the run's own devices: the fastest row that was timed or, if no other one was timed,
+    the largest at little cost.
     """
     on_more_devices: PredictedRow | None
     """The row with the most devices that pay, by the values alone; None if more do not pay."""

@@ -21,9 +21,9 @@ from noisescale.report.records import fields_of, finite
 
 ROW = (
     *("batch_size", "devices", "device_batch_size", "accumulation", "steps", "examples", "hours"),
-    *("device_hours", "cost", "cost_with_waiting", "basis", "extrapolated"),
+    *("device_hours", "cost", "basis", "extrapolated"),
 )
-HARDWARE = ("max_device_batch_size", "devices_per_node", "price_per_device_hour", "hour_worth")
+HARDWARE = ("max_device_batch_size", "devices_per_node", "price_per_device_hour")
 POSITION = ("batch_size", "place", "cheap_up_to", "critical", "at_end", "rough")
 SECOND_RUN = ("batch_sizes", "steps", "result", "scatter")
 """The keys of a row, of the devices, of a position and of a second run."""
@@ -42,8 +42,8 @@ def as_dict(p: PredictionRecord) -> dict[str, Any]:
     | `position` | where the batch size stands against the critical one; up to which batch size \
       the examples are at most 1.2 times the run's; the critical batch size that both rest on, \
       whether it is of the run's end, and whether its bounds are a rough range |
-    | `recommended` | one of `rows`: the cheapest with prices; else, on the run's devices, the \
-      fastest that was timed, or untimed the largest that costs few more examples |
+    | `recommended` | one of `rows`: on the run's devices, the fastest that was timed, or untimed \
+      the largest that costs few more examples |
     | `on_more_devices` | one of `rows`: the most devices that pay off by the values alone, see \
       its `basis`; None if none do |
     | `twice_the_devices` | batch size, devices; steps, time and compute as ratios to the run's; \

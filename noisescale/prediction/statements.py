@@ -12,7 +12,6 @@ from noisescale.prediction.headline import band_text
 from noisescale.prediction.position import Position, noise_scale_now, steps_of_noise_scale
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.questions import (
-    batch_on_devices,
     device_counts,
     fastest_timed,
     measuring,
@@ -34,8 +33,6 @@ def statements_of(p: PredictionRecord, position: Position) -> Iterator[Statement
     """Yield the answers in reading order."""
     yield from _data_loader(p)
     yield time_here(p)
-    if p.hardware.price_per_device_hour is not None and p.hardware.hour_worth is not None:
-        yield _cheapest(p)
     if max(device_counts(p)) > p.own_devices:
         yield more_devices(p)
     yield from noise_scales_of(p)
@@ -149,19 +146,6 @@ def verdict_on(ratio: Bounded) -> Verdict:
     if ratio.high < 1:
         return "yes"
     return "probably" if ratio.value < 1 else "unknown"
-
-
-def _cheapest(p: PredictionRecord) -> Statement:
-    best = p.recommended
-    where = batch_on_devices(best)
-    ratio = time_ratio(p, best)
-    what = f"{where}: {_times(ratio)} the time and"
-    what += f" {_times(ratio * (best.devices / p.own_devices))} the device-time of this run"
-    if best.basis != "timed":
-        what += ". The step time is assumed"
-    # Which row is the cheapest follows from the values alone.
-    verdict: Verdict = "probably" if best.basis == "timed" else "unknown"
-    return Statement("Cheapest with waiting", what, ratio, verdict, best.basis)
 
 
 def _how_sure(p: PredictionRecord, position: Position) -> Statement:

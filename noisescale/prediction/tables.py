@@ -161,7 +161,6 @@ def _hours(p: PredictionRecord, rows: Sequence[PredictedRow]) -> list[Column]:
         (unit.name, lambda row: unit.convert(row.hours)),
         (f"device-{unit.name}", lambda row: unit.convert(row.device_hours)),
         ("cost", lambda row: row.cost),
-        ("cost with waiting", lambda row: row.cost_with_waiting),
     ]
     known: list[Column] = [(name, of) for name, of in found if any(of(row).known for row in rows)]
     return [*known, ("step time", lambda row: row.basis or "")]

@@ -154,9 +154,6 @@ predict RUN --devices two                            => `--devices` must be numb
 predict RUN --devices 1e18                         => `--devices` must be whole numbers from 1
 predict RUN --devices HUNDREDS                       => `--devices` must be at most 64 values
 predict RUN --price-per-device-hour 1e300            => `--price-per-device-hour` must be from
-predict RUN --hour-worth 30                          => `--hour-worth` must come with `--price
-predict RUN --price-per-device-hour 1 --hour-worth 0 => `--hour-worth` must be positive
-predict RUN --price-per-device-hour 1 --hour-worth 1e300 => `--hour-worth` must be from 1e-12
 predict RUN --calibration 1e300                      => `--calibration` must be from 1e-06 to 1e+06
 ~ predict RUN --calibration 1e-300                   => `--calibration` must be from 1e-06 to 1e+06
 predict RUN --calibration nan                        => `--calibration` must be from 1e-06 to 1e+06
@@ -297,7 +294,7 @@ def test_names_that_are_no_plain_text_are_shown_escaped(
         f"--devices {','.join(map(str, range(1, 65)))}",
         "--calibration 1e6",
         "--calibration 1e-6",
-        "--price-per-device-hour 1e12 --hour-worth 1e12",
+        "--price-per-device-hour 1e12",
         "--max-device-batch-size 1e-12 --devices-per-node 1000000",
     ],
 )

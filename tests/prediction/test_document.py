@@ -108,17 +108,6 @@ def test_more_devices_go_up_to_the_critical_batch_size(noise_scale: float, devic
     assert found.sentence.startswith(f"{devices} devices with 32 each")
 
 
-def test_with_prices_the_cheapest_row_has_a_line() -> None:
-    columns = history(rows=400, noise_scale=900.0, batch_size=512.0, seconds=40.0)
-    p = predict(columns, price_per_device_hour=2.5, hour_worth=10.0)
-
-    found = statements(p)["Cheapest with waiting"]
-
-    best = p.recommended
-    assert found.sentence.startswith(f"{best.batch_size:,.0f} on {best.devices} devices: ")
-    assert (found.verdict, found.basis) == ("unknown", "assumed")
-
-
 def test_what_is_not_resolved_has_its_bounds() -> None:
     p = predict(history(unresolved=40, seconds=math.nan))
 

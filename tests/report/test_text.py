@@ -32,7 +32,7 @@ DOCUMENT = Document(
 def priced() -> Prediction:
     """Everything that widens a table: money, large numbers, bounds, marks."""
     columns = history(rows=400, noise_scale=900.0, batch_size=512.0, seconds=40.0)
-    return predict(columns, price_per_device_hour=2.5, hour_worth=10.0)
+    return predict(columns, price_per_device_hour=2.5)
 
 
 def test_a_document_is_read_from_top_to_bottom() -> None:
