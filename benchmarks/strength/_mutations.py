@@ -52,7 +52,7 @@ FIRST = [
     Mutation("prediction/second_run.py", "counts[0] - counts[1]", "counts[0] + counts[1]"),
     Mutation("prediction/costing.py", "examples = steps * batch_size", "examples = steps"),
     Mutation(
-        "prediction/questions.py", "row.devices == other.devices", "row.devices != other.devices"
+        "prediction/costing.py", "self.devices == other.devices", "self.devices != other.devices"
     ),
     Mutation(
         "batches/batch_size.py",
@@ -189,10 +189,14 @@ FRESH = [
     ),
     Mutation(
         "prediction/warnings_and_assumptions.py",
-        "0 and second is None:",
-        "0 and second is not None:",
+        "0 and p.second_run is None:",
+        "0 and p.second_run is not None:",
     ),
-    Mutation("prediction/questions.py", 'if row.basis == "timed"]', 'if row.basis != "timed"]'),
+    Mutation(
+        "prediction/prediction.py",
+        'for row in self.rows_for(self.own_devices) if row.basis == "timed"]',
+        'for row in self.rows_for(self.own_devices) if row.basis != "timed"]',
+    ),
     Mutation("meter/watched_steps.py", "NEARLY_ZERO).sum())) - 1", "NEARLY_ZERO).sum())) - 2"),
     Mutation(
         "tradeoff/document.py",

@@ -13,7 +13,7 @@ from noisescale.cli.values import flags_of, numbers
 from noisescale.refusal import Refusal, rename_arguments
 
 if TYPE_CHECKING:
-    from noisescale.prediction.predict import Prediction
+    from noisescale.prediction.prediction import Prediction
 
 
 EXAMPLE = "noisescale predict lightning_logs/version_0 --price-per-device-hour 2"

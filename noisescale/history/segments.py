@@ -79,6 +79,16 @@ class Segments:
         """The steps as they count in sums over the run: their sum is that of `steps`."""
         return self.steps * self.weight
 
+    @property
+    def examples(self) -> float:
+        """The examples of the whole run."""
+        return float((self.steps * self.batch_size).sum())
+
+    @property
+    def mean_batch_size(self) -> float:
+        """The mean batch size of the steps."""
+        return self.examples / float(self.steps.sum())
+
     @classmethod
     def of(cls, history: Mapping[str, Array]) -> Segments:
         """Divide a history into segments. Each has the noise scale of its own part of the run.

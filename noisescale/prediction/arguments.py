@@ -21,14 +21,15 @@ from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
 from noisescale.prediction.costing import Hardware
 from noisescale.prediction.run_hardware import (
+    find_profile,
     largest_device_batch,
     largest_fitting,
     memory_in,
     own_steps_of,
     peaks_in,
+    step_time_of,
     timed_plans,
 )
-from noisescale.prediction.step_seconds import find_profile, step_time_of
 from noisescale.refusal import Refusal, TypeRefusal, rename_arguments
 from noisescale.step_time import DeviceTimes, StepTimeModel, fit_step_time, read_timings
 
@@ -87,18 +88,6 @@ def check_units(history: Mapping[str, Array], other: Mapping[str, Array]) -> Non
             units[1],
             "Measure both runs in one unit. If they count the same thing, give its name as `unit`.",
         )
-
-
-def refuse_without_second_run(**given: object) -> None:
-    """Raise a ValueError if an argument is given that only a second run needs."""
-    for name, value in given.items():
-        if value is not None:
-            raise Refusal(
-                name,
-                "come with `second_run`",
-                f"{value!r} alone",
-                f"Give the second run, or leave `{name}` out.",
-            )
 
 
 def run_to_goal(name: str, history: Mapping[str, Array], goal: Goal) -> History:

@@ -105,11 +105,12 @@ def law_of(
 ) -> tuple[RunLaw, Calibration]:
     """Return steps and examples at any batch size, and the calibration that they come from."""
     if second is not None:
-        return second.law(run), Calibration.from_second_run(run, second)
+        law = RunLaw.with_critical_batch_size(run, second.critical_batch_size)
+        return law, Calibration.from_second_run(run, second)
     if calibration is None:
         calibration = _theory(history)
     elif not isinstance(calibration, Calibration):
-        calibration = Calibration.from_number(calibration)
+        calibration = Calibration(Bounded(calibration, calibration, calibration), "given")
     if calibration.branched is None:
         return _checked_law(history, run, calibration), calibration
     whole, start = as_history(history), calibration.branched.start

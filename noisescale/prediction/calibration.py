@@ -83,11 +83,6 @@ class Calibration:
             )
 
     @classmethod
-    def from_number(cls, kappa: float) -> Calibration:
-        """Return a factor known from elsewhere."""
-        return cls(Bounded(kappa, kappa, kappa), "given")
-
-    @classmethod
     def theory(cls, optimizer: OptimizerMix | None = None, *, decayed: bool = False) -> Calibration:
         """Return the kappa to expect with this kind of optimizer, with its bounds.
 
@@ -291,11 +286,10 @@ def _kappa(run: Segments, critical_batch_size: float) -> float:
 def _check_same_run(history: Mapping[str, NDArray[np.float64]], branched: BranchedRun) -> None:
     """Raise a ValueError where batch size or parameters say that branches are of another run."""
     run = Segments.of(as_history(history).between(branched.start, branched.end))
-    size = float((run.steps * run.batch_size).sum() / run.steps.sum())
     own = float(getattr(history, "parameters", math.nan))
     theirs = math.nan if branched.parameters is None else branched.parameters
     for what, one, other in (
-        ("batch size", branched.batch_size, size),
+        ("batch size", branched.batch_size, run.mean_batch_size),
         ("number of trained parameters", theirs, own),
     ):
         if abs(one - other) > 0.01 * other:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Literal
 
@@ -54,6 +53,10 @@ class PredictedRow:
     def accumulation(self) -> int:
         """Micro-batches a step."""
         return self.plan.accumulation
+
+    def is_same_choice(self, other: PredictedRow) -> bool:
+        """Return whether both rows have the same batch size on the same number of devices."""
+        return self.batch_size == other.batch_size and self.devices == other.devices
 
 
 @dataclass(frozen=True)
@@ -128,89 +131,3 @@ class Hardware:
 
 def _exactly(value: float) -> Bounded:
     return Bounded(value, value, value)
-
-
-def candidate_rows(
-    rows: Sequence[PredictedRow], law: RunLaw, own_batch_size: float | None
-) -> Sequence[PredictedRow]:
-    """Return the rows that may be recommended.
-
-    If the critical batch size is not resolved, rows below the run's own batch size are left out: a
-    smaller batch size would be best only if B_crit were at its lower bound.
-    """
-    if own_batch_size is None or math.isfinite(law.critical_batch_size.value):
-        return rows
-    return [row for row in rows if row.batch_size >= own_batch_size] or rows
-
-
-def recommended_row(
-    rows: Sequence[PredictedRow], law: RunLaw, own_devices: int, largest: float
-) -> PredictedRow:
-    """Return the row to train with, on the run's own devices.
-
-    If several batch sizes were timed there, it is the fastest of these, which is also the cheapest.
-    Otherwise it is the largest batch size up to `largest`. If no row has the run's own devices,
-    return the fastest row on fewer devices or, if there is none, the balanced row.
-    """
-    own = [row for row in rows if row.devices == own_devices]
-    if not own:
-        fewer = [row for row in rows if row.devices < own_devices]
-        return fastest_row(fewer, law) if fewer else balanced_row(rows, law)
-    timed = [row for row in own if row.basis == "timed"]
-    if len(timed) > 1:
-        return fastest_row(timed, law)
-    up_to = [row for row in own if row.batch_size <= largest] or own[:1]
-    return max(up_to, key=lambda row: row.batch_size)
-
-
-def row_on_more_devices(
-    rows: Sequence[PredictedRow], law: RunLaw, own_devices: int, max_device_batch_size: float
-) -> PredictedRow | None:
-    """Return the row with the most devices that pay; None if more devices do not pay.
-
-    More devices pay as long as one per cent more device-hours saves at least one per cent of the
-    hours, which is McCandlish's criterion for steps and examples.
-    """
-    if any(row.hours.known for row in rows):
-        best = balanced_row(rows, law)
-    else:
-        best = _balanced_row_on_full_devices(rows, law, max_device_batch_size)
-    return best if best.devices > own_devices else None
-
-
-def balanced_row(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
-    """Return the row with the least product of hours and device-hours.
-
-    Without seconds the product is steps times examples, which is least at B_crit.
-    """
-    known = law.best_known
-
-    def product(row: PredictedRow) -> float:
-        seconds, steps = row.seconds_per_step.value, known.steps(row.batch_size)
-        if math.isnan(seconds):
-            return steps * steps * row.batch_size
-        return (steps * seconds) ** 2 * row.devices
-
-    return min(rows, key=product)
-
-
-def _balanced_row_on_full_devices(
-    rows: Sequence[PredictedRow], law: RunLaw, max_device_batch_size: float
-) -> PredictedRow:
-    """Return the row of the balanced batch size, on as many devices as it fills."""
-    size = balanced_row(rows, law).batch_size
-    of_it = [row for row in rows if row.batch_size == size]
-    filled = [row for row in of_it if row.devices * max_device_batch_size <= size]
-    return max(filled, key=lambda row: row.devices) if filled else of_it[0]
-
-
-def fastest_row(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
-    """Return the row with the fewest hours; without seconds, with the least steps·examples."""
-    known = law.best_known
-
-    def hours(row: PredictedRow) -> float:
-        seconds = row.seconds_per_step.value
-        steps = known.steps(row.batch_size)
-        return steps * (steps * row.batch_size if math.isnan(seconds) else seconds)
-
-    return min(rows, key=hours)

@@ -5,61 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from os import PathLike
-from typing import TYPE_CHECKING
 
 from noisescale.checks import require_positive
-from noisescale.extras import need
 from noisescale.history.metrics import Goal
 from noisescale.history.segments import Array
 from noisescale.prediction import arguments
 from noisescale.prediction.calibrating import Branches, Sweep, calibration_from, law_of
 from noisescale.prediction.calibration import Calibration
-from noisescale.prediction.costing import (
-    FAR,
-    candidate_rows,
-    recommended_row,
-    row_on_more_devices,
-)
-from noisescale.prediction.document import document_of
-from noisescale.prediction.position import position_of, worth_up_to
-from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.records import as_dict
+from noisescale.prediction.costing import FAR
+from noisescale.prediction.prediction import Prediction
 from noisescale.prediction.run_hardware import devices_of, own_batch_size
 from noisescale.prediction.second_run import SecondRun
-from noisescale.prediction.warnings_and_assumptions import assumptions_of, warnings_about
 from noisescale.refusal import Refusal, rename_arguments
-from noisescale.report.answer import Answer
-from noisescale.report.numbers import count, with_bounds
 from noisescale.step_time import StepTimeModel
 from noisescale.tradeoff.profile import STEPS_SCATTER
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
-
-class Prediction(PredictionRecord, Answer):
-    """What `predict` found, and the ways to show it."""
-
-    document = document_of
-    to_dict = as_dict
-
-    def __repr__(self) -> str:
-        position = position_of(self)
-        return (
-            f"<Prediction: batch size {count(position.batch_size)}, {position.place} the critical"
-            f" batch size {with_bounds(self.critical_batch_size)}, {len(self.rows)} rows>"
-        )
-
-    def figure(self) -> Figure:
-        """Return the front of time against compute, a plotly figure.
-
-        Raises:
-            MissingExtraError: If plotly is not installed: `pip install "noisescale[report]"`.
-        """
-        need("plotly", "`Prediction.figure`")
-        from noisescale.prediction.figures import front_figure
-
-        return front_figure(self)
 
 
 @rename_arguments({"history": "run", "kappa": "calibration"})
@@ -158,12 +117,11 @@ def predict(
     References:
         McCandlish et al. 2018, arXiv:1812.06162, appendix D.
     """
-    if second_run is None:
-        arguments.refuse_without_second_run(goal=goal, steps_scatter=steps_scatter)
-    elif other_way := _first_given(calibration=calibration, sweep=sweep, branches=branches):
-        raise Refusal(
-            ("second_run", other_way), "not be combined", "both", "Give the one that you trust."
-        )
+    _check_second_run(
+        second_run is not None,
+        needed_by={"goal": goal, "steps_scatter": steps_scatter},
+        replaced={"calibration": calibration, "sweep": sweep, "branches": branches},
+    )
     which = {"optimizer": optimizer, "monitor": monitor}
     history = arguments.history_of(run, which)
     step_times, timed_run = arguments.step_times_from(step_times, history, which)
@@ -180,7 +138,6 @@ def predict(
         branch_examples=branch_examples,
         loss_scatter=loss_scatter,
     )
-    unit = str(unit or getattr(history, "unit", "examples"))
     segments = arguments.checked_run(history)
     law, calibration = law_of(history, segments, second, calibration)
     hardware = arguments.hardware_from(
@@ -210,16 +167,8 @@ def predict(
             f"at most {max(sizes):g} for {min(counts)} devices",
             "Each device needs an example.",
         )
-    candidates = candidate_rows(rows, law, own)
-    mean = float((segments.steps * segments.batch_size).sum() / segments.steps.sum())
-    largest = worth_up_to(own or mean, law.critical_batch_size)
-    recommended = recommended_row(candidates, law, own_devices, largest)
     return Prediction(
         rows=rows,
-        recommended=recommended,
-        on_more_devices=row_on_more_devices(
-            candidates, law, own_devices, hardware.max_device_batch_size
-        ),
         own_batch_size=own,
         own_devices=own_devices,
         law=law,
@@ -228,15 +177,24 @@ def predict(
         run=segments,
         history=history,
         hardware=hardware,
-        unit=unit,
-        confidence=_confidence_of(history),
+        unit=str(unit or getattr(history, "unit", "examples")),
         under_way=getattr(history, "under_way", False),
-        warnings=(
-            *warnings_about(history, segments, law, rows, recommended, calibration, second, unit),
-            *hardware.doubts,
-        ),
-        assumptions=assumptions_of(history, segments, calibration, hardware, second, unit),
     )
+
+
+def _check_second_run(
+    is_given: bool, *, needed_by: Mapping[str, object], replaced: Mapping[str, object]
+) -> None:
+    """Raise a Refusal for arguments that need a second run, or that it takes the place of."""
+    for name, value in (replaced if is_given else needed_by).items():
+        if value is None:
+            continue
+        if is_given:
+            raise Refusal(
+                ("second_run", name), "not be combined", "both", "Give the one that you trust."
+            )
+        remedy = f"Give the second run, or leave `{name}` out."
+        raise Refusal(name, "come with `second_run`", f"{value!r} alone", remedy)
 
 
 def _compare_runs(
@@ -254,14 +212,6 @@ def _compare_runs(
         result = str(reached)
         history = arguments.run_to_goal("history", history, reached)
         other = arguments.run_to_goal("second_run", other, reached)
-    confidence = _confidence_of(history)
+    confidence = getattr(history, "confidence", 0.95)
     second = SecondRun.of(history, other, result=result, scatter=scatter, confidence=confidence)
     return history, other, second
-
-
-def _confidence_of(history: Mapping[str, Array]) -> float:
-    return getattr(history, "confidence", 0.95)
-
-
-def _first_given(**given: object) -> str | None:
-    return next((name for name, value in given.items() if value is not None), None)

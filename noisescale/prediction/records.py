@@ -4,20 +4,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from noisescale._version import __version__
-from noisescale.prediction.position import noise_scale_now, position_of
-from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.questions import (
-    measuring,
-    on_twice_the_devices,
-    own_row,
-    steps_ratio,
-)
 from noisescale.report.records import fields_of, finite
+
+if TYPE_CHECKING:
+    from noisescale.prediction.prediction import Prediction
 
 ROW = (
     *("batch_size", "devices", "device_batch_size", "accumulation", "steps", "examples", "hours"),
@@ -29,7 +24,7 @@ SECOND_RUN = ("batch_sizes", "steps", "result", "scatter")
 """The keys of a row, of the devices, of a position and of a second run."""
 
 
-def as_dict(p: PredictionRecord) -> dict[str, Any]:
+def as_dict(p: Prediction) -> dict[str, Any]:
     """Return everything but the history, in builtin types.
 
     | key | meaning |
@@ -60,17 +55,16 @@ def as_dict(p: PredictionRecord) -> dict[str, Any]:
     A quantity with bounds is `{"value", "low", "high"}`. Unknown values are None: the value if only
     bounds are known, the upper bound if there is none, and a batch size that changed along the run.
     """
-    twice = on_twice_the_devices(p)
-    steps, own_seconds = steps_ratio(p, twice.batch_size), own_row(p).seconds_per_step.value
-    time = steps * twice.seconds_per_step * (1 / own_seconds)
+    twice = p.row_on(2 * p.own_devices)
+    steps, time = p.position.steps(twice.batch_size), p.hours_ratio(twice)
     known = p.hardware.step_time is not None
     record: dict[str, Any] = finite(
         {
             "version": __version__,
             **fields_of(p, "unit", "confidence", "resolved", "critical_batch_size"),
             **fields_of(p, "critical_batch_size_by_noise_scale"),
-            "noise_scale_now": noise_scale_now(p.history),
-            "position": fields_of(position_of(p), *POSITION),
+            "noise_scale_now": p.noise_scale_now,
+            "position": fields_of(p.position, *POSITION),
             "recommended": fields_of(p.recommended, *ROW),
             "on_more_devices": fields_of(p.on_more_devices, *ROW) if p.on_more_devices else None,
             "twice_the_devices": {
@@ -91,14 +85,14 @@ def as_dict(p: PredictionRecord) -> dict[str, Any]:
     return record
 
 
-def _run(p: PredictionRecord) -> dict[str, Any]:
+def _run(p: Prediction) -> dict[str, Any]:
     seconds = p.history.get("seconds_per_step", np.full_like(p.run.steps, math.nan))
     timed_steps = np.isfinite(seconds)
     hours = math.nan
     if timed_steps.any():  # Segments that were not timed take as long as the others.
         mean = (p.run.steps * seconds)[timed_steps].sum() / p.run.steps[timed_steps].sum()
         hours = mean * p.run.steps.sum() / 3600
-    measured_steps, share = measuring(p) or (math.nan, math.nan)
+    measured_steps, share = p.measuring or (math.nan, math.nan)
     optimizer = getattr(p.history, "optimizer", None)
     beside = {}
     if optimizer is not None and optimizer.beside is not None:
@@ -111,7 +105,7 @@ def _run(p: PredictionRecord) -> dict[str, Any]:
         **beside,
         "parameters": getattr(p.history, "parameters", math.nan),
         "steps": float(p.run.steps.sum()),
-        "examples": float((p.run.steps * p.run.batch_size).sum()),
+        "examples": p.run.examples,
         "batch_size": p.own_batch_size,
         "devices": p.own_devices,
         "hours": float(hours),

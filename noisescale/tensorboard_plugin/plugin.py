@@ -19,7 +19,8 @@ from werkzeug import wrappers
 from noisescale.checks import refuse
 from noisescale.prediction.figures.noise_curve import ACROSS
 from noisescale.prediction.figures.noise_of_runs import noise_of_runs_figure
-from noisescale.prediction.predict import Prediction, predict
+from noisescale.prediction.predict import predict
+from noisescale.prediction.prediction import Prediction
 from noisescale.prediction.runs import compare_predictions
 from noisescale.refusal import rename_arguments, word_for
 from noisescale.report.colours import DARK, RUNS

@@ -106,8 +106,8 @@ def test_losses_that_calibrate_nothing_are_refused(
 
 
 def test_a_number_or_a_run_that_calibrates_nothing_is_refused() -> None:
-    with refused("kappa", got="0"):
-        Calibration.from_number(0)
+    with refused("kappa", got="0.0"):
+        Calibration(Bounded(0.0, 0.0, 0.0), "given")
     with refused("history", requirement="resolved"):
         Calibration.from_sweep(run(high=np.full(50, math.inf)), fit_tradeoff([8, 32], [100, 30]))
 

@@ -13,7 +13,7 @@ from noisescale.prediction.run_hardware import (
     largest_fitting,
     nodes_of,
     peaks_in,
-    timings_of,
+    timed_plans,
 )
 from noisescale.step_time import StepTiming
 
@@ -23,6 +23,10 @@ def history(**changed: Any) -> dict[str, np.ndarray]:
     about = {"rows": 100, "every": 10, "seconds": 0.1, "accumulation": 2, **changed}
     size = changed.get("batch_size", 64) * np.ones(100)
     return reported_runs.history(**{**about, "batch_size": size, "examples": np.cumsum(10 * size)})
+
+
+def timings_of(run: dict[str, np.ndarray]) -> list[StepTiming]:
+    return [plan.timing for plan in timed_plans(run)]
 
 
 def test_devices_and_micro_batches_share_a_batch() -> None:

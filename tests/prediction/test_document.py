@@ -10,8 +10,8 @@ from reported_runs import history
 from noisescale import History
 from noisescale.bounded import Bounded
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
-from noisescale.prediction.calibration import Calibration
-from noisescale.prediction.predict import Prediction, predict
+from noisescale.prediction.predict import predict
+from noisescale.prediction.prediction import Prediction
 from noisescale.prediction.statements import verdict_on
 from noisescale.report.document import Statement
 from noisescale.step_time import StepTiming, fit_step_time
@@ -169,7 +169,7 @@ def test_columns_without_data_are_left_out() -> None:
 
 
 def test_doubts_and_assumptions_are_those_of_the_record() -> None:
-    p = predict(history(unresolved=40), calibration=Calibration.from_number(2.0))
+    p = predict(history(unresolved=40), calibration=2.0)
 
     assert (p.document().doubts, p.document().assumptions) == (p.warnings, p.assumptions)
 

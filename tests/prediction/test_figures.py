@@ -8,7 +8,8 @@ import pytest
 from drawn import colours_in, trace
 from reported_runs import history
 
-from noisescale.prediction.predict import Prediction, predict
+from noisescale.prediction.predict import predict
+from noisescale.prediction.prediction import Prediction
 from noisescale.report.colours import DARK, RUNS
 from noisescale.step_time import FittedStepTime, StepTiming, fit_step_time
 

@@ -3,21 +3,24 @@
 
 import math
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
 from reported_runs import history
 
-from noisescale import History, predict
+from noisescale import History, Prediction, predict
 from noisescale.bounded import Bounded
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
-from noisescale.prediction.headline import headline_of
+from noisescale.prediction.document import headline_of
 from noisescale.prediction.position import Place, Position
 
 
 def said(batch_size: float, *critical: float, at_end: bool = False, rough: bool = False) -> str:
     p = predict(history(batch_size=batch_size, devices=1, seconds=math.nan))
-    return headline_of(p, Position(batch_size, Bounded(*critical), at_end, rough))
+    where = Position(batch_size, Bounded(*critical), at_end, rough)
+    with mock.patch.object(Prediction, "position", where):
+        return headline_of(p)
 
 
 NAN, INF = math.nan, math.inf

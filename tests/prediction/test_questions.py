@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reported_runs import history
 
+from noisescale.prediction.figures.time_compute_front import pareto
 from noisescale.prediction.predict import predict
-from noisescale.prediction.questions import on_twice_the_devices, pareto
 
 PLACES = st.tuples(*[st.sampled_from([1.0, 2.0, 3.0, 4.0, math.nan, math.inf])] * 2)
 
@@ -41,7 +41,7 @@ def test_twice_the_devices_have_whole_examples_on_each(
     sizes = np.repeat([64.0, of_second_half], 20)
     run = history(batch_size=sizes, examples=np.cumsum(50 * sizes))
 
-    row = on_twice_the_devices(predict(run, max_device_batch_size=32))
+    row = predict(run, max_device_batch_size=32).row_on(4)
 
     found = (row.device_batch_size, row.accumulation, row.devices)
     assert found == (device_batch_size, accumulation, 4)

@@ -11,9 +11,8 @@ from refused import refused
 
 from noisescale import History, predict
 from noisescale.history.record import Recorder
-from noisescale.prediction.predict import Prediction
-from noisescale.prediction.run_hardware import TimedPlan
-from noisescale.prediction.step_seconds import step_time_of
+from noisescale.prediction.prediction import Prediction
+from noisescale.prediction.run_hardware import TimedPlan, step_time_of
 from noisescale.step_time import FILE, DeviceTimes, StepTiming
 
 

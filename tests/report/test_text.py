@@ -11,7 +11,8 @@ from refused import refused
 from reported_runs import history
 from rich.console import Console
 
-from noisescale.prediction.predict import Prediction, predict
+from noisescale.prediction.predict import predict
+from noisescale.prediction.prediction import Prediction
 from noisescale.report.document import Cell, Document, Line, Statement, Table
 from noisescale.report.text import bullets, plain, text_of
 

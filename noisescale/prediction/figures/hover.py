@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 from html import escape
+from typing import TYPE_CHECKING
 
 from noisescale.prediction.costing import PredictedRow
-from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.questions import plan
+from noisescale.prediction.tables import plan
 from noisescale.report.numbers import Duration, count, plural, with_bounds
 
+if TYPE_CHECKING:
+    from noisescale.prediction.prediction import Prediction
 
-def hover(p: PredictionRecord, row: PredictedRow, unit: Duration) -> str:
+
+def hover(p: Prediction, row: PredictedRow, unit: Duration) -> str:
     """Write a whole row for the label under the pointer."""
     lines = [
-        f"<b>batch size {count(row.batch_size)} on {plural(row.devices, 'device')}</b>",
+        f"<b>batch size {named_row(row)}</b>",
         f"device batch x accumulation x devices: {plan(row)}",
         f"steps: {with_bounds(row.steps)}",
         f"{escape(p.unit)}: {with_bounds(row.examples)}",
@@ -29,3 +32,8 @@ def hover(p: PredictionRecord, row: PredictedRow, unit: Duration) -> str:
     if row.extrapolated:
         lines.append(f"extrapolated: {', '.join(row.extrapolated)}")
     return "<br>".join(lines)
+
+
+def named_row(row: PredictedRow) -> str:
+    """Return a batch size with its devices: '64 on 4 devices'."""
+    return f"{count(row.batch_size)} on {plural(row.devices, 'device')}"

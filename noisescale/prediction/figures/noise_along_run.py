@@ -5,20 +5,21 @@ from __future__ import annotations
 
 import math
 from html import escape
+from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
 
 from noisescale.prediction.figures.noise_curve import NoiseCurve
-from noisescale.prediction.position import noise_scale_now, steps_of_noise_scale
-from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.questions import critical_or_least
 from noisescale.report.colours import BLACK, BLUE, GREY, NOTHING, VERMILLION
 from noisescale.report.drawing import DOTTED, draw_area, extremes, figure, log_axis, with_legend
 from noisescale.report.numbers import count, number, with_bounds
 
+if TYPE_CHECKING:
+    from noisescale.prediction.prediction import Prediction
 
-def noise_scale_figure(p: PredictionRecord) -> go.Figure:
+
+def noise_scale_figure(p: Prediction) -> go.Figure:
     """Draw the noise scale that is predicted from, the batch size and the critical one.
 
     The line is the noise scale of each time of the run. What was shown then is drawn thinly beside
@@ -86,7 +87,7 @@ def _draw_logged(drawn: go.Figure, curve: NoiseCurve) -> None:
 
 def _draw_critical(drawn: go.Figure, curve: NoiseCurve) -> None:
     p = curve.p
-    if not 0 < (at := critical_or_least(p)) < math.inf:
+    if not 0 < (at := p.critical_or_least) < math.inf:
         return
     drawn.add_scatter(
         x=[0.0, curve.end],
@@ -99,12 +100,12 @@ def _draw_critical(drawn: go.Figure, curve: NoiseCurve) -> None:
     )
 
 
-def _finding(p: PredictionRecord) -> str:
-    own, unit, now = p.own_batch_size, escape(p.unit), noise_scale_now(p.history)
+def _finding(p: Prediction) -> str:
+    own, unit, now = p.own_batch_size, escape(p.unit), p.noise_scale_now
     beside = f", batch size {count(own)}" if own else ""
     if not now.known:
         return f"Noise scale not measured{beside}"
-    of = f" of {of_steps}" if (of_steps := steps_of_noise_scale(p.history)) else " now"
+    of = f" of {of_steps}" if (of_steps := p.steps_of_noise_scale) else " now"
     if math.isnan(now.value):
         return f"Noise scale{of}: at least {number(now.low)} {unit}{beside}"
     beside = f", {number(now.value / own)} times the batch size" if own else ""

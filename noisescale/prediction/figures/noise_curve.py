@@ -6,14 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from noisescale.history.segments import Array
-from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.drawing import Point, extremes
+
+if TYPE_CHECKING:
+    from noisescale.prediction.prediction import Prediction
 
 ACROSS = ("step", "examples")
 """Columns of a history that a run can be drawn over."""
@@ -23,7 +25,7 @@ ACROSS = ("step", "examples")
 class NoiseCurve:
     """Lines and areas of one run, with gaps where a value is not known."""
 
-    p: PredictionRecord
+    p: Prediction
     across: str = "step"
     """One of `ACROSS`."""
 

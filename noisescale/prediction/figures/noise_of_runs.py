@@ -9,7 +9,7 @@ from html import escape
 import plotly.graph_objects as go
 
 from noisescale.prediction.figures.noise_curve import NoiseCurve
-from noisescale.prediction.prediction import PredictionRecord
+from noisescale.prediction.prediction import Prediction
 from noisescale.report.colours import RUN_BANDS, RUNS
 from noisescale.report.drawing import DASHES, draw_area, figure, log_axis, shown_name, with_legend
 from noisescale.report.numbers import number
@@ -21,7 +21,7 @@ _AXES = {"step": "optimizer steps", "examples": "{unit} processed"}
 
 
 def noise_of_runs_figure(
-    runs: Sequence[tuple[str, PredictionRecord, int]], across: str = "step"
+    runs: Sequence[tuple[str, Prediction, int]], across: str = "step"
 ) -> go.Figure:
     """Draw the noise scale of each run over the steps, or over the examples.
 
