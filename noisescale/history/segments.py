@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,40 +151,21 @@ class Segments:
         low = np.nan_to_num(low, nan=0.0)
         high = np.nan_to_num(high, nan=math.inf, posinf=math.inf)
         value = np.clip(fill_gaps(value, resolved), low, high)
-        block = np.zeros(steps.size, dtype=np.intp)
-        run = cls.from_bounds(steps, batch_size, value, low, high, block)
-        return replace(
-            run,
-            resolved=resolved.astype(np.float64),
-            weight=_weight(history, steps),
-            as_logged=True,
-        )
-
-    @classmethod
-    def from_bounds(
-        cls,
-        steps: Array,
-        batch_size: Array,
-        noise_scale: Array,
-        low: Array,
-        high: Array,
-        block: NDArray[np.intp],
-    ) -> Segments:
-        """Return segments whose noise scale is known within bounds. For arguments see the class."""
         return cls(
             steps=steps,
             batch_size=batch_size,
-            noise_scale=noise_scale,
+            noise_scale=value,
             low=low,
             high=high,
-            resolved=np.isfinite(high).astype(np.float64),
-            block=block,
-            progress=batch_size / (batch_size + noise_scale),
+            resolved=resolved.astype(np.float64),
+            block=np.zeros(steps.size, dtype=np.intp),
+            progress=batch_size / (batch_size + value),
             progress_low=batch_size / (batch_size + high),
             progress_high=batch_size / (batch_size + low),
             progress_error=np.zeros(steps.size),
             measured=np.ones(steps.size),
-            weight=np.ones(steps.size),
+            weight=_weight(history, steps),
+            as_logged=True,
         )
 
 

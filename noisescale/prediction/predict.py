@@ -69,10 +69,10 @@ def predict(
             for it.
         branches: Branches of the run, instead of a calibration: what `branch` returned, or its
             file, or a CSV file with the columns batch_size and loss.
-        branch_step: For a CSV file of branches: the step of the run at which branches start.
-        branch_examples: For a CSV file of branches: the examples of each branch.
-        loss_scatter: For a CSV file of branches: the scatter of losses. Default: the scatter of
-            repeated branches, or 0.01.
+        branch_step: For a CSV file of `branches`: the step of the run at which branches start.
+        branch_examples: For a CSV file of `branches`: the examples of each branch.
+        loss_scatter: For a CSV file of `branches`: the scatter of losses. Default: that of repeated
+            branches, or 0.01.
         step_times: The file of `noisescale profile`, a model from `fit_step_time`, or the folder of
             a run of some steps at another batch size on the same device, whose times count beside
             the run's own. Default: the times that `profile` left in the run's folder. Without
@@ -81,15 +81,15 @@ def predict(
         max_device_batch_size: The most examples on a device at once; larger batches are
             accumulated. Default: the largest number that was timed.
         devices_per_node: Devices in a node. Default: all devices are in one node.
-        unit: The unit of batch sizes. Default: the unit of the history, or "examples".
+        unit: Unit of batch sizes, for example "sequences". Default: the unit of the run.
         second_run: A run of the same model to the same result at another batch size, given like
             the first run. Two equations then give S_min and E_min, for any optimizer.
-        goal: A result that both runs reached, as "val_loss=0.25": steps are counted up to it. It
-            needs folders of runs in which the metric was logged. Default: the ends of the runs.
-        steps_scatter: Standard deviation of the logarithm of the steps to one result, from seeds
-            and tuning. Default: 0.15, which is about 15 %.
-        optimizer: For folders of runs: the number of the optimizer, as for `read_run`.
-        monitor: For folders of runs: the name of the monitor, if it has a name.
+        goal: For `second_run`: a result that both runs reached, as "val_loss=0.25", by a metric in
+            their folders. Default: the ends of the runs.
+        steps_scatter: For `second_run`: the scatter of the logarithm of the steps, from seeds and
+            tuning. Default: 0.15.
+        optimizer: Number of the optimizer, if several were measured.
+        monitor: Name of the monitor, if it has a name.
 
     Returns:
         Rows of batch size, devices, steps, examples, hours, device-hours and cost, each with its
