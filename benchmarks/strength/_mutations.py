@@ -177,7 +177,7 @@ FRESH = [
     dropped("meter/options.py", "check_unit(self.unit)"),
     Mutation("meter/options.py", "and self.cut is None", "and self.cut is not None"),
     Mutation(
-        "prediction/figures/noise_along_run.py",
+        "prediction/figures/noise_along_runs.py",
         "drawn.add_scatter(\n        **curve.batch_size(),",
         "dict(\n        **curve.batch_size(),",
     ),

@@ -22,9 +22,6 @@ Array = NDArray[np.float64]
 ALIKE, MOSTLY = 0.1, 0.9
 """A run has one batch size if it is within this share of the median in most rows."""
 
-LARGEST_ROUNDING = 0.01
-"""A total in float32 is not used if its rounding exceeds this share of the examples of a row."""
-
 
 @dataclass(frozen=True)
 class Segments:
@@ -115,7 +112,7 @@ class Segments:
                 "Measure a run with NoiseScaleMonitor first. If other processes have trained"
                 " (`ddp_spawn`, a notebook), give the run's folder.",
             )
-        batch_size = _batch_size(history, steps)
+        batch_size = np.diff(history["examples"], prepend=0) / steps
         rows = Rows.of(history)
         if rows is None:
             return cls._from_log(history, steps, batch_size)
@@ -204,15 +201,6 @@ def noise_scale_at(history: Mapping[str, Array], step: float) -> Bounded:
         )
     where = int(np.searchsorted(history["step"], step))
     return Bounded(*(float(x[where]) for x in (run.noise_scale, run.low, run.high)))
-
-
-def _batch_size(history: Mapping[str, Array], steps: Array) -> Array:
-    """Return the examples per step between rows, or the logged size where float32 lost them."""
-    added = np.diff(history["examples"], prepend=0)
-    rounding = np.spacing(np.abs(history["examples"]).astype(np.float32)).astype(np.float64)
-    last = np.asarray(history.get("batch_size", np.full(steps.size, math.nan)), dtype=np.float64)
-    lost = (added >= 0) & (rounding > LARGEST_ROUNDING * added) & np.isfinite(last)
-    return np.where(lost, last, added / steps)
 
 
 def _progress(

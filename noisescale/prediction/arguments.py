@@ -14,7 +14,7 @@ import numpy as np
 
 from noisescale.bounded import Bounded
 from noisescale.checks import require_positive
-from noisescale.history.history import History
+from noisescale.history.history import History, as_history
 from noisescale.history.metrics import Goal
 from noisescale.history.reading import read_metric, read_run
 from noisescale.history.run_law import RunLaw
@@ -31,7 +31,7 @@ from noisescale.prediction.run_hardware import (
     timed_plans,
 )
 from noisescale.refusal import Refusal, TypeRefusal, rename_arguments
-from noisescale.step_time import DeviceTimes, StepTimeModel, fit_step_time, read_timings
+from noisescale.step_time import DeviceTimes, FittedStepTime, fit_step_time, read_timings
 
 MOST = 1e12
 """The most examples in a batch, or money for an hour: far beyond any, and far from overflow."""
@@ -53,7 +53,7 @@ class HasHistory(Protocol):
 Run = HasHistory | Mapping[str, Array] | str | PathLike[str]
 
 
-def history_of(run: Run, which: Mapping[str, Any]) -> Mapping[str, Array]:
+def history_of(run: Run, which: Mapping[str, Any]) -> History:
     """Return the history of a run: of a monitor, or read from its folder.
 
     Args:
@@ -61,51 +61,51 @@ def history_of(run: Run, which: Mapping[str, Any]) -> Mapping[str, Array]:
         which: The arguments of `read_run` for a folder.
     """
     if isinstance(run, (str, PathLike)):
-        history: Any = read_run(run, **which)
+        found: Any = read_run(run, **which)
     else:
-        history = run if isinstance(run, Mapping) else getattr(run, "history", None)
-    if reason := getattr(history, "withheld", ""):
-        raise Refusal("run", "have a noise scale", "one that is withheld", reason)
-    if reason := getattr(history, "why_nothing", ""):
-        raise Refusal("run", "have a noise scale", "none, as no step was measured", reason)
-    if not isinstance(history, Mapping):
+        found = run if isinstance(run, Mapping) else getattr(run, "history", None)
+    if not isinstance(found, Mapping):
         raise TypeRefusal(
             "run",
             "be a monitor, its history, or the folder of a run",
             repr(run),
-            "Give the folder that TensorBoard or a CSVLogger wrote.",
+            "Give the folder that has the run's `noise_scale.jsonl`.",
         )
+    history = as_history(found)
+    if history.withheld:
+        raise Refusal("run", "have a noise scale", "one that is withheld", history.withheld)
+    if history.why_nothing:
+        got = "none, as no step was measured"
+        raise Refusal("run", "have a noise scale", got, history.why_nothing)
     return history
 
 
-def check_units(history: Mapping[str, Array], other: Mapping[str, Array]) -> None:
+def check_units(history: History, other: History) -> None:
     """Raise a Refusal if a second run counts its batches in another unit."""
-    units = [getattr(each, "unit", "examples") for each in (history, other)]
-    if units[0] != units[1]:
+    if history.unit != other.unit:
         raise Refusal(
             "second_run",
-            f"count its batches in {units[0]}, as the run does",
-            units[1],
+            f"count its batches in {history.unit}, as the run does",
+            other.unit,
             "Measure both runs in one unit. If they count the same thing, give its name as `unit`.",
         )
 
 
-def run_to_goal(name: str, history: Mapping[str, Array], goal: Goal) -> History:
+def run_to_goal(name: str, history: History, goal: Goal) -> History:
     """Return a run up to the step at which it reached a goal.
 
     Raises:
         ValueError: If the run did not reach the goal, or its folder has no such metric. The message
             names the argument `name`.
     """
-    source = getattr(history, "source", None)
-    if not isinstance(history, History) or source is None:
+    if history.source is None:
         raise Refusal(
             "goal",
             f"come with run folders in which {goal.metric!r} was logged",
             f"a history as `{name}`",
             "Give the folder, or leave the goal out.",
         )
-    steps, values = read_metric(source, goal.metric)
+    steps, values = read_metric(history.source, goal.metric)
     falls = values[-1] < values[0]
     sided = goal.with_side(values)
     if sided.is_past(values[0]) or (not goal.side and falls != (sided.side == "<")):
@@ -129,7 +129,7 @@ def run_to_goal(name: str, history: Mapping[str, Array], goal: Goal) -> History:
     return history.until(min(reached, float(history["step"][-1])))
 
 
-def checked_run(history: Mapping[str, Array]) -> Segments:
+def checked_run(history: History) -> Segments:
     """Cut a history into segments, or say what is wrong with it."""
     run = Segments.of(history)
     valid = (run.batch_size > 0) & np.isfinite(run.batch_size)
@@ -246,9 +246,9 @@ def _check_price(price: float | None, *, timed: bool) -> None:
 
 
 def hardware_from(
-    histories: Sequence[Mapping[str, Array]],
+    histories: Sequence[History],
     run: Segments,
-    step_time: StepTimeModel | None,
+    step_time: FittedStepTime | None,
     *,
     max_device_batch_size: float | None,
     devices_per_node: float | None,
@@ -279,7 +279,7 @@ def hardware_from(
     )
 
 
-def _largest_fitting(history: Mapping[str, Array], found: DeviceTimes | None) -> Bounded | None:
+def _largest_fitting(history: History, found: DeviceTimes | None) -> Bounded | None:
     """Return the largest device batch that fits, by the peaks of a profile, or of the run."""
     memory, peaks, too_large = memory_in(history), peaks_in(history), None
     if found is not None:
@@ -289,10 +289,10 @@ def _largest_fitting(history: Mapping[str, Array], found: DeviceTimes | None) ->
 
 
 def step_times_from(
-    given: StepTimeModel | str | PathLike[str] | None,
-    history: Mapping[str, Array],
+    given: FittedStepTime | str | PathLike[str] | None,
+    history: History,
     which: Mapping[str, Any],
-) -> tuple[StepTimeModel | None, Mapping[str, Array] | None]:
+) -> tuple[FittedStepTime | None, History | None]:
     """Return a model of step times, or a run whose times count beside those of the history.
 
     Args:

@@ -14,10 +14,10 @@ import numpy as np
 
 from noisescale.bounded import Bounded
 from noisescale.csv_lines import csv_lines
-from noisescale.history.history import as_history
+from noisescale.history.history import History
 from noisescale.history.optimizers import has_decayed
 from noisescale.history.run_law import RunLaw, critical_batch_size_over
-from noisescale.history.segments import Array, Segments, noise_scale_at
+from noisescale.history.segments import Segments, noise_scale_at
 from noisescale.prediction.branches import BranchedRun
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.second_run import SecondRun
@@ -42,7 +42,7 @@ Branches = BranchedRun | HasBranches | str | PathLike[str]
 
 
 def calibration_from(
-    history: Mapping[str, Array],
+    history: History,
     calibration: Calibration | float | None,
     sweep: Sweep | None,
     branches: Branches | None,
@@ -71,9 +71,9 @@ def calibration_from(
     }
     if not (branches is None or isinstance(branches, (BranchedRun, str, PathLike))):
         branches = branches.branched
-    losses = _csv_file(branches)
+    is_csv = isinstance(branches, (str, PathLike)) and Path(branches).suffix != ".json"
     given = [name for name, value in of_losses.items() if value is not None]
-    if given and losses is None:
+    if given and not is_csv:
         raise Refusal(
             given[0],
             "be used with a CSV file of losses in `branches`",
@@ -84,9 +84,10 @@ def calibration_from(
         return _by_sweep(history, sweep)
     if branches is None:
         return calibration
-    if losses is None:
-        run = branches if isinstance(branches, BranchedRun) else BranchedRun.from_file(branches)
-        return Calibration.from_branched_run(history, run)
+    if isinstance(branches, BranchedRun):
+        return Calibration.from_branched_run(history, branches)
+    if not is_csv:
+        return Calibration.from_branched_run(history, BranchedRun.from_file(branches))
     if branch_step is None:
         raise Refusal(
             "branches",
@@ -94,11 +95,11 @@ def calibration_from(
             "no step",
             "Give the step of the run at which the branches started.",
         )
-    return _by_losses(history, losses, branch_step, branch_examples, loss_scatter)
+    return _by_losses(history, Path(branches), branch_step, branch_examples, loss_scatter)
 
 
 def law_of(
-    history: Mapping[str, Array],
+    history: History,
     run: Segments,
     second: SecondRun | None,
     calibration: Calibration | float | None,
@@ -113,16 +114,16 @@ def law_of(
         calibration = Calibration(Bounded(calibration, calibration, calibration), "given")
     if calibration.branched is None:
         return _checked_law(history, run, calibration), calibration
-    whole, start = as_history(history), calibration.branched.start
-    before = _theory(whole.until(start) if start else whole)
-    return calibration.branched.law(whole, before.kappa), calibration
+    start = calibration.branched.start
+    before = _theory(history.until(start) if start else history)
+    return calibration.branched.law(history, before.kappa), calibration
 
 
-def _theory(history: Mapping[str, Array]) -> Calibration:
-    return Calibration.theory(getattr(history, "optimizer", None), decayed=has_decayed(history))
+def _theory(history: History) -> Calibration:
+    return Calibration.theory(history.optimizer, decayed=has_decayed(history))
 
 
-def _checked_law(history: Mapping[str, Array], run: Segments, calibration: Calibration) -> RunLaw:
+def _checked_law(history: History, run: Segments, calibration: Calibration) -> RunLaw:
     """Return the law of a run, or say that nothing is known of it."""
     law = RunLaw.of(run, calibration.kappa)
     critical = law.critical_batch_size
@@ -134,7 +135,7 @@ def _checked_law(history: Mapping[str, Array], run: Segments, calibration: Calib
             "Train at a smaller batch size, where the noise is larger, or check that the"
             " batches differ.",
         )
-    if not history.get("measured_steps", np.ones(1))[-1]:
+    if history["measured_steps"][-1] == 0:
         raise Refusal(
             "history",
             "have a noise scale",
@@ -151,14 +152,7 @@ def _checked_law(history: Mapping[str, Array], run: Segments, calibration: Calib
     return law
 
 
-def _csv_file(branches: BranchedRun | str | PathLike[str] | None) -> Path | None:
-    """Return the path of a file of losses; None for branches of `noisescale branch`."""
-    if branches is None or isinstance(branches, BranchedRun):
-        return None
-    return None if Path(branches).suffix == ".json" else Path(branches)
-
-
-def _by_sweep(history: Mapping[str, Array], sweep: Sweep) -> Calibration:
+def _by_sweep(history: History, sweep: Sweep) -> Calibration:
     if isinstance(sweep, TradeoffFit):
         fit = sweep
     elif isinstance(sweep, SweepFits):
@@ -180,7 +174,7 @@ def _only_curve(curves: Mapping[str, T]) -> T:
 
 
 def _by_losses(
-    history: Mapping[str, Array],
+    history: History,
     branches: Path,
     step: float,
     examples: float | None,
@@ -201,7 +195,7 @@ def _by_losses(
         )
 
 
-def _noise_scale_over(history: Mapping[str, Array], step: float, examples: float | None) -> Bounded:
+def _noise_scale_over(history: History, step: float, examples: float | None) -> Bounded:
     """Return B_crit by the noise scale over examples from a step on, or at the step alone."""
     at_step = noise_scale_at(history, step)
     if examples is None:
@@ -216,4 +210,4 @@ def _noise_scale_over(history: Mapping[str, Array], step: float, examples: float
             "Give a smaller number, or leave it out.",
         )
     end = np.interp(seen + examples, history["examples"], history["step"])
-    return critical_batch_size_over(as_history(history), step, float(end))
+    return critical_batch_size_over(history, step, float(end))

@@ -100,7 +100,7 @@ class Calibration:
 
     @classmethod
     def from_sweep(
-        cls, history: Mapping[str, NDArray[np.float64]], fit: TradeoffFit, confidence: float = 0.95
+        cls, history: Mapping[str, NDArray[np.float64]], fit: TradeoffFit
     ) -> Calibration:
         """Find the factor with which a run has the critical batch size of a sweep.
 
@@ -111,7 +111,6 @@ class Calibration:
         Args:
             history: Of one run of the same model, to the sweep's goal.
             fit: The sweep, from `fit_tradeoff`. Its interval becomes the interval of kappa.
-            confidence: Coverage of that interval.
 
         Raises:
             ValueError: If the run has no resolved noise scale, or if its noise scale is 0 in so
@@ -126,7 +125,7 @@ class Calibration:
                 "none",
                 "Train longer, or at a larger batch size.",
             )
-        swept = fit.critical_batch_size_band(confidence)
+        swept = fit.critical_batch_size_band(0.95)
         if law.middle.critical_batch_size == 0:
             raise Refusal(
                 "history",

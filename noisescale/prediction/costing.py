@@ -11,7 +11,7 @@ from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.history.run_law import RunLaw
 from noisescale.plan import Plan, mean_plan
 from noisescale.prediction.run_hardware import OwnSteps, nodes_of
-from noisescale.step_time import FittedStepTime, LoaderTiming, StepTimeModel
+from noisescale.step_time import FittedStepTime, LoaderTiming
 
 Basis = Literal["timed", "assumed"]
 
@@ -63,7 +63,7 @@ class PredictedRow:
 class Hardware:
     """What is known about the devices and their price; see `predict`."""
 
-    step_time: StepTimeModel | None
+    step_time: FittedStepTime | None
     max_device_batch_size: float
     """The most examples that a device was seen to take, or is said to take."""
     devices_per_node: float = math.inf
@@ -113,8 +113,7 @@ class Hardware:
 
     def timed_batch_sizes(self, devices: int) -> set[float]:
         """Return the batch sizes that were timed on a number of devices."""
-        model = self.step_time
-        timings = model.timings if isinstance(model, FittedStepTime) else ()
+        timings = self.step_time.timings if self.step_time else ()
         return {each.plan.batch_size for each in timings if each.devices == devices}
 
     def _plan(self, batch_size: float, devices: int) -> Plan:

@@ -159,7 +159,7 @@ def _two_digits(value: float) -> float:
 
 def next_steps_of(p: Prediction) -> list[str]:
     """Return the next steps: what is most uncertain first."""
-    source, position = getattr(p.history, "source", None), p.position
+    source, position = p.history.source, p.position
     run = "RUN" if source is None else shlex.quote(str(source))
     found = []
     if (position.rough or not position.resolved) and p.second_run is None:
@@ -179,7 +179,7 @@ def next_steps_of(p: Prediction) -> list[str]:
 
 def _how_to_time(p: Prediction, run: str) -> str:
     """Return how other batch sizes are timed: `profile` times modules of Lightning alone."""
-    if getattr(p.history, "loop", "") in ("", "lightning"):
+    if p.history.loop in ("", "lightning"):
         return (
             f"time other batch sizes. {TARGET} stands for your script and function:\n"
             f"  noisescale profile {TARGET} --run {run}"

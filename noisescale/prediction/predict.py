@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 
 from noisescale.checks import require_positive
+from noisescale.history.history import History
 from noisescale.history.metrics import Goal
-from noisescale.history.segments import Array
 from noisescale.prediction import arguments
 from noisescale.prediction.calibrating import Branches, Sweep, calibration_from, law_of
 from noisescale.prediction.calibration import Calibration
@@ -17,7 +17,7 @@ from noisescale.prediction.prediction import Prediction
 from noisescale.prediction.run_hardware import devices_of, own_batch_size
 from noisescale.prediction.second_run import SecondRun
 from noisescale.refusal import Refusal, rename_arguments
-from noisescale.step_time import StepTimeModel
+from noisescale.step_time import FittedStepTime
 from noisescale.tradeoff.profile import STEPS_SCATTER
 
 
@@ -34,7 +34,7 @@ def predict(
     branch_step: float | None = None,
     branch_examples: float | None = None,
     loss_scatter: float | None = None,
-    step_times: StepTimeModel | str | PathLike[str] | None = None,
+    step_times: FittedStepTime | str | PathLike[str] | None = None,
     max_device_batch_size: float | None = None,
     devices_per_node: int | None = None,
     unit: str | None = None,
@@ -55,8 +55,8 @@ def predict(
     ends of the interval of b. Hours come from the seconds of a step, measured or assumed.
 
     Args:
-        run: A `NoiseScaleMonitor` or its `history`, or the folder of a run with a monitor that
-            TensorBoard or a CSVLogger logged.
+        run: A `NoiseScaleMonitor` or its `history`, the folder of a run, with its file
+            noise_scale.jsonl, or a checkpoint of it.
         batch_sizes: Global, in `unit`, at most 256 of them. Default: powers of two around the
             run's own and the critical one.
         devices: Numbers of devices, whole, at most 64 of them. Default: the run's, and 2, 4 and 8
@@ -177,8 +177,8 @@ def predict(
         run=segments,
         history=history,
         hardware=hardware,
-        unit=str(unit or getattr(history, "unit", "examples")),
-        under_way=getattr(history, "under_way", False),
+        unit=unit or history.unit,
+        under_way=history.under_way,
     )
 
 
@@ -198,11 +198,11 @@ def _check_second_run(
 
 
 def _compare_runs(
-    history: Mapping[str, Array],
-    other: Mapping[str, Array],
+    history: History,
+    other: History,
     goal: str | None,
     steps_scatter: float | None,
-) -> tuple[Mapping[str, Array], Mapping[str, Array], SecondRun]:
+) -> tuple[History, History, SecondRun]:
     """Return two runs up to their goal, and what they say about the critical batch size."""
     scatter, result = STEPS_SCATTER, "the ends of both runs"
     if steps_scatter is not None:
@@ -212,6 +212,7 @@ def _compare_runs(
         result = str(reached)
         history = arguments.run_to_goal("history", history, reached)
         other = arguments.run_to_goal("second_run", other, reached)
-    confidence = getattr(history, "confidence", 0.95)
-    second = SecondRun.of(history, other, result=result, scatter=scatter, confidence=confidence)
+    second = SecondRun.of(
+        history, other, result=result, scatter=scatter, confidence=history.confidence
+    )
     return history, other, second

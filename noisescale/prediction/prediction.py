@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.extras import need
+from noisescale.history.history import History
 from noisescale.history.optimizers import has_decayed
 from noisescale.history.run_law import RunLaw
-from noisescale.history.segments import Array, Segments
+from noisescale.history.segments import Segments
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import Hardware, PredictedRow
 from noisescale.prediction.document import document_of
@@ -45,7 +44,7 @@ class Prediction(Answer):
     calibration: Calibration
     second_run: SecondRun | None
     run: Segments
-    history: Mapping[str, Array]
+    history: History
     hardware: Hardware
     unit: str
     under_way: bool
@@ -84,7 +83,7 @@ class Prediction(Answer):
     @property
     def confidence(self) -> float:
         """The coverage of the bounds that the run was measured with."""
-        return getattr(self.history, "confidence", 0.95)
+        return self.history.confidence
 
     @property
     def run_batch_size(self) -> float:
@@ -146,7 +145,7 @@ class Prediction(Answer):
         return steps, cost / (float(self.run.steps.sum()) + cost)
 
     def _last(self, column: str) -> float:
-        return float(self.history.get(column, np.array([math.nan]))[-1])
+        return float(self.history[column][-1])
 
     @cached_property
     def position(self) -> Position:

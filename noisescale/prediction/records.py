@@ -86,14 +86,14 @@ def as_dict(p: Prediction) -> dict[str, Any]:
 
 
 def _run(p: Prediction) -> dict[str, Any]:
-    seconds = p.history.get("seconds_per_step", np.full_like(p.run.steps, math.nan))
+    seconds = p.history["seconds_per_step"]
     timed_steps = np.isfinite(seconds)
     hours = math.nan
     if timed_steps.any():  # Segments that were not timed take as long as the others.
         mean = (p.run.steps * seconds)[timed_steps].sum() / p.run.steps[timed_steps].sum()
         hours = mean * p.run.steps.sum() / 3600
     measured_steps, share = p.measuring or (math.nan, math.nan)
-    optimizer = getattr(p.history, "optimizer", None)
+    optimizer = p.history.optimizer
     beside = {}
     if optimizer is not None and optimizer.beside is not None:
         beside = {
@@ -103,7 +103,7 @@ def _run(p: Prediction) -> dict[str, Any]:
     return {
         "optimizer": None if optimizer is None else optimizer.kind.name.lower(),
         **beside,
-        "parameters": getattr(p.history, "parameters", math.nan),
+        "parameters": p.history.parameters,
         "steps": float(p.run.steps.sum()),
         "examples": p.run.examples,
         "batch_size": p.own_batch_size,

@@ -162,7 +162,7 @@ def _how_sure(p: Prediction) -> Statement:
     if band.low == band.high:
         what = "the theory's error depends on the optimizer, which was not recorded"
         return Statement("How sure", what, basis="assumed")
-    kind = getattr(p.history, "optimizer", None)
+    kind = p.history.optimizer
     of_kind = "this optimizer" if kind is None else kind.title
     of_kind += " at a falling learning rate" if has_decayed(p.history) else ""
     what = f"with {of_kind} the critical batch size is expected at {p.calibration.expected}"

@@ -82,7 +82,7 @@ def assumptions_of(p: Prediction) -> list[str]:
     ]
     if calibration.is_theory or p.second_run is not None:
         found.append(calibration.source)
-        if calibration.is_theory and getattr(p.history, "optimizer", None) is None:
+        if calibration.is_theory and p.history.optimizer is None:
             found.append(
                 "The run's optimizer was not recorded: the bounds include the error of the"
                 " measurement, but not the error of the theory."
@@ -117,7 +117,7 @@ def assumptions_of(p: Prediction) -> list[str]:
 def _reason_without_value(p: Prediction) -> str:
     """Return why the critical batch size has a lower bound alone, and what helps."""
     least, batch = p.critical_batch_size.low, p.run.mean_batch_size
-    steps = float(p.history.get("measured_steps", np.array([math.nan]))[-1])
+    steps = float(p.history["measured_steps"][-1])
     measured = f"{steps:,.0f} measured steps" if math.isfinite(steps) else "the measured steps"
     return (
         f"The critical batch size of the whole run is not resolved: it is at least {least:.3g}"

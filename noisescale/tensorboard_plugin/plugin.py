@@ -17,8 +17,7 @@ from tensorboard import errors, plugin_util
 from werkzeug import wrappers
 
 from noisescale.checks import refuse
-from noisescale.prediction.figures.noise_curve import ACROSS
-from noisescale.prediction.figures.noise_of_runs import noise_of_runs_figure
+from noisescale.prediction.figures.noise_along_runs import ACROSS, noise_of_runs_figure
 from noisescale.prediction.predict import predict
 from noisescale.prediction.prediction import Prediction
 from noisescale.prediction.runs import compare_predictions

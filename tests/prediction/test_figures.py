@@ -27,7 +27,7 @@ def draw(name: str, p: Prediction) -> "go.Figure":
 
 
 def overlaid(runs: list[tuple[str, Prediction, int]], **options: Any) -> "go.Figure":
-    from noisescale.prediction.figures.noise_of_runs import noise_of_runs_figure
+    from noisescale.prediction.figures.noise_along_runs import noise_of_runs_figure
 
     return noise_of_runs_figure(runs, **options)
 

@@ -9,7 +9,7 @@ from reported_runs import history
 
 import noisescale
 from noisescale import History
-from noisescale.prediction.figures.noise_along_run import noise_scale_figure
+from noisescale.prediction.figures.noise_along_runs import noise_scale_figure
 from noisescale.prediction.predict import predict
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from noisescale.prediction.figures.noise_along_run import noise_scale_figure
+from noisescale.prediction.figures.noise_along_runs import noise_scale_figure
 from noisescale.prediction.figures.savings import savings_figure
 from noisescale.prediction.figures.speed_up import speed_up_figure
 from noisescale.prediction.figures.time_compute_front import front_figure

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
-from noisescale.prediction.figures.hover import hover
+from noisescale.prediction.figures.time_compute_front import hover
 from noisescale.report.colours import BLACK, BLUE, GREY, VERMILLION
 from noisescale.report.drawing import (
     draw_bounds,

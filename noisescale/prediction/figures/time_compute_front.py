@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 
 from noisescale.bounded import Bounded
 from noisescale.prediction.costing import PredictedRow
-from noisescale.prediction.figures.hover import hover, named_row
+from noisescale.prediction.tables import plan
 from noisescale.report.colours import BLACK, BLUE, EDGE, GREY, ORANGE, SERIES, VERMILLION
 from noisescale.report.drawing import (
     DASHES,
@@ -277,3 +277,28 @@ def _caption(p: Prediction) -> str:
 def _fine(sizes: Sequence[float]) -> list[float]:
     """Batch sizes from the least to the largest, close together."""
     return [float(size) for size in np.geomspace(min(sizes), max(sizes), 121)]
+
+
+def hover(p: Prediction, row: PredictedRow, unit: Duration) -> str:
+    """Write a whole row for the label under the pointer."""
+    lines = [
+        f"<b>batch size {named_row(row)}</b>",
+        f"device batch x accumulation x devices: {plan(row)}",
+        f"steps: {with_bounds(row.steps)}",
+        f"{escape(p.unit)}: {with_bounds(row.examples)}",
+    ]
+    if row.hours.known:
+        lines.append(f"{unit.name}: {with_bounds(unit.convert(row.hours))}")
+        lines.append(f"device-{unit.name}: {with_bounds(unit.convert(row.device_hours))}")
+    if row.cost.known:
+        lines.append(f"cost: {with_bounds(row.cost)}")
+    if row.basis is not None:
+        lines.append(f"step time: {row.basis}")
+    if row.extrapolated:
+        lines.append(f"extrapolated: {', '.join(row.extrapolated)}")
+    return "<br>".join(lines)
+
+
+def named_row(row: PredictedRow) -> str:
+    """Return a batch size with its devices: '64 on 4 devices'."""
+    return f"{count(row.batch_size)} on {plural(row.devices, 'device')}"
