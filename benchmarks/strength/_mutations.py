@@ -188,7 +188,7 @@ FRESH = [
         "module._compiled_call_impl is None",
     ),
     Mutation(
-        "prediction/warnings_and_assumptions.py",
+        "prediction/document.py",
         "0 and p.second_run is None:",
         "0 and p.second_run is not None:",
     ),
@@ -217,10 +217,8 @@ FRESH = [
     ),
     Mutation("collectors/ddp.py", "parameter.grad is None:", "parameter.grad is not None:"),
     dropped("collectors/halves/proved_cuts.py", "self._leave_out(left_out)"),
-    dropped("prediction/warnings_and_assumptions.py", "found.append(calibration.source)"),
-    Mutation(
-        "prediction/warnings_and_assumptions.py", 'f"In {100 * unresolved', 'f"In {200 * unresolved'
-    ),
+    dropped("prediction/document.py", "found.append(calibration.source)"),
+    Mutation("prediction/document.py", 'f"In {100 * unresolved', 'f"In {200 * unresolved'),
     Mutation("frozen/along_run.py", "assert history is not None", "assert history is None"),
     Mutation(
         "collectors/gradient_norms.py", "self.partition + len(extra)", "self.partition - len(extra)"

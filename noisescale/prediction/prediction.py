@@ -17,11 +17,10 @@ from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Segments
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import Hardware, PredictedRow
-from noisescale.prediction.document import document_of
+from noisescale.prediction.document import assumptions_of, document_of, warnings_about
 from noisescale.prediction.position import ROUGH, Position, worth_up_to
 from noisescale.prediction.records import as_dict
 from noisescale.prediction.second_run import SecondRun
-from noisescale.prediction.warnings_and_assumptions import assumptions_of, warnings_about
 from noisescale.refusal import Refusal
 from noisescale.report.answer import Answer
 from noisescale.report.numbers import count, with_bounds

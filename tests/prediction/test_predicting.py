@@ -133,6 +133,26 @@ def test_a_price_does_not_move_the_recommendation() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("of_second_half", "device_batch_size", "accumulation"),
+    [
+        (64.0, 32, 1),
+        (60.0, 31, 1),  # a mean of 31 on each device
+        (131.0, 32, 2),  # 48.75 with 32 at most
+    ],
+)
+def test_twice_the_devices_have_whole_examples_on_each(
+    of_second_half: float, device_batch_size: int, accumulation: int
+) -> None:
+    sizes = np.repeat([64.0, of_second_half], 25)
+    run = history(batch_size=sizes, examples=np.cumsum(20 * sizes))
+
+    row = predict(run, max_device_batch_size=32).row_on(4)
+
+    found = (row.device_batch_size, row.accumulation, row.devices)
+    assert found == (device_batch_size, accumulation, 4)
+
+
 def test_rows_far_from_the_run_are_marked_and_told() -> None:
     prediction = predict(history(), batch_sizes=[4, 64, 1024], devices=[2])
 
