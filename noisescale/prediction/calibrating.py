@@ -57,13 +57,6 @@ def calibration_from(
         ValueError: If arguments do not go together, or a file does not fit the run.
         OSError: If a file cannot be read.
     """
-    if sum(given is not None for given in (calibration, sweep, branches)) > 1:
-        raise Refusal(
-            ("calibration", "sweep", "branches"),
-            "not be combined",
-            "several of them",
-            "Give only the one that you trust most.",
-        )
     of_losses = {
         "branch_step": branch_step,
         "branch_examples": branch_examples,

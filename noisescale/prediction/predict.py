@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from os import PathLike
 
 from noisescale.checks import require_positive
@@ -117,11 +117,14 @@ def predict(
     References:
         McCandlish et al. 2018, arXiv:1812.06162, appendix D.
     """
-    _check_second_run(
-        second_run is not None,
-        needed_by={"goal": goal, "steps_scatter": steps_scatter},
-        replaced={"calibration": calibration, "sweep": sweep, "branches": branches},
-    )
+    ways: dict[str, object] = {"second_run": second_run, "calibration": calibration}
+    ways |= {"sweep": sweep, "branches": branches}
+    if len(given := tuple(name for name, value in ways.items() if value is not None)) > 1:
+        raise Refusal(given, "not be combined", "several of them", "Give the one that you trust.")
+    for name, value in {"goal": goal, "steps_scatter": steps_scatter}.items():
+        if second_run is None and value is not None:
+            remedy = f"Give the second run, or leave `{name}` out."
+            raise Refusal(name, "come with `second_run`", f"{value!r} alone", remedy)
     which = {"optimizer": optimizer, "monitor": monitor}
     history = arguments.history_of(run, which)
     step_times, timed_run = arguments.step_times_from(step_times, history, which)
@@ -180,21 +183,6 @@ def predict(
         unit=unit or history.unit,
         under_way=history.under_way,
     )
-
-
-def _check_second_run(
-    is_given: bool, *, needed_by: Mapping[str, object], replaced: Mapping[str, object]
-) -> None:
-    """Raise a Refusal for arguments that need a second run, or that it takes the place of."""
-    for name, value in (replaced if is_given else needed_by).items():
-        if value is None:
-            continue
-        if is_given:
-            raise Refusal(
-                ("second_run", name), "not be combined", "both", "Give the one that you trust."
-            )
-        remedy = f"Give the second run, or leave `{name}` out."
-        raise Refusal(name, "come with `second_run`", f"{value!r} alone", remedy)
 
 
 def _compare_runs(
