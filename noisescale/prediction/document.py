@@ -215,8 +215,8 @@ def warnings_about(p: Prediction) -> list[str]:
     if before > MANY_UNRESOLVED * run.steps.sum():
         found.append(
             f"The log begins at step {before:,.0f}: the noise scale of the steps before is taken to"
-            " be that of the first ones after it. If the run was resumed, put the event files of"
-            " its parts into one folder, or predict from `monitor.history`."
+            " be that of the first ones after it. If the run was resumed, predict from a checkpoint"
+            " or a file that has its first steps."
         )
     elif unmeasured > MANY_UNRESOLVED:
         found.append(
