@@ -178,8 +178,8 @@ FRESH = [
     Mutation("meter/options.py", "and self.cut is None", "and self.cut is not None"),
     Mutation(
         "prediction/figures/noise_along_runs.py",
-        "drawn.add_scatter(\n        **curve.batch_size(),",
-        "dict(\n        **curve.batch_size(),",
+        "drawn.add_scatter(\n        **curve.batch_size(),\n        name",
+        "dict(\n        **curve.batch_size(),\n        name",
     ),
     Mutation("history/document.py", "[at] or 0) > after:", "[at] or 0) >= after:"),
     Mutation(
