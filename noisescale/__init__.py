@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     )
     from noisescale.plan import Plan as Plan
     from noisescale.prediction import Calibration as Calibration
-    from noisescale.prediction.predict import Prediction as Prediction
     from noisescale.prediction.predict import predict as predict
+    from noisescale.prediction.prediction import Prediction as Prediction
     from noisescale.profiling.profile import profile as profile
     from noisescale.rules.horizon import Horizon as Horizon
     from noisescale.rules.horizon import horizon as horizon
@@ -94,7 +94,7 @@ _HOME = {
     "NoiseScaleMeter": "meter.noise_scale_meter",
     "NoiseScaleMonitor": "lightning.monitor.noise_scale_monitor",
     "Plan": "plan",
-    "Prediction": "prediction.predict",
+    "Prediction": "prediction.prediction",
     "RepeatedAugmentationSampler": "methods.repeated_augmentation",
     "Rescale": "rules.rescale",
     "Sweep": "lab.sweep.sweep",

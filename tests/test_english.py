@@ -54,6 +54,7 @@ STAYS = {
     ("reached", "property"): "A fact of each pass in a list: whether it reached a parameter.",
     ("diverged", "property"): "A number of trials, beside `reached`.",
     ("resolved", "cached_property"): "A fact of each row of a curve.",
+    ("recommended", "cached_property"): "The recommended row, as the JSON's key has it.",
     ("branched", "property"): "The field of what `branch` returns: a `BranchedRun`.",
     ("until", "property"): "The end of the branches' course, beside `start`.",
 }

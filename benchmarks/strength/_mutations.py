@@ -52,7 +52,7 @@ FIRST = [
     Mutation("prediction/second_run.py", "counts[0] - counts[1]", "counts[0] + counts[1]"),
     Mutation("prediction/costing.py", "examples = steps * batch_size", "examples = steps"),
     Mutation(
-        "prediction/questions.py", "row.devices == other.devices", "row.devices != other.devices"
+        "prediction/costing.py", "self.devices == other.devices", "self.devices != other.devices"
     ),
     Mutation(
         "batches/batch_size.py",
@@ -177,9 +177,9 @@ FRESH = [
     dropped("meter/options.py", "check_unit(self.unit)"),
     Mutation("meter/options.py", "and self.cut is None", "and self.cut is not None"),
     Mutation(
-        "prediction/figures/noise_along_run.py",
-        "drawn.add_scatter(\n        **curve.batch_size(),",
-        "dict(\n        **curve.batch_size(),",
+        "prediction/figures/noise_along_runs.py",
+        "drawn.add_scatter(\n        **curve.batch_size(),\n        name",
+        "dict(\n        **curve.batch_size(),\n        name",
     ),
     Mutation("history/document.py", "[at] or 0) > after:", "[at] or 0) >= after:"),
     Mutation(
@@ -188,11 +188,15 @@ FRESH = [
         "module._compiled_call_impl is None",
     ),
     Mutation(
-        "prediction/warnings_and_assumptions.py",
-        "0 and second is None:",
-        "0 and second is not None:",
+        "prediction/document.py",
+        "0 and p.second_run is None:",
+        "0 and p.second_run is not None:",
     ),
-    Mutation("prediction/questions.py", 'if row.basis == "timed"]', 'if row.basis != "timed"]'),
+    Mutation(
+        "prediction/prediction.py",
+        'for row in self.rows_for(self.own_devices) if row.basis == "timed"]',
+        'for row in self.rows_for(self.own_devices) if row.basis != "timed"]',
+    ),
     Mutation("meter/watched_steps.py", "NEARLY_ZERO).sum())) - 1", "NEARLY_ZERO).sum())) - 2"),
     Mutation(
         "tradeoff/document.py",
@@ -213,10 +217,8 @@ FRESH = [
     ),
     Mutation("collectors/ddp.py", "parameter.grad is None:", "parameter.grad is not None:"),
     dropped("collectors/halves/proved_cuts.py", "self._leave_out(left_out)"),
-    dropped("prediction/warnings_and_assumptions.py", "found.append(calibration.source)"),
-    Mutation(
-        "prediction/warnings_and_assumptions.py", 'f"In {100 * unresolved', 'f"In {200 * unresolved'
-    ),
+    dropped("prediction/document.py", "found.append(calibration.source)"),
+    Mutation("prediction/document.py", 'f"In {100 * unresolved', 'f"In {200 * unresolved'),
     Mutation("frozen/along_run.py", "assert history is not None", "assert history is None"),
     Mutation(
         "collectors/gradient_norms.py", "self.partition + len(extra)", "self.partition - len(extra)"

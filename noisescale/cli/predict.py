@@ -13,10 +13,10 @@ from noisescale.cli.values import flags_of, numbers
 from noisescale.refusal import Refusal, rename_arguments
 
 if TYPE_CHECKING:
-    from noisescale.prediction.predict import Prediction
+    from noisescale.prediction.prediction import Prediction
 
 
-EXAMPLE = "noisescale predict lightning_logs/version_0 --price-per-device-hour 2 --hour-worth 30"
+EXAMPLE = "noisescale predict lightning_logs/version_0 --price-per-device-hour 2"
 
 
 @command_from(
@@ -37,31 +37,15 @@ EXAMPLE = "noisescale predict lightning_logs/version_0 --price-per-device-hour 2
             "Numbers of devices. Default: 1, 2, 4 and 8 times the run's.",
             read=partial(numbers, "devices"),
         ),
-        "price_per_device_hour": "Price of one device for one hour, in any currency.",
-        "hour_worth": "Cost of one hour of waiting, in the same currency.",
         "calibration": "Critical batch size divided by noise scale. Default: by optimizer.",
         "sweep": Given(Path, "CSV file of a sweep of the same model, as for `noisescale fit`."),
         "branches": Given(
             Path, "File of `noisescale branch`, or a CSV file with batch_size and loss."
         ),
-        "branch_step": Given(
-            int, "For a CSV file of --branches: the step of the run at which branches start."
-        ),
-        "branch_examples": "For a CSV file of --branches: the examples of each branch.",
-        "loss_scatter": "For a CSV file of --branches: the scatter of losses. Default: the scatter"
-        " of repeated branches, or 0.01.",
         "step_times": "File of `noisescale profile`, or a run of some steps at another batch size."
         " Default: the times that `noisescale profile --run` left in the run's folder, else those"
         " of the run's own steps.",
-        "max_device_batch_size": "Most examples that fit on a device. Default: the largest number"
-        " that was timed.",
-        "unit": "Unit of batch sizes, for example sequences. Default: the unit of the run.",
         "second_run": Given(Path, "Run of the same model at another batch size."),
-        "goal": "For --second-run: a result that both runs reached, for example val_loss=0.25."
-        " Default: the ends of the runs.",
-        "steps_scatter": "For --second-run: the scatter of steps. Default: 0.15 (15 %).",
-        "optimizer": "Number of the optimizer, if several were measured.",
-        "monitor": "Name of the monitor, if it has a name.",
     },
     positional="run",
     panels={

@@ -18,7 +18,7 @@ from noisescale.refusal import rename_arguments
 
 if TYPE_CHECKING:
     from noisescale.history.following import FollowedRun
-    from noisescale.prediction.predict import Prediction
+    from noisescale.prediction.prediction import Prediction
 
 TICK = 1.0
 """Seconds between two updates of the screen. Files are read every `--every` seconds."""

@@ -40,8 +40,7 @@ class Increments(State):
     """Sum up measured steps, until a row of the history takes the sums.
 
     The sums are centred on the moving mean of the row: raw squares would cancel in float32. A row
-    has the sums of its own steps alone, so that rows merge into blocks of any length. In running
-    totals the later rows would vanish, as TensorBoard's files have float32.
+    has the sums of its own steps alone, so that rows merge into blocks of any length.
 
     Examples:
         >>> increments = Increments()

@@ -14,9 +14,7 @@ from scipy.optimize import brentq
 from noisescale.bounded import Bounded
 from noisescale.history.history import History
 from noisescale.history.segments import Array, Segments
-from noisescale.refusal import Refusal
 from noisescale.tradeoff.run_sums import Parts, Sums
-from noisescale.tradeoff.tradeoff import Tradeoff
 
 _COURSE = (0.01, 0.99)
 """The range of a step's progress. Beyond it the noise scale is only measurement error."""
@@ -181,11 +179,6 @@ class RunLaw:
         """S_min and E_min at the value of the noise scale, or at its lower end if not resolved."""
         return self.middle if math.isfinite(self.middle.critical_batch_size) else self.low
 
-    @property
-    def tradeoff(self) -> Tradeoff | None:
-        """The law at the value of the noise scale; None if the noise scale is not resolved."""
-        return None if math.isnan(self.gamma) else Tradeoff(*self.middle, self.gamma)
-
     @cached_property
     def critical_batch_size(self) -> Bounded:
         """B_crit = E_min/S_min, in examples. It has no upper end if nothing is resolved.
@@ -210,10 +203,6 @@ class RunLaw:
         """Return the optimizer steps at a global batch of `batch_size` examples."""
         return self._band(lambda part: part.steps(batch_size))
 
-    def examples(self, batch_size: float) -> Bounded:
-        """Return the examples processed at a global batch of `batch_size` examples."""
-        return self.steps(batch_size) * batch_size
-
     def _band(self, of: Callable[[Parts], Array]) -> Bounded:
         middle = of(self._middle)
         value = float(middle.sum())
@@ -232,30 +221,6 @@ class RunLaw:
         value = min(max(value, least), most)
         low = max(value - math.sqrt(down @ down), least)
         return Bounded(value, low, min(value + math.sqrt(up @ up), most))
-
-
-def tradeoff_of(history: History) -> Tradeoff:
-    """Return the trade-off of steps and examples to reach a run's result, by the theory alone.
-
-    See `Tradeoff.from_run`. Each block of the run has its own noise scale, see `Segments.of`. For
-    the trade-off with bounds, use `predict`.
-
-    Raises:
-        ValueError: If the noise scale of the run is not resolved.
-    """
-    run = Segments.of(history)
-    if run.as_logged:
-        return Tradeoff.from_run(run.noise_scale, run.batch_size, run.counted_steps)
-    law = RunLaw.of(run, Bounded(1.0, 1.0, 1.0))
-    if law.tradeoff is None:
-        raise Refusal(
-            "noise_scale",
-            "be resolved",
-            f"a lower bound of {law.critical_batch_size.low:.3g} after"
-            f" {run.steps.sum():,.0f} steps",
-            "Train longer, or at a larger batch size.",
-        )
-    return law.tradeoff
 
 
 def critical_batch_size_over(history: History, start: float, end: float) -> Bounded:

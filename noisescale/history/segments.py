@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,6 @@ Array = NDArray[np.float64]
 
 ALIKE, MOSTLY = 0.1, 0.9
 """A run has one batch size if it is within this share of the median in most rows."""
-
-LARGEST_ROUNDING = 0.01
-"""A total in float32 is not used if its rounding exceeds this share of the examples of a row."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +76,16 @@ class Segments:
         """The steps as they count in sums over the run: their sum is that of `steps`."""
         return self.steps * self.weight
 
+    @property
+    def examples(self) -> float:
+        """The examples of the whole run."""
+        return float((self.steps * self.batch_size).sum())
+
+    @property
+    def mean_batch_size(self) -> float:
+        """The mean batch size of the steps."""
+        return self.examples / float(self.steps.sum())
+
     @classmethod
     def of(cls, history: Mapping[str, Array]) -> Segments:
         """Divide a history into segments. Each has the noise scale of its own part of the run.
@@ -105,7 +112,7 @@ class Segments:
                 "Measure a run with NoiseScaleMonitor first. If other processes have trained"
                 " (`ddp_spawn`, a notebook), give the run's folder.",
             )
-        batch_size = _batch_size(history, steps)
+        batch_size = np.diff(history["examples"], prepend=0) / steps
         rows = Rows.of(history)
         if rows is None:
             return cls._from_log(history, steps, batch_size)
@@ -141,40 +148,21 @@ class Segments:
         low = np.nan_to_num(low, nan=0.0)
         high = np.nan_to_num(high, nan=math.inf, posinf=math.inf)
         value = np.clip(fill_gaps(value, resolved), low, high)
-        block = np.zeros(steps.size, dtype=np.intp)
-        run = cls.from_bounds(steps, batch_size, value, low, high, block)
-        return replace(
-            run,
-            resolved=resolved.astype(np.float64),
-            weight=_weight(history, steps),
-            as_logged=True,
-        )
-
-    @classmethod
-    def from_bounds(
-        cls,
-        steps: Array,
-        batch_size: Array,
-        noise_scale: Array,
-        low: Array,
-        high: Array,
-        block: NDArray[np.intp],
-    ) -> Segments:
-        """Return segments whose noise scale is known within bounds. For arguments see the class."""
         return cls(
             steps=steps,
             batch_size=batch_size,
-            noise_scale=noise_scale,
+            noise_scale=value,
             low=low,
             high=high,
-            resolved=np.isfinite(high).astype(np.float64),
-            block=block,
-            progress=batch_size / (batch_size + noise_scale),
+            resolved=resolved.astype(np.float64),
+            block=np.zeros(steps.size, dtype=np.intp),
+            progress=batch_size / (batch_size + value),
             progress_low=batch_size / (batch_size + high),
             progress_high=batch_size / (batch_size + low),
             progress_error=np.zeros(steps.size),
             measured=np.ones(steps.size),
-            weight=np.ones(steps.size),
+            weight=_weight(history, steps),
+            as_logged=True,
         )
 
 
@@ -213,15 +201,6 @@ def noise_scale_at(history: Mapping[str, Array], step: float) -> Bounded:
         )
     where = int(np.searchsorted(history["step"], step))
     return Bounded(*(float(x[where]) for x in (run.noise_scale, run.low, run.high)))
-
-
-def _batch_size(history: Mapping[str, Array], steps: Array) -> Array:
-    """Return the examples per step between rows, or the logged size where float32 lost them."""
-    added = np.diff(history["examples"], prepend=0)
-    rounding = np.spacing(np.abs(history["examples"]).astype(np.float32)).astype(np.float64)
-    last = np.asarray(history.get("batch_size", np.full(steps.size, math.nan)), dtype=np.float64)
-    lost = (added >= 0) & (rounding > LARGEST_ROUNDING * added) & np.isfinite(last)
-    return np.where(lost, last, added / steps)
 
 
 def _progress(

@@ -14,23 +14,24 @@ import numpy as np
 
 from noisescale.bounded import Bounded
 from noisescale.checks import require_positive
-from noisescale.history.history import History
+from noisescale.history.history import History, as_history
 from noisescale.history.metrics import Goal
 from noisescale.history.reading import read_metric, read_run
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
 from noisescale.prediction.costing import Hardware
 from noisescale.prediction.run_hardware import (
+    find_profile,
     largest_device_batch,
     largest_fitting,
     memory_in,
     own_steps_of,
     peaks_in,
+    step_time_of,
     timed_plans,
 )
-from noisescale.prediction.step_seconds import find_profile, step_time_of
 from noisescale.refusal import Refusal, TypeRefusal, rename_arguments
-from noisescale.step_time import DeviceTimes, StepTimeModel, fit_step_time, read_timings
+from noisescale.step_time import DeviceTimes, FittedStepTime, fit_step_time, read_timings
 
 MOST = 1e12
 """The most examples in a batch, or money for an hour: far beyond any, and far from overflow."""
@@ -52,7 +53,7 @@ class HasHistory(Protocol):
 Run = HasHistory | Mapping[str, Array] | str | PathLike[str]
 
 
-def history_of(run: Run, which: Mapping[str, Any]) -> Mapping[str, Array]:
+def history_of(run: Run, which: Mapping[str, Any]) -> History:
     """Return the history of a run: of a monitor, or read from its folder.
 
     Args:
@@ -60,63 +61,51 @@ def history_of(run: Run, which: Mapping[str, Any]) -> Mapping[str, Array]:
         which: The arguments of `read_run` for a folder.
     """
     if isinstance(run, (str, PathLike)):
-        history: Any = read_run(run, **which)
+        found: Any = read_run(run, **which)
     else:
-        history = run if isinstance(run, Mapping) else getattr(run, "history", None)
-    if reason := getattr(history, "withheld", ""):
-        raise Refusal("run", "have a noise scale", "one that is withheld", reason)
-    if reason := getattr(history, "why_nothing", ""):
-        raise Refusal("run", "have a noise scale", "none, as no step was measured", reason)
-    if not isinstance(history, Mapping):
+        found = run if isinstance(run, Mapping) else getattr(run, "history", None)
+    if not isinstance(found, Mapping):
         raise TypeRefusal(
             "run",
             "be a monitor, its history, or the folder of a run",
             repr(run),
-            "Give the folder that TensorBoard or a CSVLogger wrote.",
+            "Give the folder that has the run's `noise_scale.jsonl`.",
         )
+    history = as_history(found)
+    if history.withheld:
+        raise Refusal("run", "have a noise scale", "one that is withheld", history.withheld)
+    if history.why_nothing:
+        got = "none, as no step was measured"
+        raise Refusal("run", "have a noise scale", got, history.why_nothing)
     return history
 
 
-def check_units(history: Mapping[str, Array], other: Mapping[str, Array]) -> None:
+def check_units(history: History, other: History) -> None:
     """Raise a Refusal if a second run counts its batches in another unit."""
-    units = [getattr(each, "unit", "examples") for each in (history, other)]
-    if units[0] != units[1]:
+    if history.unit != other.unit:
         raise Refusal(
             "second_run",
-            f"count its batches in {units[0]}, as the run does",
-            units[1],
+            f"count its batches in {history.unit}, as the run does",
+            other.unit,
             "Measure both runs in one unit. If they count the same thing, give its name as `unit`.",
         )
 
 
-def refuse_without_second_run(**given: object) -> None:
-    """Raise a ValueError if an argument is given that only a second run needs."""
-    for name, value in given.items():
-        if value is not None:
-            raise Refusal(
-                name,
-                "come with `second_run`",
-                f"{value!r} alone",
-                f"Give the second run, or leave `{name}` out.",
-            )
-
-
-def run_to_goal(name: str, history: Mapping[str, Array], goal: Goal) -> History:
+def run_to_goal(name: str, history: History, goal: Goal) -> History:
     """Return a run up to the step at which it reached a goal.
 
     Raises:
         ValueError: If the run did not reach the goal, or its folder has no such metric. The message
             names the argument `name`.
     """
-    source = getattr(history, "source", None)
-    if not isinstance(history, History) or source is None:
+    if history.source is None:
         raise Refusal(
             "goal",
             f"come with run folders in which {goal.metric!r} was logged",
             f"a history as `{name}`",
             "Give the folder, or leave the goal out.",
         )
-    steps, values = read_metric(source, goal.metric)
+    steps, values = read_metric(history.source, goal.metric)
     falls = values[-1] < values[0]
     sided = goal.with_side(values)
     if sided.is_past(values[0]) or (not goal.side and falls != (sided.side == "<")):
@@ -140,7 +129,7 @@ def run_to_goal(name: str, history: Mapping[str, Array], goal: Goal) -> History:
     return history.until(min(reached, float(history["step"][-1])))
 
 
-def checked_run(history: Mapping[str, Array]) -> Segments:
+def checked_run(history: History) -> Segments:
     """Cut a history into segments, or say what is wrong with it."""
     run = Segments.of(history)
     valid = (run.batch_size > 0) & np.isfinite(run.batch_size)
@@ -244,17 +233,9 @@ def _values_of(name: str, given: Iterable[float] | float, most: int) -> list[flo
     return values
 
 
-def check_money(price: float | None, worth: float | None, *, timed: bool) -> None:
-    """Refuse prices that are not positive, or that lack the hours or the price they go with."""
+def _check_price(price: float | None, *, timed: bool) -> None:
+    """Refuse a price that is not positive, or that lacks the hours it goes with."""
     positive_or("price_per_device_hour", price, math.nan)
-    positive_or("hour_worth", worth, math.nan)
-    if worth is not None and price is None:
-        raise Refusal(
-            "hour_worth",
-            "come with `price_per_device_hour`",
-            f"{worth!r} and None",
-            "Give the price of a device-hour too: the two are weighed against each other.",
-        )
     if price is not None and not timed:
         raise Refusal(
             "price_per_device_hour",
@@ -265,14 +246,13 @@ def check_money(price: float | None, worth: float | None, *, timed: bool) -> Non
 
 
 def hardware_from(
-    histories: Sequence[Mapping[str, Array]],
+    histories: Sequence[History],
     run: Segments,
-    step_time: StepTimeModel | None,
+    step_time: FittedStepTime | None,
     *,
     max_device_batch_size: float | None,
     devices_per_node: float | None,
     price_per_device_hour: float | None,
-    hour_worth: float | None,
 ) -> Hardware:
     """Return what is known of the devices: from the arguments, else from the runs."""
     per_node = devices_per_node_from(devices_per_node)
@@ -284,7 +264,7 @@ def hardware_from(
     if step_time is None:
         found, doubts = find_profile(histories[0], plans)
         step_time = step_time_of(plans, found.timings if found else ())
-    check_money(price_per_device_hour, hour_worth, timed=step_time is not None)
+    _check_price(price_per_device_hour, timed=step_time is not None)
     if step_time is not None:
         most = step_time.max_device_batch_size
     return Hardware(
@@ -292,7 +272,6 @@ def hardware_from(
         max_device_batch_size=positive_or("max_device_batch_size", max_device_batch_size, most),
         devices_per_node=per_node,
         price_per_device_hour=price_per_device_hour,
-        hour_worth=hour_worth,
         own=own,
         largest_fitting=_largest_fitting(histories[0], found),
         loader=found.loader if found else None,
@@ -300,7 +279,7 @@ def hardware_from(
     )
 
 
-def _largest_fitting(history: Mapping[str, Array], found: DeviceTimes | None) -> Bounded | None:
+def _largest_fitting(history: History, found: DeviceTimes | None) -> Bounded | None:
     """Return the largest device batch that fits, by the peaks of a profile, or of the run."""
     memory, peaks, too_large = memory_in(history), peaks_in(history), None
     if found is not None:
@@ -310,10 +289,10 @@ def _largest_fitting(history: Mapping[str, Array], found: DeviceTimes | None) ->
 
 
 def step_times_from(
-    given: StepTimeModel | str | PathLike[str] | None,
-    history: Mapping[str, Array],
+    given: FittedStepTime | str | PathLike[str] | None,
+    history: History,
     which: Mapping[str, Any],
-) -> tuple[StepTimeModel | None, Mapping[str, Array] | None]:
+) -> tuple[FittedStepTime | None, History | None]:
     """Return a model of step times, or a run whose times count beside those of the history.
 
     Args:

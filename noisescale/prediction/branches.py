@@ -159,10 +159,8 @@ class BranchedRun:
         middle = (self.start + self.end) / 2
         return min(within, key=lambda point: abs(point[0] - middle), default=None)
 
-    def critical_batch_size(
-        self, until: tuple[float, float] | None = None, *, confidence: float = 0.95
-    ) -> Bounded:
-        """Return B_crit of the run after the checkpoint, with its profile interval.
+    def critical_batch_size(self, until: tuple[float, float] | None = None) -> Bounded:
+        """Return B_crit of the run after the checkpoint, with its profile interval of 95 %.
 
         Each batch size is one point: the median over its orders of the data. Its error has two
         parts: the scatter of the orders, and `STEPS_SCATTER`, because its learning rate is hardly
@@ -172,7 +170,6 @@ class BranchedRun:
 
         Args:
             until: Step and loss of the run at which branches end. Default: `end` and `goal`.
-            confidence: Coverage of the interval.
 
         Raises:
             ValueError: If no branch at another batch size reached the loss.
@@ -193,7 +190,7 @@ class BranchedRun:
         of_orders = float(np.mean(spreads)) if spreads else 0.0
         scatter = math.sqrt(STEPS_SCATTER**2 + of_orders / many)
         steps_of_each = [math.exp(float(np.median(logs))) for logs in reached.values()]
-        found = find_regimes(list(reached), steps_of_each, scatter=scatter, confidence=confidence)
+        found = find_regimes(list(reached), steps_of_each, scatter=scatter)
         return found.critical_batch_size
 
     def _logs_of_steps(self, loss: float) -> dict[float, list[float]]:

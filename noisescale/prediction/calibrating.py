@@ -14,10 +14,10 @@ import numpy as np
 
 from noisescale.bounded import Bounded
 from noisescale.csv_lines import csv_lines
-from noisescale.history.history import as_history
+from noisescale.history.history import History
 from noisescale.history.optimizers import has_decayed
 from noisescale.history.run_law import RunLaw, critical_batch_size_over
-from noisescale.history.segments import Array, Segments, noise_scale_at
+from noisescale.history.segments import Segments, noise_scale_at
 from noisescale.prediction.branches import BranchedRun
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.second_run import SecondRun
@@ -42,7 +42,7 @@ Branches = BranchedRun | HasBranches | str | PathLike[str]
 
 
 def calibration_from(
-    history: Mapping[str, Array],
+    history: History,
     calibration: Calibration | float | None,
     sweep: Sweep | None,
     branches: Branches | None,
@@ -57,13 +57,6 @@ def calibration_from(
         ValueError: If arguments do not go together, or a file does not fit the run.
         OSError: If a file cannot be read.
     """
-    if sum(given is not None for given in (calibration, sweep, branches)) > 1:
-        raise Refusal(
-            ("calibration", "sweep", "branches"),
-            "not be combined",
-            "several of them",
-            "Give only the one that you trust most.",
-        )
     of_losses = {
         "branch_step": branch_step,
         "branch_examples": branch_examples,
@@ -71,9 +64,9 @@ def calibration_from(
     }
     if not (branches is None or isinstance(branches, (BranchedRun, str, PathLike))):
         branches = branches.branched
-    losses = _csv_file(branches)
+    is_csv = isinstance(branches, (str, PathLike)) and Path(branches).suffix != ".json"
     given = [name for name, value in of_losses.items() if value is not None]
-    if given and losses is None:
+    if given and not is_csv:
         raise Refusal(
             given[0],
             "be used with a CSV file of losses in `branches`",
@@ -84,9 +77,10 @@ def calibration_from(
         return _by_sweep(history, sweep)
     if branches is None:
         return calibration
-    if losses is None:
-        run = branches if isinstance(branches, BranchedRun) else BranchedRun.from_file(branches)
-        return Calibration.from_branched_run(history, run)
+    if isinstance(branches, BranchedRun):
+        return Calibration.from_branched_run(history, branches)
+    if not is_csv:
+        return Calibration.from_branched_run(history, BranchedRun.from_file(branches))
     if branch_step is None:
         raise Refusal(
             "branches",
@@ -94,34 +88,35 @@ def calibration_from(
             "no step",
             "Give the step of the run at which the branches started.",
         )
-    return _by_losses(history, losses, branch_step, branch_examples, loss_scatter)
+    return _by_losses(history, Path(branches), branch_step, branch_examples, loss_scatter)
 
 
 def law_of(
-    history: Mapping[str, Array],
+    history: History,
     run: Segments,
     second: SecondRun | None,
     calibration: Calibration | float | None,
 ) -> tuple[RunLaw, Calibration]:
     """Return steps and examples at any batch size, and the calibration that they come from."""
     if second is not None:
-        return second.law(run), Calibration.from_second_run(run, second)
+        law = RunLaw.with_critical_batch_size(run, second.critical_batch_size)
+        return law, Calibration.from_second_run(run, second)
     if calibration is None:
         calibration = _theory(history)
     elif not isinstance(calibration, Calibration):
-        calibration = Calibration.from_number(calibration)
+        calibration = Calibration(Bounded(calibration, calibration, calibration), "given")
     if calibration.branched is None:
         return _checked_law(history, run, calibration), calibration
-    whole, start = as_history(history), calibration.branched.start
-    before = _theory(whole.until(start) if start else whole)
-    return calibration.branched.law(whole, before.kappa), calibration
+    start = calibration.branched.start
+    before = _theory(history.until(start) if start else history)
+    return calibration.branched.law(history, before.kappa), calibration
 
 
-def _theory(history: Mapping[str, Array]) -> Calibration:
-    return Calibration.theory(getattr(history, "optimizer", None), decayed=has_decayed(history))
+def _theory(history: History) -> Calibration:
+    return Calibration.theory(history.optimizer, decayed=has_decayed(history))
 
 
-def _checked_law(history: Mapping[str, Array], run: Segments, calibration: Calibration) -> RunLaw:
+def _checked_law(history: History, run: Segments, calibration: Calibration) -> RunLaw:
     """Return the law of a run, or say that nothing is known of it."""
     law = RunLaw.of(run, calibration.kappa)
     critical = law.critical_batch_size
@@ -133,7 +128,7 @@ def _checked_law(history: Mapping[str, Array], run: Segments, calibration: Calib
             "Train at a smaller batch size, where the noise is larger, or check that the"
             " batches differ.",
         )
-    if not history.get("measured_steps", np.ones(1))[-1]:
+    if history["measured_steps"][-1] == 0:
         raise Refusal(
             "history",
             "have a noise scale",
@@ -150,14 +145,7 @@ def _checked_law(history: Mapping[str, Array], run: Segments, calibration: Calib
     return law
 
 
-def _csv_file(branches: BranchedRun | str | PathLike[str] | None) -> Path | None:
-    """Return the path of a file of losses; None for branches of `noisescale branch`."""
-    if branches is None or isinstance(branches, BranchedRun):
-        return None
-    return None if Path(branches).suffix == ".json" else Path(branches)
-
-
-def _by_sweep(history: Mapping[str, Array], sweep: Sweep) -> Calibration:
+def _by_sweep(history: History, sweep: Sweep) -> Calibration:
     if isinstance(sweep, TradeoffFit):
         fit = sweep
     elif isinstance(sweep, SweepFits):
@@ -179,7 +167,7 @@ def _only_curve(curves: Mapping[str, T]) -> T:
 
 
 def _by_losses(
-    history: Mapping[str, Array],
+    history: History,
     branches: Path,
     step: float,
     examples: float | None,
@@ -200,7 +188,7 @@ def _by_losses(
         )
 
 
-def _noise_scale_over(history: Mapping[str, Array], step: float, examples: float | None) -> Bounded:
+def _noise_scale_over(history: History, step: float, examples: float | None) -> Bounded:
     """Return B_crit by the noise scale over examples from a step on, or at the step alone."""
     at_step = noise_scale_at(history, step)
     if examples is None:
@@ -215,4 +203,4 @@ def _noise_scale_over(history: Mapping[str, Array], step: float, examples: float
             "Give a smaller number, or leave it out.",
         )
     end = np.interp(seen + examples, history["examples"], history["step"])
-    return critical_batch_size_over(as_history(history), step, float(end))
+    return critical_batch_size_over(history, step, float(end))

@@ -83,11 +83,6 @@ class Calibration:
             )
 
     @classmethod
-    def from_number(cls, kappa: float) -> Calibration:
-        """Return a factor known from elsewhere."""
-        return cls(Bounded(kappa, kappa, kappa), "given")
-
-    @classmethod
     def theory(cls, optimizer: OptimizerMix | None = None, *, decayed: bool = False) -> Calibration:
         """Return the kappa to expect with this kind of optimizer, with its bounds.
 
@@ -105,7 +100,7 @@ class Calibration:
 
     @classmethod
     def from_sweep(
-        cls, history: Mapping[str, NDArray[np.float64]], fit: TradeoffFit, confidence: float = 0.95
+        cls, history: Mapping[str, NDArray[np.float64]], fit: TradeoffFit
     ) -> Calibration:
         """Find the factor with which a run has the critical batch size of a sweep.
 
@@ -116,7 +111,6 @@ class Calibration:
         Args:
             history: Of one run of the same model, to the sweep's goal.
             fit: The sweep, from `fit_tradeoff`. Its interval becomes the interval of kappa.
-            confidence: Coverage of that interval.
 
         Raises:
             ValueError: If the run has no resolved noise scale, or if its noise scale is 0 in so
@@ -131,7 +125,7 @@ class Calibration:
                 "none",
                 "Train longer, or at a larger batch size.",
             )
-        swept = fit.critical_batch_size_band(confidence)
+        swept = fit.critical_batch_size_band(0.95)
         if law.middle.critical_batch_size == 0:
             raise Refusal(
                 "history",
@@ -291,11 +285,10 @@ def _kappa(run: Segments, critical_batch_size: float) -> float:
 def _check_same_run(history: Mapping[str, NDArray[np.float64]], branched: BranchedRun) -> None:
     """Raise a ValueError where batch size or parameters say that branches are of another run."""
     run = Segments.of(as_history(history).between(branched.start, branched.end))
-    size = float((run.steps * run.batch_size).sum() / run.steps.sum())
     own = float(getattr(history, "parameters", math.nan))
     theirs = math.nan if branched.parameters is None else branched.parameters
     for what, one, other in (
-        ("batch size", branched.batch_size, size),
+        ("batch size", branched.batch_size, run.mean_batch_size),
         ("number of trained parameters", theirs, own),
     ):
         if abs(one - other) > 0.01 * other:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Literal
 
@@ -12,7 +11,7 @@ from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.history.run_law import RunLaw
 from noisescale.plan import Plan, mean_plan
 from noisescale.prediction.run_hardware import OwnSteps, nodes_of
-from noisescale.step_time import FittedStepTime, LoaderTiming, StepTimeModel
+from noisescale.step_time import FittedStepTime, LoaderTiming
 
 Basis = Literal["timed", "assumed"]
 
@@ -35,8 +34,6 @@ class PredictedRow:
     device_hours: Bounded
     cost: Bounded
     """The price of the device-hours."""
-    cost_with_waiting: Bounded
-    """`cost` plus the hours times what an hour is worth."""
     extrapolated: tuple[str, ...]
     """What of this row is extrapolated: "batch size", if it is far from the run's own."""
     basis: Basis | None = None
@@ -57,17 +54,20 @@ class PredictedRow:
         """Micro-batches a step."""
         return self.plan.accumulation
 
+    def is_same_choice(self, other: PredictedRow) -> bool:
+        """Return whether both rows have the same batch size on the same number of devices."""
+        return self.batch_size == other.batch_size and self.devices == other.devices
+
 
 @dataclass(frozen=True)
 class Hardware:
-    """What is known about the devices, their price, and the cost of waiting; see `predict`."""
+    """What is known about the devices and their price; see `predict`."""
 
-    step_time: StepTimeModel | None
+    step_time: FittedStepTime | None
     max_device_batch_size: float
     """The most examples that a device was seen to take, or is said to take."""
     devices_per_node: float = math.inf
     price_per_device_hour: float | None = None
-    hour_worth: float | None = None
     own: OwnSteps | None = None
     """The run's own steps; None if there is no plan of more than half of them."""
     largest_fitting: Bounded | None = None
@@ -97,7 +97,7 @@ class Hardware:
             basis = "timed" if self.step_time.is_timed(*astuple(plan)) else "assumed"
         hours = steps * seconds * (1 / 3600)
         device_hours = hours * devices
-        price, worth = self.price_per_device_hour, self.hour_worth
+        price = self.price_per_device_hour
         return PredictedRow(
             batch_size=batch_size,
             plan=plan,
@@ -107,17 +107,13 @@ class Hardware:
             hours=hours,
             device_hours=device_hours,
             cost=UNKNOWN if price is None else device_hours * price,
-            cost_with_waiting=UNKNOWN
-            if price is None or worth is None
-            else hours * (devices * price + worth),
             extrapolated=("batch size",) if far else (),
             basis=basis,
         )
 
     def timed_batch_sizes(self, devices: int) -> set[float]:
         """Return the batch sizes that were timed on a number of devices."""
-        model = self.step_time
-        timings = model.timings if isinstance(model, FittedStepTime) else ()
+        timings = self.step_time.timings if self.step_time else ()
         return {each.plan.batch_size for each in timings if each.devices == devices}
 
     def _plan(self, batch_size: float, devices: int) -> Plan:
@@ -134,112 +130,3 @@ class Hardware:
 
 def _exactly(value: float) -> Bounded:
     return Bounded(value, value, value)
-
-
-def candidate_rows(
-    rows: Sequence[PredictedRow], law: RunLaw, own_batch_size: float | None
-) -> Sequence[PredictedRow]:
-    """Return the rows that may be recommended.
-
-    If the critical batch size is not resolved, rows below the run's own batch size are left out: a
-    smaller batch size would be best only if B_crit were at its lower bound.
-    """
-    if own_batch_size is None or math.isfinite(law.critical_batch_size.value):
-        return rows
-    return [row for row in rows if row.batch_size >= own_batch_size] or rows
-
-
-def recommended_row(
-    rows: Sequence[PredictedRow], law: RunLaw, own_devices: int, largest: float
-) -> PredictedRow:
-    """Return the cheapest row if prices are given, else one on the run's own devices.
-
-    If several batch sizes were timed there, it is the fastest of these. Otherwise it is the largest
-    batch size up to `largest`. If no row has the run's own devices, return the balanced row.
-    """
-    if any(row.cost_with_waiting.known for row in rows):
-        return _cheapest(rows, law)
-    own = [row for row in rows if row.devices == own_devices]
-    if not own:
-        return best_row_on(own_devices, rows, law) or balanced_row(rows, law)
-    timed = [row for row in own if row.basis == "timed"]
-    if len(timed) > 1:
-        return fastest_row(timed, law)
-    up_to = [row for row in own if row.batch_size <= largest] or own[:1]
-    return max(up_to, key=lambda row: row.batch_size)
-
-
-def best_row_on(devices: int, rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow | None:
-    """Return the fastest row on `devices` devices or fewer, if there is one.
-
-    If all devices are used, the fastest row is also the cheapest. If no seconds are known, return
-    the balanced row.
-    """
-    own = [row for row in rows if row.devices <= devices]
-    return fastest_row(own, law) if own else None
-
-
-def row_on_more_devices(
-    rows: Sequence[PredictedRow], law: RunLaw, own_devices: int, max_device_batch_size: float
-) -> PredictedRow | None:
-    """Return the row with the most devices that pay; None if more devices do not pay.
-
-    More devices pay as long as one per cent more device-hours saves at least one per cent of the
-    hours, which is McCandlish's criterion for steps and examples. With prices, the row that costs
-    least is returned.
-    """
-    if any(row.cost_with_waiting.known for row in rows):
-        best = _cheapest(rows, law)
-    elif any(row.hours.known for row in rows):
-        best = balanced_row(rows, law)
-    else:
-        best = _balanced_row_on_full_devices(rows, law, max_device_batch_size)
-    return best if best.devices > own_devices else None
-
-
-def balanced_row(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
-    """Return the row with the least product of hours and device-hours.
-
-    Without seconds the product is steps times examples, which is least at B_crit.
-    """
-    known = law.best_known
-
-    def product(row: PredictedRow) -> float:
-        seconds, steps = row.seconds_per_step.value, known.steps(row.batch_size)
-        if math.isnan(seconds):
-            return steps * steps * row.batch_size
-        return (steps * seconds) ** 2 * row.devices
-
-    return min(rows, key=product)
-
-
-def _cheapest(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
-    known = law.best_known
-
-    def cost_with_waiting(row: PredictedRow) -> float:
-        a_second = row.cost_with_waiting.high / row.hours.high
-        return known.steps(row.batch_size) * row.seconds_per_step.value * a_second
-
-    return min(rows, key=cost_with_waiting)
-
-
-def _balanced_row_on_full_devices(
-    rows: Sequence[PredictedRow], law: RunLaw, max_device_batch_size: float
-) -> PredictedRow:
-    """Return the row of the balanced batch size, on as many devices as it fills."""
-    size = balanced_row(rows, law).batch_size
-    of_it = [row for row in rows if row.batch_size == size]
-    filled = [row for row in of_it if row.devices * max_device_batch_size <= size]
-    return max(filled, key=lambda row: row.devices) if filled else of_it[0]
-
-
-def fastest_row(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
-    """Return the row with the fewest hours; without seconds, with the least steps·examples."""
-    known = law.best_known
-
-    def hours(row: PredictedRow) -> float:
-        seconds = row.seconds_per_step.value
-        steps = known.steps(row.batch_size)
-        return steps * (steps * row.batch_size if math.isnan(seconds) else seconds)
-
-    return min(rows, key=hours)

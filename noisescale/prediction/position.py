@@ -4,17 +4,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
-from noisescale.bounded import UNKNOWN, Bounded
-from noisescale.history.optimizers import has_decayed
-from noisescale.history.segments import Array
-from noisescale.prediction.prediction import PredictionRecord
-from noisescale.report.numbers import count
+from noisescale.bounded import Bounded
 
 Place = Literal["below", "probably below", "near", "probably above", "above", "unknown"]
 
@@ -92,23 +86,6 @@ class Position:
         return self.steps(batch_size) * (batch_size / self.batch_size)
 
 
-def position_of(p: PredictionRecord) -> Position:
-    """Return where the batch size of a run stands.
-
-    If the critical batch size of the whole run has no value or no upper bound, but the noise scale
-    at the end of the run has both, the position is that of the end. It is not where the learning
-    rate fell: the noise scale is largest there.
-    """
-    critical, at_end = p.critical_batch_size, False
-    known = math.isfinite(critical.value) and math.isfinite(critical.high)
-    if not known and p.calibration.is_theory and not has_decayed(p.history):
-        last = noise_scale_now(p.history)
-        if math.isfinite(last.value) and math.isfinite(last.high):
-            critical, at_end = last * p.calibration.kappa, True
-    rough = p.calibration.is_theory and ROUGH * critical.low < critical.high < math.inf
-    return Position(p.run_batch_size, critical, at_end, rough)
-
-
 def worth_up_to(batch_size: float, critical: Bounded) -> float:
     """Return the largest batch size that saves steps at little cost, from a run at `batch_size`.
 
@@ -123,26 +100,6 @@ def worth_up_to(batch_size: float, critical: Bounded) -> float:
     if not math.isfinite(critical.value):
         return LITTLE * batch_size + (LITTLE - 1) * critical.low
     return min(LITTLE * batch_size + (LITTLE - 1) * critical.value, 2 * critical.value)
-
-
-def noise_scale_now(history: Mapping[str, Array]) -> Bounded:
-    """Return the noise scale as it was shown last; `UNKNOWN` if none ever was."""
-    columns = [history.get(name) for name in ("noise_scale", "low", "high")]
-    if any(column is None or not len(column) for column in columns):
-        return UNKNOWN
-    value, low, high = (float(np.asarray(column)[-1]) for column in columns)
-    if math.isnan(low):
-        return UNKNOWN
-    return Bounded(value, low, high) if math.isfinite(high) else Bounded(math.nan, low, math.inf)
-
-
-def steps_of_noise_scale(history: Mapping[str, Array]) -> str:
-    """Name the steps that the noise scale now is of; "" if they are not known."""
-    columns = [history.get(name) for name in ("first_step", "step")]
-    if any(column is None or not len(column) for column in columns):
-        return ""
-    first, last = (float(np.asarray(column)[-1]) for column in columns)
-    return f"steps {count(first)} to {count(last)}" if math.isfinite(first) else ""
 
 
 def _map(of: Callable[[float], float], band: Bounded) -> Bounded:

@@ -3,63 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from os import PathLike
-from typing import TYPE_CHECKING
 
 from noisescale.checks import require_positive
-from noisescale.extras import need
+from noisescale.history.history import History
 from noisescale.history.metrics import Goal
-from noisescale.history.segments import Array
 from noisescale.prediction import arguments
 from noisescale.prediction.calibrating import Branches, Sweep, calibration_from, law_of
 from noisescale.prediction.calibration import Calibration
-from noisescale.prediction.costing import (
-    FAR,
-    candidate_rows,
-    recommended_row,
-    row_on_more_devices,
-)
-from noisescale.prediction.document import document_of
-from noisescale.prediction.position import position_of, worth_up_to
-from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.records import as_dict
+from noisescale.prediction.costing import FAR
+from noisescale.prediction.prediction import Prediction
 from noisescale.prediction.run_hardware import devices_of, own_batch_size
 from noisescale.prediction.second_run import SecondRun
-from noisescale.prediction.warnings_and_assumptions import assumptions_of, warnings_about
 from noisescale.refusal import Refusal, rename_arguments
-from noisescale.report.answer import Answer
-from noisescale.report.numbers import count, with_bounds
-from noisescale.step_time import StepTimeModel
+from noisescale.step_time import FittedStepTime
 from noisescale.tradeoff.profile import STEPS_SCATTER
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
-
-class Prediction(PredictionRecord, Answer):
-    """What `predict` found, and the ways to show it."""
-
-    document = document_of
-    to_dict = as_dict
-
-    def __repr__(self) -> str:
-        position = position_of(self)
-        return (
-            f"<Prediction: batch size {count(position.batch_size)}, {position.place} the critical"
-            f" batch size {with_bounds(self.critical_batch_size)}, {len(self.rows)} rows>"
-        )
-
-    def figure(self) -> Figure:
-        """Return the front of time against compute, a plotly figure.
-
-        Raises:
-            MissingExtraError: If plotly is not installed: `pip install "noisescale[report]"`.
-        """
-        need("plotly", "`Prediction.figure`")
-        from noisescale.prediction.figures import front_figure
-
-        return front_figure(self)
 
 
 @rename_arguments({"history": "run", "kappa": "calibration"})
@@ -69,14 +28,13 @@ def predict(
     devices: Iterable[float] | float | None = None,
     price_per_device_hour: float | None = None,
     *,
-    hour_worth: float | None = None,
     calibration: Calibration | float | None = None,
     sweep: Sweep | None = None,
     branches: Branches | None = None,
     branch_step: float | None = None,
     branch_examples: float | None = None,
     loss_scatter: float | None = None,
-    step_times: StepTimeModel | str | PathLike[str] | None = None,
+    step_times: FittedStepTime | str | PathLike[str] | None = None,
     max_device_batch_size: float | None = None,
     devices_per_node: int | None = None,
     unit: str | None = None,
@@ -97,17 +55,13 @@ def predict(
     ends of the interval of b. Hours come from the seconds of a step, measured or assumed.
 
     Args:
-        run: A `NoiseScaleMonitor` or its `history`, or the folder of a run with a monitor that
-            TensorBoard or a CSVLogger logged.
+        run: A `NoiseScaleMonitor` or its `history`, the folder of a run, with its file
+            noise_scale.jsonl, or a checkpoint of it.
         batch_sizes: Global, in `unit`, at most 256 of them. Default: powers of two around the
             run's own and the critical one.
         devices: Numbers of devices, whole, at most 64 of them. Default: the run's, and 2, 4 and 8
             times as many.
-        price_per_device_hour: In any currency.
-        hour_worth: What an hour of waiting costs you, in the same currency. With it, the batch size
-            and the number of devices with the lowest total cost are recommended. Without it, it is
-            the fastest of the batch sizes that were timed on the run's own devices, or the largest
-            one that costs few more examples.
+        price_per_device_hour: Price of one device for one hour, in any currency.
         calibration: kappa of B_crit = kappa·B_simple, from 1e-6 to 1e6, or a `Calibration`.
             Default: what is expected with optimizers of the run's kind, 1.6 under Adam, 3.1 under
             Muon, and else 1, with bounds that hold 95 % of further models.
@@ -115,10 +69,10 @@ def predict(
             for it.
         branches: Branches of the run, instead of a calibration: what `branch` returned, or its
             file, or a CSV file with the columns batch_size and loss.
-        branch_step: For a CSV file of branches: the step of the run at which branches start.
-        branch_examples: For a CSV file of branches: the examples of each branch.
-        loss_scatter: For a CSV file of branches: the scatter of losses. Default: the scatter of
-            repeated branches, or 0.01.
+        branch_step: For a CSV file of `branches`: the step of the run at which branches start.
+        branch_examples: For a CSV file of `branches`: the examples of each branch.
+        loss_scatter: For a CSV file of `branches`: the scatter of losses. Default: that of repeated
+            branches, or 0.01.
         step_times: The file of `noisescale profile`, a model from `fit_step_time`, or the folder of
             a run of some steps at another batch size on the same device, whose times count beside
             the run's own. Default: the times that `profile` left in the run's folder. Without
@@ -127,19 +81,21 @@ def predict(
         max_device_batch_size: The most examples on a device at once; larger batches are
             accumulated. Default: the largest number that was timed.
         devices_per_node: Devices in a node. Default: all devices are in one node.
-        unit: The unit of batch sizes. Default: the unit of the history, or "examples".
+        unit: Unit of batch sizes, for example "sequences". Default: the unit of the run.
         second_run: A run of the same model to the same result at another batch size, given like
             the first run. Two equations then give S_min and E_min, for any optimizer.
-        goal: A result that both runs reached, as "val_loss=0.25": steps are counted up to it. It
-            needs folders of runs in which the metric was logged. Default: the ends of the runs.
-        steps_scatter: Standard deviation of the logarithm of the steps to one result, from seeds
-            and tuning. Default: 0.15, which is about 15 %.
-        optimizer: For folders of runs: the number of the optimizer, as for `read_run`.
-        monitor: For folders of runs: the name of the monitor, if it has a name.
+        goal: For `second_run`: a result that both runs reached, as "val_loss=0.25", by a metric in
+            their folders. Default: the ends of the runs.
+        steps_scatter: For `second_run`: the scatter of the logarithm of the steps, from seeds and
+            tuning. Default: 0.15.
+        optimizer: Number of the optimizer, if several were measured.
+        monitor: Name of the monitor, if it has a name.
 
     Returns:
         Rows of batch size, devices, steps, examples, hours, device-hours and cost, each with its
-        bounds, and the recommended row. They hold for the result that the run reached.
+        bounds, and the recommended row. They hold for the result that the run reached. The
+        recommended row is on the run's own devices: the fastest of the batch sizes that were timed
+        or, if no other one was timed, the largest that costs few more examples.
 
     Raises:
         ValueError: If the run has no measured rows, an argument is out of its range, or the two
@@ -161,12 +117,14 @@ def predict(
     References:
         McCandlish et al. 2018, arXiv:1812.06162, appendix D.
     """
-    if second_run is None:
-        arguments.refuse_without_second_run(goal=goal, steps_scatter=steps_scatter)
-    elif other_way := _first_given(calibration=calibration, sweep=sweep, branches=branches):
-        raise Refusal(
-            ("second_run", other_way), "not be combined", "both", "Give the one that you trust."
-        )
+    ways: dict[str, object] = {"second_run": second_run, "calibration": calibration}
+    ways |= {"sweep": sweep, "branches": branches}
+    if len(given := tuple(name for name, value in ways.items() if value is not None)) > 1:
+        raise Refusal(given, "not be combined", "several of them", "Give the one that you trust.")
+    for name, value in {"goal": goal, "steps_scatter": steps_scatter}.items():
+        if second_run is None and value is not None:
+            remedy = f"Give the second run, or leave `{name}` out."
+            raise Refusal(name, "come with `second_run`", f"{value!r} alone", remedy)
     which = {"optimizer": optimizer, "monitor": monitor}
     history = arguments.history_of(run, which)
     step_times, timed_run = arguments.step_times_from(step_times, history, which)
@@ -183,7 +141,6 @@ def predict(
         branch_examples=branch_examples,
         loss_scatter=loss_scatter,
     )
-    unit = str(unit or getattr(history, "unit", "examples"))
     segments = arguments.checked_run(history)
     law, calibration = law_of(history, segments, second, calibration)
     hardware = arguments.hardware_from(
@@ -193,7 +150,6 @@ def predict(
         max_device_batch_size=max_device_batch_size,
         devices_per_node=devices_per_node,
         price_per_device_hour=price_per_device_hour,
-        hour_worth=hour_worth,
     )
     own, own_devices = own_batch_size(history, segments), devices_of(history) or 1
     trained_at = [*segments.batch_size, *(second.batch_sizes if second else ())]
@@ -214,16 +170,8 @@ def predict(
             f"at most {max(sizes):g} for {min(counts)} devices",
             "Each device needs an example.",
         )
-    candidates = candidate_rows(rows, law, own)
-    mean = float((segments.steps * segments.batch_size).sum() / segments.steps.sum())
-    largest = worth_up_to(own or mean, law.critical_batch_size)
-    recommended = recommended_row(candidates, law, own_devices, largest)
     return Prediction(
         rows=rows,
-        recommended=recommended,
-        on_more_devices=row_on_more_devices(
-            candidates, law, own_devices, hardware.max_device_batch_size
-        ),
         own_batch_size=own,
         own_devices=own_devices,
         law=law,
@@ -232,23 +180,17 @@ def predict(
         run=segments,
         history=history,
         hardware=hardware,
-        unit=unit,
-        confidence=_confidence_of(history),
-        under_way=getattr(history, "under_way", False),
-        warnings=(
-            *warnings_about(history, segments, law, rows, recommended, calibration, second, unit),
-            *hardware.doubts,
-        ),
-        assumptions=assumptions_of(history, segments, calibration, hardware, second, unit),
+        unit=unit or history.unit,
+        under_way=history.under_way,
     )
 
 
 def _compare_runs(
-    history: Mapping[str, Array],
-    other: Mapping[str, Array],
+    history: History,
+    other: History,
     goal: str | None,
     steps_scatter: float | None,
-) -> tuple[Mapping[str, Array], Mapping[str, Array], SecondRun]:
+) -> tuple[History, History, SecondRun]:
     """Return two runs up to their goal, and what they say about the critical batch size."""
     scatter, result = STEPS_SCATTER, "the ends of both runs"
     if steps_scatter is not None:
@@ -258,14 +200,7 @@ def _compare_runs(
         result = str(reached)
         history = arguments.run_to_goal("history", history, reached)
         other = arguments.run_to_goal("second_run", other, reached)
-    confidence = _confidence_of(history)
-    second = SecondRun.of(history, other, result=result, scatter=scatter, confidence=confidence)
+    second = SecondRun.of(
+        history, other, result=result, scatter=scatter, confidence=history.confidence
+    )
     return history, other, second
-
-
-def _confidence_of(history: Mapping[str, Array]) -> float:
-    return getattr(history, "confidence", 0.95)
-
-
-def _first_given(**given: object) -> str | None:
-    return next((name for name, value in given.items() if value is not None), None)

@@ -1,36 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a prediction from one run. How it is shown is not part of it."""
+"""A prediction from one run, and the rows of it that are of interest."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from noisescale.bounded import Bounded
+from noisescale.bounded import UNKNOWN, Bounded
+from noisescale.extras import need
+from noisescale.history.history import History
+from noisescale.history.optimizers import has_decayed
 from noisescale.history.run_law import RunLaw
-from noisescale.history.segments import Array, Segments
+from noisescale.history.segments import Segments
 from noisescale.prediction.calibration import Calibration
-from noisescale.prediction.costing import Hardware, PredictedRow, fastest_row
+from noisescale.prediction.costing import Hardware, PredictedRow
+from noisescale.prediction.document import assumptions_of, document_of, warnings_about
+from noisescale.prediction.position import ROUGH, Position, worth_up_to
+from noisescale.prediction.records import as_dict
 from noisescale.prediction.second_run import SecondRun
 from noisescale.refusal import Refusal
+from noisescale.report.answer import Answer
+from noisescale.report.numbers import count, with_bounds
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 
 @dataclass(frozen=True)
-class PredictionRecord:
-    """What `noisescale.predict` found."""
+class Prediction(Answer):
+    """What `predict` found, and the ways to show it."""
 
     rows: tuple[PredictedRow, ...]
     """A row for each number of devices and each batch size."""
-    recommended: PredictedRow
-    """The row to train with.
-
-    With prices, it is the cheapest one on any devices. Otherwise it is on the run's own devices:
-    the fastest row that was timed or, if no other one was timed, the largest at little cost.
-    """
-    on_more_devices: PredictedRow | None
-    """The row with the most devices that pay, by the values alone; None if more do not pay."""
     own_batch_size: float | None
     """The run's own batch size; None if it changed along the run."""
     own_devices: int
@@ -39,23 +43,51 @@ class PredictionRecord:
     calibration: Calibration
     second_run: SecondRun | None
     run: Segments
-    history: Mapping[str, Array]
+    history: History
     hardware: Hardware
     unit: str
-    confidence: float
     under_way: bool
     """Whether the run was still being written when it was read."""
-    warnings: tuple[str, ...]
-    """Reasons not to trust the prediction, in whole sentences."""
-    assumptions: tuple[str, ...]
-    """What the prediction assumes, in whole sentences."""
+
+    document = document_of
+    to_dict = as_dict
+
+    def __repr__(self) -> str:
+        return (
+            f"<Prediction: batch size {count(self.run_batch_size)}, {self.position.place} the"
+            f" critical batch size {with_bounds(self.critical_batch_size)}, {len(self.rows)} rows>"
+        )
+
+    def figure(self) -> Figure:
+        """Return the front of time against compute, a plotly figure.
+
+        Raises:
+            MissingExtraError: If plotly is not installed: `pip install "noisescale[report]"`.
+        """
+        need("plotly", "`Prediction.figure`")
+        from noisescale.prediction.figures import front_figure
+
+        return front_figure(self)
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """Reasons not to trust the prediction, in whole sentences."""
+        return (*warnings_about(self), *self.hardware.doubts)
+
+    @cached_property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the prediction assumes, in whole sentences."""
+        return tuple(assumptions_of(self))
+
+    @property
+    def confidence(self) -> float:
+        """The coverage of the bounds that the run was measured with."""
+        return self.history.confidence
 
     @property
     def run_batch_size(self) -> float:
         """The run's batch size, or the mean if it changed along the run."""
-        if self.own_batch_size is not None:
-            return self.own_batch_size
-        return float((self.run.steps * self.run.batch_size).sum() / self.run.steps.sum())
+        return self.own_batch_size or self.run.mean_batch_size
 
     @property
     def recommended_batch_size(self) -> float:
@@ -78,9 +110,84 @@ class PredictionRecord:
         return RunLaw.of(self.run, Bounded(1.0, 1.0, 1.0)).critical_batch_size
 
     @property
+    def critical_or_least(self) -> float:
+        """The critical batch size, or its lower bound if it is not resolved."""
+        return self.critical_batch_size.value if self.resolved else self.critical_batch_size.low
+
+    @property
     def resolved(self) -> bool:
         """Whether the critical batch size is known, not only a lower bound of it."""
         return math.isfinite(self.critical_batch_size.value)
+
+    @property
+    def noise_scale_now(self) -> Bounded:
+        """The noise scale as it was shown last; `UNKNOWN` if none ever was."""
+        value, low, high = map(self._last, ("noise_scale", "low", "high"))
+        if math.isnan(low):
+            return UNKNOWN
+        return (
+            Bounded(value, low, high) if math.isfinite(high) else Bounded(math.nan, low, math.inf)
+        )
+
+    @property
+    def steps_of_noise_scale(self) -> str:
+        """The steps that the noise scale now is of, in words; "" if they are not known."""
+        first, last = self._last("first_step"), self._last("step")
+        return f"steps {count(first)} to {count(last)}" if math.isfinite(first) else ""
+
+    @property
+    def measuring(self) -> tuple[float, float] | None:
+        """The measured steps and their share of the run's time; None if not recorded."""
+        steps, cost = self._last("measured_steps"), self._last("measuring_cost")
+        if not (math.isfinite(steps) and math.isfinite(cost)):
+            return None
+        return steps, cost / (float(self.run.steps.sum()) + cost)
+
+    def _last(self, column: str) -> float:
+        return float(self.history[column][-1])
+
+    @cached_property
+    def position(self) -> Position:
+        """Where the batch size of the run stands against the critical one.
+
+        If the critical batch size of the whole run has no value or no upper bound, but the noise
+        scale at the end of the run has both, the position is that of the end. It is not where the
+        learning rate fell: the noise scale is largest there.
+        """
+        critical, at_end = self.critical_batch_size, False
+        known = math.isfinite(critical.value) and math.isfinite(critical.high)
+        if not known and self.calibration.is_theory and not has_decayed(self.history):
+            last = self.noise_scale_now
+            if math.isfinite(last.value) and math.isfinite(last.high):
+                critical, at_end = last * self.calibration.kappa, True
+        rough = self.calibration.is_theory and ROUGH * critical.low < critical.high < math.inf
+        return Position(self.run_batch_size, critical, at_end, rough)
+
+    @property
+    def priced(self) -> bool:
+        """Whether costs are known."""
+        return self.hardware.price_per_device_hour is not None
+
+    @cached_property
+    def shows_hours(self) -> bool:
+        """Whether hours are shown: prices need them, or other rows than the run's were timed."""
+        own = (self.run_batch_size, self.own_devices)
+        others = (row for row in self.rows if (row.batch_size, row.devices) != own)
+        return self.priced or any(row.basis == "timed" for row in others)
+
+    def hours_ratio(self, row: PredictedRow) -> Bounded:
+        """Return the hours of a row divided by the run's."""
+        own_seconds = self.own_row.seconds_per_step.value
+        return self.position.steps(row.batch_size) * row.seconds_per_step * (1 / own_seconds)
+
+    def time_ratio(self, row: PredictedRow) -> Bounded:
+        """Return the hours of a row divided by the run's, or the steps if hours are not shown."""
+        return self.hours_ratio(row) if self.shows_hours else self.position.steps(row.batch_size)
+
+    @cached_property
+    def device_counts(self) -> list[int]:
+        """The numbers of devices that have rows."""
+        return sorted({row.devices for row in self.rows})
 
     def rows_for(self, devices: int) -> list[PredictedRow]:
         """Return the rows of one number of devices, by rising batch size."""
@@ -96,11 +203,116 @@ class PredictionRecord:
             ValueError: If nothing was predicted for that number.
         """
         if not (rows := self.rows_for(devices)):
-            known = sorted({row.devices for row in self.rows})
             raise Refusal(
                 "devices",
                 "be a number of devices in the prediction",
                 repr(devices),
-                f"Give one of {', '.join(map(str, known))}.",
+                f"Give one of {', '.join(map(str, self.device_counts))}.",
             )
-        return fastest_row(rows, self.law)
+        return self._fastest_row(rows)
+
+    def row_at(self, batch_size: float, devices: int) -> PredictedRow:
+        """Return the row of a batch size, even if the tables do not have it."""
+        return self.hardware.row(self.law, batch_size, devices, far=False)
+
+    def row_on(self, devices: int) -> PredictedRow:
+        """Return the row of a number of devices, each with the same plan as in the run.
+
+        A batch size that is the mean of several becomes one of equal micro-batches of whole
+        examples.
+        """
+        each, most = self.run_batch_size / self.own_devices, self.hardware.max_device_batch_size
+        if each % 1 and each > most:
+            each = most * round(each / most)
+        elif each % 1:
+            each = max(1.0, round(each))
+        return self.row_at(each * devices, devices)
+
+    @cached_property
+    def own_row(self) -> PredictedRow:
+        """The row of the run itself."""
+        return self.row_at(self.run_batch_size, self.own_devices)
+
+    @property
+    def timed_rows(self) -> list[PredictedRow]:
+        """The rows on the run's own devices whose step time was timed, by rising batch size."""
+        return [row for row in self.rows_for(self.own_devices) if row.basis == "timed"]
+
+    @property
+    def fastest_timed(self) -> PredictedRow | None:
+        """The row with the fewest hours of those that were timed; None if only one was."""
+        rows = self.timed_rows
+        return self._fastest_row(rows) if len(rows) > 1 else None
+
+    @cached_property
+    def recommended(self) -> PredictedRow:
+        """The row to train with, on the run's own devices.
+
+        If several batch sizes were timed there, it is the fastest of these, which is also the
+        cheapest. Otherwise it is the largest batch size at little cost. If no row has the run's own
+        devices, it is the fastest row on fewer devices or, if there is none, the balanced row.
+        """
+        rows = self._candidates
+        own = [row for row in rows if row.devices == self.own_devices]
+        if not own:
+            fewer = [row for row in rows if row.devices < self.own_devices]
+            return self._fastest_row(fewer) if fewer else self._balanced_row(rows)
+        timed = [row for row in own if row.basis == "timed"]
+        if len(timed) > 1:
+            return self._fastest_row(timed)
+        most = worth_up_to(self.run_batch_size, self.critical_batch_size)
+        up_to = [row for row in own if row.batch_size <= most] or own[:1]
+        return max(up_to, key=lambda row: row.batch_size)
+
+    @cached_property
+    def on_more_devices(self) -> PredictedRow | None:
+        """The row with the most devices that pay, by the values alone; None if more do not pay.
+
+        More devices pay as long as one per cent more device-hours saves at least one per cent of
+        the hours, which is McCandlish's criterion for steps and examples. Without hours, it is the
+        row of the balanced batch size on as many devices as it fills.
+        """
+        best = self._balanced_row(self._candidates)
+        if not any(row.hours.known for row in self._candidates):
+            of_size = [row for row in self._candidates if row.batch_size == best.batch_size]
+            most = self.hardware.max_device_batch_size
+            filled = [row for row in of_size if row.devices * most <= row.batch_size]
+            best = max(filled, key=lambda row: row.devices) if filled else of_size[0]
+        return best if best.devices > self.own_devices else None
+
+    @property
+    def _candidates(self) -> Sequence[PredictedRow]:
+        """The rows that may be recommended.
+
+        If the critical batch size is not resolved, rows below the run's own batch size are left
+        out: a smaller batch size would be best only if B_crit were at its lower bound.
+        """
+        if self.own_batch_size is None or self.resolved:
+            return self.rows
+        return [row for row in self.rows if row.batch_size >= self.own_batch_size] or self.rows
+
+    def _balanced_row(self, rows: Sequence[PredictedRow]) -> PredictedRow:
+        """Return the row with the least product of hours and device-hours.
+
+        Without seconds the product is steps times examples, which is least at B_crit.
+        """
+        known = self.law.best_known
+
+        def product(row: PredictedRow) -> float:
+            seconds, steps = row.seconds_per_step.value, known.steps(row.batch_size)
+            if math.isnan(seconds):
+                return steps * steps * row.batch_size
+            return (steps * seconds) ** 2 * row.devices
+
+        return min(rows, key=product)
+
+    def _fastest_row(self, rows: Sequence[PredictedRow]) -> PredictedRow:
+        """Return the row with the fewest hours; without seconds, with the least steps·examples."""
+        known = self.law.best_known
+
+        def hours(row: PredictedRow) -> float:
+            seconds = row.seconds_per_step.value
+            steps = known.steps(row.batch_size)
+            return steps * (steps * row.batch_size if math.isnan(seconds) else seconds)
+
+        return min(rows, key=hours)

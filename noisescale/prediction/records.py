@@ -4,32 +4,27 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from noisescale._version import __version__
-from noisescale.prediction.position import noise_scale_now, position_of
-from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.questions import (
-    measuring,
-    on_twice_the_devices,
-    own_row,
-    steps_ratio,
-)
 from noisescale.report.records import fields_of, finite
+
+if TYPE_CHECKING:
+    from noisescale.prediction.prediction import Prediction
 
 ROW = (
     *("batch_size", "devices", "device_batch_size", "accumulation", "steps", "examples", "hours"),
-    *("device_hours", "cost", "cost_with_waiting", "basis", "extrapolated"),
+    *("device_hours", "cost", "basis", "extrapolated"),
 )
-HARDWARE = ("max_device_batch_size", "devices_per_node", "price_per_device_hour", "hour_worth")
+HARDWARE = ("max_device_batch_size", "devices_per_node", "price_per_device_hour")
 POSITION = ("batch_size", "place", "cheap_up_to", "critical", "at_end", "rough")
 SECOND_RUN = ("batch_sizes", "steps", "result", "scatter")
 """The keys of a row, of the devices, of a position and of a second run."""
 
 
-def as_dict(p: PredictionRecord) -> dict[str, Any]:
+def as_dict(p: Prediction) -> dict[str, Any]:
     """Return everything but the history, in builtin types.
 
     | key | meaning |
@@ -42,8 +37,8 @@ def as_dict(p: PredictionRecord) -> dict[str, Any]:
     | `position` | where the batch size stands against the critical one; up to which batch size \
       the examples are at most 1.2 times the run's; the critical batch size that both rest on, \
       whether it is of the run's end, and whether its bounds are a rough range |
-    | `recommended` | one of `rows`: the cheapest with prices; else, on the run's devices, the \
-      fastest that was timed, or untimed the largest that costs few more examples |
+    | `recommended` | one of `rows`: on the run's devices, the fastest that was timed, or untimed \
+      the largest that costs few more examples |
     | `on_more_devices` | one of `rows`: the most devices that pay off by the values alone, see \
       its `basis`; None if none do |
     | `twice_the_devices` | batch size, devices; steps, time and compute as ratios to the run's; \
@@ -60,17 +55,16 @@ def as_dict(p: PredictionRecord) -> dict[str, Any]:
     A quantity with bounds is `{"value", "low", "high"}`. Unknown values are None: the value if only
     bounds are known, the upper bound if there is none, and a batch size that changed along the run.
     """
-    twice = on_twice_the_devices(p)
-    steps, own_seconds = steps_ratio(p, twice.batch_size), own_row(p).seconds_per_step.value
-    time = steps * twice.seconds_per_step * (1 / own_seconds)
+    twice = p.row_on(2 * p.own_devices)
+    steps, time = p.position.steps(twice.batch_size), p.hours_ratio(twice)
     known = p.hardware.step_time is not None
     record: dict[str, Any] = finite(
         {
             "version": __version__,
             **fields_of(p, "unit", "confidence", "resolved", "critical_batch_size"),
             **fields_of(p, "critical_batch_size_by_noise_scale"),
-            "noise_scale_now": noise_scale_now(p.history),
-            "position": fields_of(position_of(p), *POSITION),
+            "noise_scale_now": p.noise_scale_now,
+            "position": fields_of(p.position, *POSITION),
             "recommended": fields_of(p.recommended, *ROW),
             "on_more_devices": fields_of(p.on_more_devices, *ROW) if p.on_more_devices else None,
             "twice_the_devices": {
@@ -91,15 +85,15 @@ def as_dict(p: PredictionRecord) -> dict[str, Any]:
     return record
 
 
-def _run(p: PredictionRecord) -> dict[str, Any]:
-    seconds = p.history.get("seconds_per_step", np.full_like(p.run.steps, math.nan))
+def _run(p: Prediction) -> dict[str, Any]:
+    seconds = p.history["seconds_per_step"]
     timed_steps = np.isfinite(seconds)
     hours = math.nan
     if timed_steps.any():  # Segments that were not timed take as long as the others.
         mean = (p.run.steps * seconds)[timed_steps].sum() / p.run.steps[timed_steps].sum()
         hours = mean * p.run.steps.sum() / 3600
-    measured_steps, share = measuring(p) or (math.nan, math.nan)
-    optimizer = getattr(p.history, "optimizer", None)
+    measured_steps, share = p.measuring or (math.nan, math.nan)
+    optimizer = p.history.optimizer
     beside = {}
     if optimizer is not None and optimizer.beside is not None:
         beside = {
@@ -109,9 +103,9 @@ def _run(p: PredictionRecord) -> dict[str, Any]:
     return {
         "optimizer": None if optimizer is None else optimizer.kind.name.lower(),
         **beside,
-        "parameters": getattr(p.history, "parameters", math.nan),
+        "parameters": p.history.parameters,
         "steps": float(p.run.steps.sum()),
-        "examples": float((p.run.steps * p.run.batch_size).sum()),
+        "examples": p.run.examples,
         "batch_size": p.own_batch_size,
         "devices": p.own_devices,
         "hours": float(hours),

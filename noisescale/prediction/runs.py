@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from noisescale.history.run_files import name_of
-from noisescale.prediction.position import noise_scale_now, position_of
-from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.records import as_dict
+from noisescale.prediction.prediction import Prediction
 from noisescale.refusal import UNUSABLE, word_for
 from noisescale.report.answer import Answer
 from noisescale.report.document import Cell, Document, Line, Table, cell_of
@@ -25,7 +23,7 @@ class PredictedRun(NamedTuple):
     """A run with what is predicted from it, or why nothing is."""
 
     run: Path
-    found: PredictionRecord | None
+    found: Prediction | None
     word: str = ""
     """Why nothing is predicted, for a cell of a table."""
     reason: str = ""
@@ -68,7 +66,7 @@ class PredictedRuns(Answer):
 
 
 def predict_runs(
-    folder: Path, runs: Sequence[Path], predict_one: Callable[[Path], PredictionRecord]
+    folder: Path, runs: Sequence[Path], predict_one: Callable[[Path], Prediction]
 ) -> PredictedRuns:
     """Predict from each run of a folder. A run of which nothing can be predicted has the reason.
 
@@ -90,9 +88,7 @@ def predict_runs(
     return PredictedRuns(folder, found)
 
 
-def compare_predictions(
-    title: str, runs: Iterable[tuple[str, PredictionRecord | None, str]]
-) -> Table:
+def compare_predictions(title: str, runs: Iterable[tuple[str, Prediction | None, str]]) -> Table:
     """Return a line for each run.
 
     Args:
@@ -106,21 +102,21 @@ def compare_predictions(
 def _as_dict(each: PredictedRun) -> dict[str, Any]:
     return {
         "run": str(each.run),
-        "prediction": as_dict(each.found) if each.found else None,
+        "prediction": each.found.to_dict() if each.found else None,
         "word": each.word or None,
         "reason": each.reason or None,
     }
 
 
-def _cells(p: PredictionRecord | None, word: str) -> list[Cell]:
+def _cells(p: Prediction | None, word: str) -> list[Cell]:
     if p is None:
         return [*(Cell("") for _ in HEADINGS[1:]), Cell(word)]
-    position = position_of(p)
+    position = p.position
     return [
         Cell(count(float(p.run.steps.sum()))),
         Cell(count(p.run_batch_size)),
         Cell(count(p.own_devices)),
-        cell_of(noise_scale_now(p.history)),
+        cell_of(p.noise_scale_now),
         cell_of(p.critical_batch_size),
         cell_of(position.cheap_up_to) if position.place != "above" else Cell("above critical"),
     ]

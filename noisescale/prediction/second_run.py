@@ -12,7 +12,6 @@ from scipy.special import ndtri
 
 from noisescale.bounded import Bounded
 from noisescale.checks import check_confidence, require_positive
-from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
 from noisescale.refusal import Refusal
 from noisescale.tradeoff.profile import (
@@ -34,9 +33,6 @@ MOST_DOUBLINGS = 4
 
 LARGEST_ERROR = math.log(30)
 """The width of the logarithm of B_crit at which a second run says nothing."""
-
-SAME = 1e-6
-"""Counts of parameters that differ by less are one: TensorBoard's files are float32."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ class SecondRun:
             ValueError: If the runs are of one batch size, or of different models.
         """
         counts = [getattr(history, "parameters", math.nan) for history in (first, second)]
-        if abs(counts[0] - counts[1]) > SAME * max(counts):
+        if abs(counts[0] - counts[1]) > 0:  # not where one was not recorded
             raise Refusal(
                 "second_run",
                 "be of the same model",
@@ -90,10 +86,7 @@ class SecondRun:
             )
         runs = [Segments.of(history) for history in (first, second)]
         steps = [float(run.steps.sum()) for run in runs]
-        sizes = [
-            float((run.steps * run.batch_size).sum()) / count
-            for run, count in zip(runs, steps, strict=True)
-        ]
+        sizes = [run.mean_batch_size for run in runs]
         if max(sizes) < 1.5 * min(sizes):
             raise Refusal(
                 "second_run",
@@ -103,10 +96,6 @@ class SecondRun:
             )
         found = _critical_batch_size(runs, scatter, confidence)
         return cls((sizes[0], sizes[1]), (steps[0], steps[1]), result, scatter, found)
-
-    def law(self, run: Segments) -> RunLaw:
-        """Return the law of the first run, through the steps that it took."""
-        return RunLaw.with_critical_batch_size(run, self.critical_batch_size)
 
     @property
     def doubts(self) -> list[str]:
@@ -175,7 +164,7 @@ def _critical_batch_size(runs: Sequence[Segments], scatter: float, confidence: f
     return found
 
 
-def telling_batch_size(batch_size: float, critical: float) -> int:
+def informative_batch_size(batch_size: float, critical: float) -> int:
     """Return the batch size of a second run that determines B_crit nearly as well as any could.
 
     With β = B_crit, the logarithm of the ratio of the steps at B and B' changes with log β by
@@ -186,7 +175,7 @@ def telling_batch_size(batch_size: float, critical: float) -> int:
     too small for a smaller batch size, the result is a larger one.
 
     Examples:
-        >>> telling_batch_size(32, 170), telling_batch_size(1024, 170)
+        >>> informative_batch_size(32, 170), informative_batch_size(1024, 170)
         (512, 64)
     """
     share = critical / (batch_size + critical)
@@ -205,7 +194,7 @@ def advice_on(batch_size: float, critical: float, scatter: float = STEPS_SCATTER
     """Say at which batch size a second run determines B_crit best, in whole sentences."""
     if not 0 < critical < math.inf:
         return f"Train a second run at 16 times the batch size, {16 * batch_size:,.4g}."
-    best = telling_batch_size(batch_size, critical)
+    best = informative_batch_size(batch_size, critical)
     told = abs(critical / (batch_size + critical) - critical / (best + critical))
     bent = SPREAD * (_bent(critical / batch_size) - _bent(critical / best))
     error = 1.96 * math.hypot(math.sqrt(2) * scatter, bent) / told

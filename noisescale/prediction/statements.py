@@ -5,46 +5,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from noisescale.bounded import Bounded
 from noisescale.history.optimizers import has_decayed
-from noisescale.prediction.headline import band_text
-from noisescale.prediction.position import Position, noise_scale_now, steps_of_noise_scale
-from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.questions import (
-    batch_on_devices,
-    device_counts,
-    fastest_timed,
-    measuring,
-    on_devices,
-    on_many_devices,
-    steps_ratio,
-    time_ratio,
-    timed_rows,
-)
+from noisescale.prediction.costing import PredictedRow
 from noisescale.prediction.second_run import advice_on
 from noisescale.report.document import Statement, Verdict
 from noisescale.report.numbers import count, number, plural, two_digits, with_bounds
+
+if TYPE_CHECKING:
+    from noisescale.prediction.prediction import Prediction
 
 CRITICAL = "Critical batch size"
 NOW = "Noise scale now"
 
 
-def statements_of(p: PredictionRecord, position: Position) -> Iterator[Statement]:
+def statements_of(p: Prediction) -> Iterator[Statement]:
     """Yield the answers in reading order."""
     yield from _data_loader(p)
     yield time_here(p)
-    if p.hardware.price_per_device_hour is not None and p.hardware.hour_worth is not None:
-        yield _cheapest(p)
-    if max(device_counts(p)) > p.own_devices:
+    if max(p.device_counts) > p.own_devices:
         yield more_devices(p)
     yield from noise_scales_of(p)
-    yield _how_sure(p, position)
+    yield _how_sure(p)
     result = "the result that this run has reached so far" if p.under_way else "this run's result"
     yield Statement("Holds for", f"{result}, at the best learning rate of each batch size")
 
 
-def _data_loader(p: PredictionRecord) -> Iterator[Statement]:
+def _data_loader(p: Prediction) -> Iterator[Statement]:
     """Yield a statement if the data loader, not the device, decides how long a step takes."""
     loader = p.hardware.loader
     if loader is not None and loader.bounds_training:
@@ -58,12 +47,12 @@ def _data_loader(p: PredictionRecord) -> Iterator[Statement]:
         )
 
 
-def time_here(p: PredictionRecord) -> Statement:
+def time_here(p: Prediction) -> Statement:
     """State which batch size is the fastest on the run's devices, if several were timed."""
     here = on_devices(p)
-    sizes = [count(row.batch_size) for row in timed_rows(p)]
+    sizes = [count(row.batch_size) for row in p.timed_rows]
     own = count(p.run_batch_size)
-    if (best := fastest_timed(p)) is None:
+    if (best := p.fastest_timed) is None:
         known = f"only {own} was timed" if sizes else "no step was timed"
         fits = f"A larger batch may not fit on {here}, or may not be faster"
         if (most := p.hardware.largest_fitting) is not None:
@@ -74,9 +63,9 @@ def time_here(p: PredictionRecord) -> Statement:
         what = f"unknown at other batch sizes: {known}. {fits}"
         return Statement("Time", what, verdict="unknown")
     timed = f"of {', '.join(sizes)}, as timed"
-    ratio = time_ratio(p, best)
+    ratio = p.time_ratio(best)
     if best.batch_size == p.own_batch_size:
-        others = [time_ratio(p, row) for row in timed_rows(p) if row is not best]
+        others = [p.time_ratio(row) for row in p.timed_rows if row is not best]
         sure = all(other.low > 1 for other in others)
         how = "is" if sure else "is probably"
         what = f"on {here} the run's own batch size, {own}, {how} the fastest {timed}"
@@ -89,15 +78,15 @@ def time_here(p: PredictionRecord) -> Statement:
     return Statement("Time", what, ratio, verdict, "timed")
 
 
-def more_devices(p: PredictionRecord) -> Statement:
+def more_devices(p: Prediction) -> Statement:
     """State what several times the devices, each with the same batch, save."""
-    row = on_many_devices(p)
+    row = _on_many_devices(p)
     each = count(row.batch_size / row.devices)
     label = "More devices"
     plan = f"{plural(row.devices, 'device')} with {each} each, a batch of {count(row.batch_size)}"
     by = row.devices / p.own_devices
     if row.basis == "timed":
-        ratio = time_ratio(p, row)
+        ratio = p.time_ratio(row)
         verdict = verdict_on(ratio)
         pays = {"yes": "", "probably": "probably ", "unknown": "perhaps "}[verdict]
         if ratio.low > 1:
@@ -106,7 +95,7 @@ def more_devices(p: PredictionRecord) -> Statement:
         return Statement(
             label, f"{plan}: {pays}{_times(ratio)} the time for {cost}", ratio, verdict, "timed"
         )
-    ratio = steps_ratio(p, row.batch_size)
+    ratio = p.position.steps(row.batch_size)
     return Statement(
         label,
         f"{plan}: {_times(ratio)} the steps and {_times(ratio * by)} the {p.unit}. The time is"
@@ -117,15 +106,26 @@ def more_devices(p: PredictionRecord) -> Statement:
     )
 
 
-def noise_scales_of(p: PredictionRecord) -> Iterator[Statement]:
+def _on_many_devices(p: Prediction) -> PredictedRow:
+    """Return the row of the most devices whose batch size is at most the critical one.
+
+    Each device has the same plan as in the run. If the batch size is above the critical one on all
+    numbers of devices beyond the run's, return the row of the smallest of these numbers.
+    """
+    more = [p.row_on(devices) for devices in p.device_counts if devices > p.own_devices]
+    useful = [row for row in more if row.batch_size <= p.critical_or_least]
+    return useful[-1] if useful else more[0]
+
+
+def noise_scales_of(p: Prediction) -> Iterator[Statement]:
     """Yield the noise scale now and the critical batch size of the run, each with its bounds."""
-    now = noise_scale_now(p.history)
+    now = p.noise_scale_now
     interval = f"{100 * p.confidence:g} % interval"
     if now.known:
         what = _with_unit(p, now, interval)
-        if of_steps := steps_of_noise_scale(p.history):
+        if of_steps := p.steps_of_noise_scale:
             what += f", of {of_steps}"
-        if (found := measuring(p)) is not None:
+        if (found := p.measuring) is not None:
             steps, share = found
             of = f"{count(steps)} of {count(p.run.steps.sum())} steps"
             what += f"; {of} were measured (about {100 * share:.1f} % of the time)"
@@ -133,7 +133,7 @@ def noise_scales_of(p: PredictionRecord) -> Iterator[Statement]:
     yield critical_batch_size(p)
 
 
-def critical_batch_size(p: PredictionRecord) -> Statement:
+def critical_batch_size(p: Prediction) -> Statement:
     """State the critical batch size of the run with its bounds."""
     band = p.critical_batch_size
     known = p.second_run is not None or not p.calibration.is_theory
@@ -151,20 +151,7 @@ def verdict_on(ratio: Bounded) -> Verdict:
     return "probably" if ratio.value < 1 else "unknown"
 
 
-def _cheapest(p: PredictionRecord) -> Statement:
-    best = p.recommended
-    where = batch_on_devices(best)
-    ratio = time_ratio(p, best)
-    what = f"{where}: {_times(ratio)} the time and"
-    what += f" {_times(ratio * (best.devices / p.own_devices))} the device-time of this run"
-    if best.basis != "timed":
-        what += ". The step time is assumed"
-    # Which row is the cheapest follows from the values alone.
-    verdict: Verdict = "probably" if best.basis == "timed" else "unknown"
-    return Statement("Cheapest with waiting", what, ratio, verdict, best.basis)
-
-
-def _how_sure(p: PredictionRecord, position: Position) -> Statement:
+def _how_sure(p: Prediction) -> Statement:
     """State what the bounds rest on, and what would narrow them."""
     band = p.calibration.kappa
     if p.second_run is not None:
@@ -175,21 +162,30 @@ def _how_sure(p: PredictionRecord, position: Position) -> Statement:
     if band.low == band.high:
         what = "the theory's error depends on the optimizer, which was not recorded"
         return Statement("How sure", what, basis="assumed")
-    kind = getattr(p.history, "optimizer", None)
+    kind = p.history.optimizer
     of_kind = "this optimizer" if kind is None else kind.title
     of_kind += " at a falling learning rate" if has_decayed(p.history) else ""
     what = f"with {of_kind} the critical batch size is expected at {p.calibration.expected}"
-    if position.resolved:
-        what += f". {advice_on(p.run_batch_size, position.critical.value)}"
+    if p.position.resolved:
+        what += f". {advice_on(p.run_batch_size, p.position.critical.value)}"
     return Statement("How sure", what, band, basis="assumed")
 
 
+def on_devices(p: Prediction) -> str:
+    """Return the devices of the run in words."""
+    return "this device" if p.own_devices == 1 else f"these {p.own_devices} devices"
+
+
+def band_text(band: Bounded) -> str:
+    """Write a batch size or a ratio with its bounds: '230 (94 to 780)'."""
+    return with_bounds(band, two_digits)
+
+
 def _times(ratio: Bounded) -> str:
-    """Write a ratio with its bounds: '0.65 (0.51 to 1.1) x'."""
-    return f"{with_bounds(ratio, two_digits)} x"
+    return f"{band_text(ratio)} x"
 
 
-def _with_unit(p: PredictionRecord, band: Bounded, what: str) -> str:
+def _with_unit(p: Prediction, band: Bounded, what: str) -> str:
     """Write a batch size with its bounds."""
     if not math.isfinite(band.value):
         if math.isfinite(band.high):

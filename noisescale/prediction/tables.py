@@ -5,22 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from noisescale.bounded import Bounded
 from noisescale.prediction.costing import PredictedRow
-from noisescale.prediction.position import Position
-from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.questions import (
-    device_counts,
-    fastest_timed,
-    own_row,
-    plan,
-    priced,
-    row_at,
-    same,
-    shows_hours,
-    time_ratio,
-)
 from noisescale.report.document import Cell, Line, Table, cell_of
 from noisescale.report.numbers import (
     bounds,
@@ -34,9 +22,18 @@ from noisescale.report.numbers import (
     value_from_bounds,
 )
 
+if TYPE_CHECKING:
+    from noisescale.prediction.prediction import Prediction
+
 STARRED = "* extrapolated: the batch size is far from the run's."
 MOST_DOUBLINGS = 3
 """Doublings from the run's batch size to the farthest one of the summary: beyond is far off."""
+
+
+def plan(row: PredictedRow) -> str:
+    """Return how the devices share a batch: device batch x accumulation x devices."""
+    shares = (count(row.device_batch_size), count(row.accumulation), count(row.devices))
+    return " x ".join(shares)
 
 
 Column = tuple[str, Callable[[PredictedRow], Bounded | str]]
@@ -54,15 +51,15 @@ PLANS: tuple[Column, ...] = (
 )
 
 
-def summary_of(p: PredictionRecord, position: Position) -> Table:
+def summary_of(p: Prediction) -> Table:
     """Return three to five batch sizes: steps and examples relative to the run's, and times."""
     headings = ["batch size", "steps", p.unit, "time"]
-    lines = [_summary_line(p, position, size) for size in _summary_sizes(p, position)]
-    return Table("", headings, lines)
+    return Table("", headings, [_summary_line(p, size) for size in _summary_sizes(p)])
 
 
-def _summary_sizes(p: PredictionRecord, position: Position) -> list[float]:
+def _summary_sizes(p: Prediction) -> list[float]:
     """Return the run's batch size, and doublings or halvings of it up to where saving ends."""
+    position = p.position
     own, critical = position.batch_size, position.critical
     goal = critical.value if position.resolved else critical.low
     far = round(math.log2(goal / own)) if 0 < goal < math.inf else 0
@@ -77,23 +74,19 @@ def _summary_sizes(p: PredictionRecord, position: Position) -> list[float]:
     return [size for power in sorted(powers) if (size := own * 2.0**power) >= p.own_devices]
 
 
-def _summary_line(p: PredictionRecord, position: Position, size: float) -> Line:
-    row = row_at(p, size, p.own_devices)
-    if size == position.batch_size:
-        own = own_row(p)
-        hours = own.hours
+def _summary_line(p: Prediction, size: float) -> Line:
+    if size == p.run_batch_size:
+        hours = p.own_row.hours
         took = "not timed"
         if hours.known:
             unit = duration_for([hours])
             took = f"{unit(middle(hours))} {unit.name}, timed"
-        steps, examples = float(p.run.steps.sum()), float((p.run.steps * p.run.batch_size).sum())
-        cells = [count(size), count(steps), rough(examples), took]
+        cells = [count(size), count(p.run.steps.sum()), rough(p.run.examples), took]
         return Line([*map(Cell, cells)], ["this run"])
-    steps_to, examples_to = position.steps(size), position.examples(size)
-    timed = row.basis == "timed"
-    time = _ratio(steps_to * row.seconds_per_step * (1 / own_row(p).seconds_per_step.value))
-    last = time if timed else Cell("not timed")
-    return Line([Cell(count(size)), _ratio(steps_to), _ratio(examples_to), last])
+    row = p.row_at(size, p.own_devices)
+    time = _ratio(p.hours_ratio(row)) if row.basis == "timed" else Cell("not timed")
+    steps, examples = p.position.steps(size), p.position.examples(size)
+    return Line([Cell(count(size)), _ratio(steps), _ratio(examples), time])
 
 
 def _ratio(band: Bounded) -> Cell:
@@ -104,16 +97,16 @@ def _ratio(band: Bounded) -> Cell:
     return Cell(f"{two_digits(band.value)} x", around)
 
 
-def tables_of(p: PredictionRecord) -> list[Table]:
+def tables_of(p: Prediction) -> list[Table]:
     """Return the table of batch sizes and, with several numbers of devices, a table of devices."""
     found = [_batch_sizes(p)]
-    if len(device_counts(p)) > 1:
-        found.append(_devices(p) if shows_hours(p) else _devices_in_steps(p))
+    if len(p.device_counts) > 1:
+        found.append(_devices(p) if p.shows_hours else _devices_in_steps(p))
     return found
 
 
-def _batch_sizes(p: PredictionRecord) -> Table:
-    devices = min(device_counts(p), key=lambda n: (abs(n - p.own_devices), n))
+def _batch_sizes(p: Prediction) -> Table:
+    devices = min(p.device_counts, key=lambda n: (abs(n - p.own_devices), n))
     rows = p.rows_for(devices)
     whose = plural(devices, "device")
     if devices == p.own_devices:
@@ -122,26 +115,26 @@ def _batch_sizes(p: PredictionRecord) -> Table:
     return _table(p, f"On {whose}", rows, columns)
 
 
-def _devices(p: PredictionRecord) -> Table:
+def _devices(p: Prediction) -> Table:
     """Return the table of the best rows for each number of devices."""
-    rows = [p.best_for(devices) for devices in device_counts(p)]
+    rows = [p.best_for(devices) for devices in p.device_counts]
     hours, *compute = _hours(p, rows)
     columns = [*PLANS, STEPS, hours, _speed_up(p), *compute]
     note = "plan: device batch x accumulation x devices. speed-up: in time, relative to this run."
     return _table(p, "More devices, at the best batch size of each", rows, columns, note)
 
 
-def _devices_in_steps(p: PredictionRecord) -> Table:
+def _devices_in_steps(p: Prediction) -> Table:
     """Return the table of the run with its batch size in proportion to the devices."""
     own = p.run_batch_size / p.own_devices
-    rows = [row_at(p, own * devices, devices) for devices in device_counts(p)]
+    rows = [p.row_at(own * devices, devices) for devices in p.device_counts]
     columns = [*PLANS, STEPS, (p.unit, lambda row: row.examples), _speed_up(p)]
     note = "plan: device batch x accumulation x devices. speed-up: in steps, relative to this run."
     return _table(p, "More devices, each with the same batch", rows, columns, note)
 
 
 def _table(
-    p: PredictionRecord,
+    p: Prediction,
     title: str,
     rows: Sequence[PredictedRow],
     columns: Sequence[Column],
@@ -152,31 +145,30 @@ def _table(
     return Table(title, [heading for heading, _ in columns], lines, [*notes, *starred], detail=True)
 
 
-def _hours(p: PredictionRecord, rows: Sequence[PredictedRow]) -> list[Column]:
+def _hours(p: Prediction, rows: Sequence[PredictedRow]) -> list[Column]:
     """Return the columns of hours, device-hours and cost, and whether a step was timed."""
     unit = duration_for(row.hours for row in rows)
-    if not shows_hours(p):
+    if not p.shows_hours:
         return []
     found: list[tuple[str, Callable[[PredictedRow], Bounded]]] = [
         (unit.name, lambda row: unit.convert(row.hours)),
         (f"device-{unit.name}", lambda row: unit.convert(row.device_hours)),
         ("cost", lambda row: row.cost),
-        ("cost with waiting", lambda row: row.cost_with_waiting),
     ]
     known: list[Column] = [(name, of) for name, of in found if any(of(row).known for row in rows)]
     return [*known, ("step time", lambda row: row.basis or "")]
 
 
-def _speed_up(p: PredictionRecord) -> Column:
-    return "speed-up", lambda row: inverse(time_ratio(p, row))
+def _speed_up(p: Prediction) -> Column:
+    return "speed-up", lambda row: inverse(p.time_ratio(row))
 
 
 def _is_doubtful(row: PredictedRow) -> bool:
     return bool(row.extrapolated) or row.basis == "assumed"
 
 
-def _marks(p: PredictionRecord, row: PredictedRow) -> list[str]:
+def _marks(p: Prediction, row: PredictedRow) -> list[str]:
     own = row.batch_size == p.own_batch_size and row.devices == p.own_devices
-    best = same(row, p.recommended) and (priced(p) or fastest_timed(p) is not None)
+    best = row.is_same_choice(p.recommended) and (p.priced or p.fastest_timed is not None)
     found = [(own, "this run"), (best, "recommended")]
     return [mark for marked, mark in found if marked]

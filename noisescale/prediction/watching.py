@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 from rich.console import Group
@@ -15,9 +14,8 @@ from noisescale.bounded import Bounded
 from noisescale.history.following import FollowedRun
 from noisescale.history.history import History
 from noisescale.history.reading import usual_gap
-from noisescale.prediction.headline import headline_of
-from noisescale.prediction.position import position_of
-from noisescale.prediction.prediction import PredictionRecord
+from noisescale.prediction.document import headline_of
+from noisescale.prediction.prediction import Prediction
 from noisescale.prediction.statements import NOW, critical_batch_size
 from noisescale.printable import printable
 from noisescale.report.document import Statement
@@ -30,7 +28,7 @@ WIDTH = 32
 
 
 def state_of(
-    run: FollowedRun, found: PredictionRecord | ValueError | None, now: float, note: str = ""
+    run: FollowedRun, found: Prediction | ValueError | None, now: float, note: str = ""
 ) -> Group:
     """Return the state of a run and the present advice.
 
@@ -45,10 +43,9 @@ def state_of(
     if history is None:
         return Group(_title(run), Text(_waiting(run)).append(note and f" {note}", style="dim"))
     said = [*_state(history)]
-    if isinstance(found, PredictionRecord):
-        position = position_of(found)
-        so_far = headline_of(replace(found, under_way=False), position)
-        said += [Statement("", ""), Statement("So far", so_far), critical_batch_size(found)]
+    if isinstance(found, Prediction):
+        so_far = Statement("So far", headline_of(found))
+        said += [Statement("", ""), so_far, critical_batch_size(found)]
     elif found is not None:
         said += [Statement("", ""), Statement("Prediction", f"not possible yet: {found}")]
     age = _age(run, history, now)

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from noisescale.bounded import UNKNOWN, Bounded
-from noisescale.history.history import as_history
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.prediction.predict import predict
 from noisescale.refusal import Refusal
@@ -186,7 +185,7 @@ class _Read(NamedTuple):
         if run is None:
             return cls()
         found = predict(run)  # type: ignore[arg-type]  # it takes what this takes
-        history = as_history(found.history)
+        history = found.history
         rates = np.asarray(history["learning_rate"])
         rates = rates[np.isfinite(rates)]
         kinds: dict[OptimizerKind, Kind] = {

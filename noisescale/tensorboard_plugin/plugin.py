@@ -17,9 +17,9 @@ from tensorboard import errors, plugin_util
 from werkzeug import wrappers
 
 from noisescale.checks import refuse
-from noisescale.prediction.figures.noise_curve import ACROSS
-from noisescale.prediction.figures.noise_of_runs import noise_of_runs_figure
-from noisescale.prediction.predict import Prediction, predict
+from noisescale.prediction.figures.noise_along_runs import ACROSS, noise_of_runs_figure
+from noisescale.prediction.predict import predict
+from noisescale.prediction.prediction import Prediction
 from noisescale.prediction.runs import compare_predictions
 from noisescale.refusal import rename_arguments, word_for
 from noisescale.report.colours import DARK, RUNS
@@ -48,7 +48,7 @@ class NoiseScalePlugin(Tab):
     | `/prediction?run=&monitor=&optimizer=` | answers, figures, tables of one run |
     | `/figures.js`, `/plotly.js` | the report's script and that of the installed plotly package |
 
-    `of` is an id. Both may have `devices`, `price`, `worth`, `kappa`, as `predict` knows them.
+    `of` is an id. Both may have `devices`, `price`, `kappa`, as `predict` knows them.
 
     The answer to a bad value has the status 400 and is `{"error": ...}`: one line with the remedy.
     """
@@ -152,13 +152,12 @@ class NoiseScalePlugin(Tab):
 
 
 def _predict(runs: LoggedRuns, measured: Measured, asked: Mapping[str, str]) -> Prediction:
-    fields = {"price_per_device_hour": "price", "hour_worth": "worth", "calibration": "kappa"}
+    fields = {"price_per_device_hour": "price", "calibration": "kappa"}
     with rename_arguments(fields):
         return predict(
             runs.history(measured),
             devices=numbers(asked, "devices"),
             price_per_device_hour=number(asked, "price"),
-            hour_worth=number(asked, "worth"),
             calibration=number(asked, "kappa"),
         )
 

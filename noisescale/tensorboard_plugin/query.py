@@ -19,7 +19,7 @@ def number(query: Mapping[str, str], name: str) -> float | None:
         ValueError: If the field has no finite number.
 
     Examples:
-        >>> number({"price": " 2.5 ", "worth": ""}, "price")
+        >>> number({"price": " 2.5 ", "kappa": ""}, "price")
         2.5
     """
     text = query.get(name, "").strip()

@@ -154,9 +154,6 @@ predict RUN --devices two                            => `--devices` must be numb
 predict RUN --devices 1e18                         => `--devices` must be whole numbers from 1
 predict RUN --devices HUNDREDS                       => `--devices` must be at most 64 values
 predict RUN --price-per-device-hour 1e300            => `--price-per-device-hour` must be from
-predict RUN --hour-worth 30                          => `--hour-worth` must come with `--price
-predict RUN --price-per-device-hour 1 --hour-worth 0 => `--hour-worth` must be positive
-predict RUN --price-per-device-hour 1 --hour-worth 1e300 => `--hour-worth` must be from 1e-12
 predict RUN --calibration 1e300                      => `--calibration` must be from 1e-06 to 1e+06
 ~ predict RUN --calibration 1e-300                   => `--calibration` must be from 1e-06 to 1e+06
 predict RUN --calibration nan                        => `--calibration` must be from 1e-06 to 1e+06
@@ -182,7 +179,7 @@ predict RUN --branch-step 500                        => `--branch-step` must be 
 predict RUN --loss-scatter 0.1                       => `--loss-scatter` must be used with
 predict RUN --sweep s.csv --branch-examples 100      => `--branch-examples` must be used with
 ~ predict RUN --branches b.json --branch-examples 100  => `--branch-examples` must be used with
-predict RUN --calibration 1 --sweep x --html r.html  => `--calibration`, `--sweep` and `--branches`
+predict RUN --calibration 1 --sweep x --html r.html  => `--calibration` and `--sweep` must not
 predict HOSTILE                                      => `RUN` must be a folder or a file, got \x1b[
 predict [red]                                        => `RUN` must be a folder or a file, got [red]
 predict files                                        => `files` must contain a run
@@ -297,7 +294,7 @@ def test_names_that_are_no_plain_text_are_shown_escaped(
         f"--devices {','.join(map(str, range(1, 65)))}",
         "--calibration 1e6",
         "--calibration 1e-6",
-        "--price-per-device-hour 1e12 --hour-worth 1e12",
+        "--price-per-device-hour 1e12",
         "--max-device-batch-size 1e-12 --devices-per-node 1000000",
     ],
 )

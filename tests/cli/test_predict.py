@@ -25,7 +25,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_tables_of_a_run_are_printed_by_the_installed_script(logged: Path) -> None:
     script = Path(sys.executable).with_name("noisescale")
-    options = ["--price-per-device-hour", "2", "--hour-worth", "30", "--details"]
+    options = ["--price-per-device-hour", "2", "--details"]
 
     done = subprocess.run(
         [script, "predict", logged, *options], capture_output=True, text=True, check=False
@@ -33,7 +33,7 @@ def test_tables_of_a_run_are_printed_by_the_installed_script(logged: Path) -> No
 
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"Critical batch size +192 examples \(95 % interval 154 to 250\)", done.stdout)
-    assert "waiting" in done.stdout
+    assert "cost" in done.stdout
     assert "kappa = 1" in done.stdout
 
 
@@ -47,7 +47,6 @@ def test_every_option_reaches_the_prediction_and_json_is_what_the_package_predic
         "batch_sizes": [64, 512],
         "devices": [2, 16],
         "price_per_device_hour": 2.5,
-        "hour_worth": 40.0,
         "calibration": 1.5,
         "step_times": write_timings(tmp_path / "times.csv", timings),
         "max_device_batch_size": 256.0,

@@ -7,9 +7,16 @@ import pytest
 from refused import refused
 
 from noisescale import GradientMoments, History
+from noisescale.bounded import Bounded
 from noisescale.history.history import COLUMNS
 from noisescale.history.increments import INCREMENTS, Increments
-from noisescale.history.run_law import tradeoff_of
+from noisescale.history.run_law import RunLaw
+from noisescale.history.segments import Segments
+from noisescale.tradeoff.run_sums import Sums
+
+
+def law_of(history: History) -> Sums:
+    return RunLaw.of(Segments.of(history), Bounded(1.0, 1.0, 1.0)).middle
 
 
 def filled(rows: int, most_rows: int = 4096) -> History:
@@ -36,24 +43,18 @@ def test_memory_is_bounded_spacing_even_and_the_cost_of_the_run_kept() -> None:
         steps = filled(1000, most_rows)["step"]
         assert most_rows / 2 - 1 <= len(steps) <= most_rows
         assert len(set(np.diff(steps, prepend=0))) == 1
-    full, thinned = tradeoff_of(filled(1000)), tradeoff_of(filled(1000, 128))
+    full, thinned = law_of(filled(1000)), law_of(filled(1000, 128))
     assert thinned.critical_batch_size == pytest.approx(full.critical_batch_size, rel=0.05)
     assert full.steps(32) == pytest.approx(10_000)
 
 
-def test_tradeoff_uses_the_mean_batch_size_between_rows_and_those_that_are_resolved() -> None:
+def test_sums_use_the_mean_batch_size_between_rows() -> None:
     history = History()
     history.append(step=10, examples=10 * 16, noise_scale=20.0, high=30.0, batch_size=16)
     history.append(step=20, examples=10 * 16 + 10 * 48, noise_scale=20.0, high=30.0, batch_size=999)
     expected = 10 / (1 + 20 / 16) + 10 / (1 + 20 / 48)
-    assert tradeoff_of(history).min_steps == pytest.approx(expected)
-    history = History()
-    history.append(step=10, examples=320, noise_scale=20129.0, low=11.9, high=np.inf)
-    with refused("noise_scale"):
-        tradeoff_of(history)
-    history.append(step=20, examples=640, noise_scale=20.0, low=15.0, high=30.0)
 
-    assert tradeoff_of(history).critical_batch_size == pytest.approx(20)
+    assert law_of(history).min_steps == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("rows", "every"), [(8, 1), (9, 3), (64, 7)])

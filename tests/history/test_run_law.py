@@ -7,9 +7,31 @@ import pytest
 from noisescale import Tradeoff
 from noisescale.bounded import Bounded
 from noisescale.history.run_law import RunLaw
-from noisescale.history.segments import Segments
+from noisescale.history.segments import Array, Segments
 
 ONE = Bounded(1.0, 1.0, 1.0)
+
+
+def segments(
+    steps: Array, batch_size: Array, value: Array, low: Array, high: Array, block: Array
+) -> Segments:
+    """Segments whose noise scale is known within bounds."""
+    one = np.ones(steps.size)
+    return Segments(
+        steps=steps,
+        batch_size=batch_size,
+        noise_scale=value,
+        low=low,
+        high=high,
+        resolved=1.0 * np.isfinite(high),
+        block=block.astype(np.intp),
+        progress=batch_size / (batch_size + value),
+        progress_low=batch_size / (batch_size + high),
+        progress_high=batch_size / (batch_size + low),
+        progress_error=0 * one,
+        measured=one,
+        weight=one,
+    )
 
 
 def run(
@@ -17,9 +39,9 @@ def run(
 ) -> Segments:
     count = len(value)
     steps = np.arange(1.0, count + 1) * 100
-    block = np.arange(count) if independent else np.zeros(count, dtype=int)
+    block = np.arange(1.0 * count) if independent else np.zeros(count)
     bands = (np.array(x) for x in (value, low, high))
-    return Segments.from_bounds(steps, np.full(count, 64.0), *bands, block)
+    return segments(steps, np.full(count, 64.0), *bands, block)
 
 
 def test_the_middle_is_the_tradeoff_of_the_run_at_the_calibrated_noise_scale() -> None:
@@ -28,9 +50,8 @@ def test_the_middle_is_the_tradeoff_of_the_run_at_the_calibrated_noise_scale() -
     law = RunLaw.of(one, Bounded(kappa, 0.7 * kappa, 1.3 * kappa))
 
     expected = Tradeoff.from_run(kappa * one.noise_scale, one.batch_size, one.steps)
-    assert law.tradeoff is not None
-    assert law.tradeoff.gamma == pytest.approx(expected.gamma, rel=1e-12)
-    assert law.tradeoff.min_steps == pytest.approx(expected.min_steps, rel=1e-12)
+    assert law.gamma == pytest.approx(expected.gamma, rel=1e-12)
+    assert law.middle.min_steps == pytest.approx(expected.min_steps, rel=1e-12)
     assert law.critical_batch_size.value == pytest.approx(expected.critical_batch_size)
 
 
@@ -45,7 +66,6 @@ def test_every_noise_scale_within_the_interval_gives_steps_within_the_bounds() -
         for size, within in steps.items():
             assert within.low / slack <= truth.steps(size) <= within.high * slack
         assert critical.low <= truth.critical_batch_size <= critical.high
-    assert bounds.examples(4).high == pytest.approx(4 * steps[4].high)
 
 
 def test_segments_without_an_upper_end_are_bounded_by_perfect_scaling() -> None:
@@ -65,7 +85,7 @@ def test_what_is_resolved_nowhere_stays_so() -> None:
     law = RunLaw.of(run([nan, nan], [20, 30], [math.inf, math.inf]), ONE)
 
     critical = law.critical_batch_size
-    assert law.tradeoff is None
+    assert math.isnan(law.gamma)
     assert math.isnan(critical.value)
     assert 20 < critical.low < 30
     assert critical.high == math.inf
@@ -77,7 +97,7 @@ def test_what_is_resolved_nowhere_stays_so() -> None:
     assert (own.value, own.low, own.high) == pytest.approx((300, 300, 300))
     assert law.best_known == law.low
     without_noise = RunLaw.of(run([0.0, 0.0], [0.0, 0.0], [5.0, 5.0]), ONE)
-    assert without_noise.tradeoff is None
+    assert math.isnan(without_noise.gamma)
     assert without_noise.critical_batch_size.value == 0
     assert without_noise.steps(640).value == pytest.approx(300)
 
@@ -135,7 +155,7 @@ def test_errors_of_independent_segments_partly_cancel() -> None:
 
     def alike(count: int) -> Bounded:
         columns = (np.full(count, x) for x in (100.0, 64.0, 40.0, 30.0, 60.0))
-        return RunLaw.of(Segments.from_bounds(*columns, np.arange(count)), ONE).steps(640)
+        return RunLaw.of(segments(*columns, np.arange(1.0 * count)), ONE).steps(640)
 
     two, single = alike(2), alike(1)
 
@@ -154,7 +174,7 @@ def test_values_lie_within_their_bounds_where_the_batch_size_changes(seed: int) 
     spread = rng.uniform(1.05, 3, count)
     steps = rng.uniform(10, 500, count)
     bands = (value, value / spread, value * spread)
-    law = RunLaw.of(Segments.from_bounds(steps, size, *bands, np.arange(count)), ONE)
+    law = RunLaw.of(segments(steps, size, *bands, np.arange(1.0 * count)), ONE)
 
     for batch_size in (16, 64, 200, 1024, 9999):
         truth = (steps * (1 + value / batch_size) / (1 + value / size)).sum()

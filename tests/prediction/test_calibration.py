@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import reported_runs
 from refused import refused
 
-from noisescale import Calibration, Tradeoff, fit_tradeoff
+from noisescale import Calibration, History, Tradeoff, fit_tradeoff, predict
 from noisescale.bounded import Bounded
+from noisescale.prediction.calibrating import calibration_from
 
 RESOLVED = Bounded(50.0, 40.0, 80.0)
 STEP = np.arange(20.0, 1001, 20)
@@ -36,19 +39,18 @@ def test_a_sweep_gives_back_the_factor_it_was_made_with() -> None:
     assert "5 batch sizes" in calibration.source
 
 
-def test_a_sweeps_doubts_and_confidence_are_those_of_the_factor() -> None:
+def test_a_sweeps_doubts_and_bounds_are_those_of_the_factor() -> None:
     sizes = np.repeat([8.0, 32, 128, 512, 2048], 2)
     steps = 200 * (1 + 100 / sizes) * np.exp(np.tile([0.3, -0.3], 5))
     with pytest.warns(UserWarning, match="scatter"):
         fit = fit_tradeoff(sizes, steps)
 
-    wide, narrow = (Calibration.from_sweep(run(), fit, c) for c in (0.95, 0.5))
+    found = Calibration.from_sweep(run(), fit)
 
     (doubt,) = fit.warnings
-    assert [one.endswith(doubt) for one in wide.doubts] == [True]
-    assert wide.kappa.low < narrow.kappa.low < narrow.kappa.high < wide.kappa.high
-    critical = law(narrow.kappa.high * NOISE_SCALE).critical_batch_size
-    assert critical == pytest.approx(fit.critical_batch_size_band(0.5).high)
+    assert [one.endswith(doubt) for one in found.doubts] == [True]
+    critical = law(found.kappa.high * NOISE_SCALE).critical_batch_size
+    assert critical == pytest.approx(fit.critical_batch_size_band(0.95).high)
 
 
 def test_the_factor_is_not_the_plain_ratio_where_the_noise_scale_changes() -> None:
@@ -106,8 +108,8 @@ def test_losses_that_calibrate_nothing_are_refused(
 
 
 def test_a_number_or_a_run_that_calibrates_nothing_is_refused() -> None:
-    with refused("kappa", got="0"):
-        Calibration.from_number(0)
+    with refused("kappa", got="0.0"):
+        Calibration(Bounded(0.0, 0.0, 0.0), "given")
     with refused("history", requirement="resolved"):
         Calibration.from_sweep(run(high=np.full(50, math.inf)), fit_tradeoff([8, 32], [100, 30]))
 
@@ -133,3 +135,34 @@ def test_a_run_whose_noise_scale_is_0_is_not_calibrated() -> None:
     with refused("history", requirement="critical batch size") as of_half:
         Calibration.from_sweep(half, fit_tradeoff([8, 2048], [1000.0, 8.0]))
     assert "0 in 50%" in of_half.value.got
+
+
+def test_branches_are_compared_with_the_noise_scale_of_their_own_step(tmp_path: Path) -> None:
+    branches = tmp_path / "branches.csv"
+    losses = [f"{size},{2 + size / (size + 256)}" for size in (64, 256, 1024)]
+    branches.write_text("batch_size,loss\n" + "\n".join(losses))
+    history = History()
+    for step in (10, 20, 30):
+        history.append(step=step, examples=8 * step, noise_scale=step, low=step / 2, high=2 * step)
+
+    found = calibration_from(history, None, None, branches, branch_step=20)
+    over_more = calibration_from(history, None, None, branches, branch_step=10, branch_examples=160)
+
+    assert isinstance(found, Calibration)
+    assert found.kappa.value == pytest.approx(256 / 20, rel=1e-3)
+    # Ten steps at 20 and ten at 30, of 8 examples each: E_min over S_min.
+    least = [10 / (1 + b / 8) for b in (20, 30)]
+    span = (20 * least[0] + 30 * least[1]) / sum(least)
+    assert isinstance(over_more, Calibration)
+    assert over_more.kappa.value == pytest.approx(256 / span, rel=1e-3)
+
+
+def test_doubts_of_a_sweep_are_in_the_prediction_alone(tmp_path: Path) -> None:
+    """Warnings are errors in these tests."""
+    sweep = tmp_path / "sweep.csv"
+    sweep.write_text("batch_size,steps\n16,3000\n64,450\n256,380\n1024,90\n4096,130\n")
+    history = History.from_columns(reported_runs.history())
+
+    found = calibration_from(history, None, sweep, None)
+
+    assert "scatter" in predict(history, calibration=found).warnings[0]

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
 from drawn import colours_in, trace
+from hypothesis import given
+from hypothesis import strategies as st
 from reported_runs import history
 
-from noisescale.prediction.predict import Prediction, predict
+from noisescale.prediction.predict import predict
+from noisescale.prediction.prediction import Prediction
 from noisescale.report.colours import DARK, RUNS
 from noisescale.step_time import FittedStepTime, StepTiming, fit_step_time
 
@@ -26,7 +29,7 @@ def draw(name: str, p: Prediction) -> "go.Figure":
 
 
 def overlaid(runs: list[tuple[str, Prediction, int]], **options: Any) -> "go.Figure":
-    from noisescale.prediction.figures.noise_of_runs import noise_of_runs_figure
+    from noisescale.prediction.figures.noise_along_runs import noise_of_runs_figure
 
     return noise_of_runs_figure(runs, **options)
 
@@ -79,6 +82,22 @@ def test_points_of_the_front_are_the_rows_and_what_nothing_else_beats_is_emphasi
     assert 0 < len(points - beaten) < len(points)
     fastest = min(p.rows, key=lambda row: row.hours.value)
     assert f"{fastest.batch_size:.0f} on {fastest.devices}" in front.text
+
+
+PLACES = st.tuples(*[st.sampled_from([1.0, 2.0, 3.0, 4.0, math.nan, math.inf])] * 2)
+
+
+@given(st.lists(PLACES, max_size=12))
+def test_the_front_is_what_comparing_all_pairs_leaves(places: list[tuple[float, float]]) -> None:
+    rows: list[Any] = list(places)  # any object is a row to it
+
+    from noisescale.prediction.figures.time_compute_front import pareto
+
+    front = pareto(rows, lambda row: cast(tuple[float, float], row))
+
+    known = [(x, y) for x, y in places if math.isfinite(x) and math.isfinite(y)]
+    beaten = {(x, y) for x, y in known for u, v in known if u <= x and v <= y and (u, v) != (x, y)}
+    assert list(front) == sorted(one for one in known if one not in beaten)
 
 
 def test_without_seconds_the_front_is_examples_against_steps_and_their_least() -> None:

@@ -11,7 +11,7 @@ from reported_runs import history
 from noisescale import History, predict
 from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
-from noisescale.prediction.position import Position, noise_scale_now, position_of
+from noisescale.prediction.position import Position
 
 
 def position(batch_size: float, *critical: float) -> Position:
@@ -49,7 +49,7 @@ def test_the_end_stands_in_where_the_whole_is_not_resolved_unless_the_rate_fell(
     p = predict(History.from_columns(columns, optimizer=OptimizerMix(OptimizerKind.SGD)))
     high = np.append(np.full(39, math.inf), 130.0)
 
-    found = position_of(replace(p, history={**p.history, "high": high}))
+    found = replace(p, history={**p.history, "high": high}).position
 
     assert not p.resolved
     assert found.at_end == (last_rate == 1)
@@ -66,17 +66,19 @@ def test_bounds_a_hundred_times_apart_are_a_rough_range() -> None:
         for kind in (OptimizerKind.OTHER, OptimizerKind.SGD)
     )
 
-    assert position_of(predict(untried)).rough
-    assert not position_of(predict(sgd)).rough
-    assert not position_of(predict(untried, calibration=1.0)).rough
+    assert predict(untried).position.rough
+    assert not predict(sgd).position.rough
+    assert not predict(untried, calibration=1.0).position.rough
 
 
 def test_the_noise_scale_now_is_the_last_that_was_shown() -> None:
     columns = history()
     columns["noise_scale"][-1] = 130.0
 
-    assert noise_scale_now(columns) == Bounded(130.0, 80.0, 125.0)
-    open_ended = noise_scale_now(history(unresolved=40))
+    assert predict(columns).noise_scale_now == Bounded(130.0, 80.0, 125.0)
+    open_ended = predict(history(unresolved=40)).noise_scale_now
     assert (open_ended.low, open_ended.high) == (80.0, math.inf)
     assert math.isnan(open_ended.value)
-    assert noise_scale_now({}) is UNKNOWN
+    unknown = dict.fromkeys(("noise_scale", "low", "high"), math.nan)
+    p = predict(history())
+    assert replace(p, history=history(**unknown)).noise_scale_now is UNKNOWN

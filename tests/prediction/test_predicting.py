@@ -38,13 +38,12 @@ def test_steps_and_examples_follow_the_law_with_its_bounds() -> None:
 
 
 def test_hours_and_costs_at_the_runs_own_plan_are_those_of_the_run() -> None:
-    prediction = predict(history(), [64], [2], price_per_device_hour=3.0, hour_worth=20.0)
+    prediction = predict(history(), [64], [2], price_per_device_hour=3.0)
 
     (row,) = prediction.rows
     assert [row.hours.value, row.hours.low, row.hours.high] == pytest.approx(3 * [100 / 3600])
     assert row.device_hours.value == pytest.approx(200 / 3600)
     assert row.cost.value == pytest.approx(600 / 3600)
-    assert row.cost_with_waiting.value == pytest.approx((600 + 2000) / 3600)
     assert (row.extrapolated, row.basis) == ((), "timed")
     assert prediction.own_batch_size == 64
 
@@ -126,24 +125,32 @@ def test_untimed_the_largest_batch_of_few_examples_that_fills_the_devices_is_bes
     assert few.on_more_devices is None
 
 
-def test_the_worth_of_an_hour_moves_the_recommendation() -> None:
-    patient, hurried = (
-        predict(history(), price_per_device_hour=2.0, hour_worth=worth) for worth in (0.1, 1000.0)
-    )
-
-    assert patient.recommended.devices < hurried.recommended.devices
-    costs = [row.cost_with_waiting.value for row in hurried.rows]
-    assert hurried.recommended.cost_with_waiting.value == min(costs)
+def test_a_price_does_not_move_the_recommendation() -> None:
+    for columns in (history(), history(noise_scale=math.nan, high=math.inf)):
+        assert (
+            predict(columns, price_per_device_hour=2.0).recommended_batch_size
+            == predict(columns).recommended_batch_size
+        )
 
 
-def test_prices_count_also_where_only_bounds_are_known() -> None:
-    prices = {"price_per_device_hour": 2.0, "hour_worth": 1000.0}
+@pytest.mark.parametrize(
+    ("of_second_half", "device_batch_size", "accumulation"),
+    [
+        (64.0, 32, 1),
+        (60.0, 31, 1),  # a mean of 31 on each device
+        (131.0, 32, 2),  # 48.75 with 32 at most
+    ],
+)
+def test_twice_the_devices_have_whole_examples_on_each(
+    of_second_half: float, device_batch_size: int, accumulation: int
+) -> None:
+    sizes = np.repeat([64.0, of_second_half], 25)
+    run = history(batch_size=sizes, examples=np.cumsum(20 * sizes))
 
-    row = predict(history(noise_scale=math.nan, high=math.inf), **prices).recommended
+    row = predict(run, max_device_batch_size=32).row_on(4)
 
-    at_the_bound = predict(history(noise_scale=128), **prices)
-    assert row.batch_size == at_the_bound.recommended_batch_size > 64
-    assert row.devices == at_the_bound.recommended.devices
+    found = (row.device_batch_size, row.accumulation, row.devices)
+    assert found == (device_batch_size, accumulation, 4)
 
 
 def test_rows_far_from_the_run_are_marked_and_told() -> None:
@@ -309,9 +316,6 @@ def test_devices_are_in_one_node_unless_a_node_has_fewer() -> None:
     ("given", "arguments", "got"),
     [
         ({"price_per_device_hour": 0}, "price_per_device_hour", "0"),
-        ({"price_per_device_hour": 2, "hour_worth": -1}, "hour_worth", "-1"),
-        ({"price_per_device_hour": 1, "hour_worth": 1e300}, "hour_worth", "1e+300"),
-        ({"hour_worth": 5}, "hour_worth", "5 and None"),
         ({"batch_sizes": [math.nan]}, "batch_sizes", "nan"),
         ({"batch_sizes": itertools.count(1)}, "batch_sizes", "more"),
         ({"batch_sizes": [4], "devices": [8]}, "batch_sizes", "at most 4 for 8 devices"),

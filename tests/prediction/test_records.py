@@ -9,7 +9,7 @@ from reported_runs import history
 
 import noisescale
 from noisescale import History
-from noisescale.prediction.figures.noise_along_run import noise_scale_figure
+from noisescale.prediction.figures.noise_along_runs import noise_scale_figure
 from noisescale.prediction.predict import predict
 
 
@@ -44,7 +44,7 @@ def test_keys_are_those_that_are_documented() -> None:
     ]
     assert list(record["rows"][0]) == [
         *("batch_size", "devices", "device_batch_size", "accumulation", "steps", "examples"),
-        *("hours", "device_hours", "cost", "cost_with_waiting", "basis", "extrapolated"),
+        *("hours", "device_hours", "cost", "basis", "extrapolated"),
     ]
     assert record["version"] == noisescale.__version__
     assert record["critical_batch_size"] == pytest.approx({"value": 100, "low": 80, "high": 125})

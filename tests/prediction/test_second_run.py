@@ -12,7 +12,7 @@ from refused import refused
 
 from noisescale import History, predict
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
-from noisescale.prediction.second_run import SecondRun, advice_on, telling_batch_size
+from noisescale.prediction.second_run import SecondRun, advice_on, informative_batch_size
 
 LEAST, CRITICAL = 50.0, 200.0
 
@@ -125,7 +125,7 @@ def test_the_advice_tells_nearly_all_that_any_second_run_could(
     def told(other: float) -> float:
         return abs(critical / (size + critical) - critical / (other + critical))
 
-    best = telling_batch_size(size, critical)
+    best = informative_batch_size(size, critical)
 
     assert size / 16 <= best <= 16 * size
     assert told(best) >= min(0.8 * max(told(1e-9), told(1e12)), told(16 * size), told(size / 16))
@@ -162,10 +162,10 @@ def test_steps_that_no_critical_batch_size_explains_say_nothing(factor: float) -
 
 
 def test_the_advice_is_a_whole_number_of_examples_and_foretells_the_interval() -> None:
-    assert telling_batch_size(300, 170) == 19  # 300/16
-    assert telling_batch_size(1, 0.3) == 8  # there is none below
+    assert informative_batch_size(300, 170) == 19  # 300/16
+    assert informative_batch_size(1, 0.3) == 8  # there is none below
     assert "too far from 4,096" in advice_on(4096, 0.01)
-    best = telling_batch_size(32, CRITICAL)
+    best = informative_batch_size(32, CRITICAL)
     factor = float(re.findall(r"factor of about ([\d.]+)\.", advice_on(32, CRITICAL))[0])
 
     found = SecondRun.of(run(32), run(best)).critical_batch_size

@@ -10,7 +10,7 @@ import reported_runs
 
 from noisescale import History, predict
 from noisescale.history.following import FollowedRun
-from noisescale.prediction.prediction import PredictionRecord
+from noisescale.prediction.prediction import Prediction
 from noisescale.prediction.watching import state_of
 from noisescale.report.text import plain
 
@@ -33,7 +33,7 @@ def history(*, resolved: bool = True, seconds: float = 0.1, accumulation: float 
     return History.from_columns(reported_runs.history(seconds=seconds, **same, **told))
 
 
-def said(run: FollowedRun, found: PredictionRecord | ValueError | None, note: str = "") -> str:
+def said(run: FollowedRun, found: Prediction | ValueError | None, note: str = "") -> str:
     return plain(state_of(run, found, NOW, note), 100)
 
 

@@ -9,7 +9,7 @@ from plotly.offline import get_plotlyjs
 from reported_runs import history
 
 from noisescale.prediction.figures import noise_scale_figure
-from noisescale.prediction.figures.noise_of_runs import noise_of_runs_figure
+from noisescale.prediction.figures.noise_along_runs import noise_of_runs_figure
 from noisescale.prediction.predict import predict
 from noisescale.report.colours import DARK
 from noisescale.report.drawing import SETTINGS, place_figure

@@ -11,7 +11,8 @@ from reported_runs import history
 
 from noisescale.bounded import Bounded
 from noisescale.prediction.calibration import Calibration
-from noisescale.prediction.predict import Prediction, predict
+from noisescale.prediction.predict import predict
+from noisescale.prediction.prediction import Prediction
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -11,7 +11,8 @@ from refused import refused
 from reported_runs import history
 from rich.console import Console
 
-from noisescale.prediction.predict import Prediction, predict
+from noisescale.prediction.predict import predict
+from noisescale.prediction.prediction import Prediction
 from noisescale.report.document import Cell, Document, Line, Statement, Table
 from noisescale.report.text import bullets, plain, text_of
 
@@ -32,7 +33,7 @@ DOCUMENT = Document(
 def priced() -> Prediction:
     """Everything that widens a table: money, large numbers, bounds, marks."""
     columns = history(rows=400, noise_scale=900.0, batch_size=512.0, seconds=40.0)
-    return predict(columns, price_per_device_hour=2.5, hour_worth=10.0)
+    return predict(columns, price_per_device_hour=2.5)
 
 
 def test_a_document_is_read_from_top_to_bottom() -> None:

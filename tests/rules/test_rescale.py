@@ -148,7 +148,7 @@ def test_a_noise_scale_that_is_not_resolved_still_has_a_lower_bound(
 ) -> None:
     above_100 = Bounded(math.nan, 100.0, math.inf)
     monkeypatch.setattr(
-        "noisescale.prediction.predict.Prediction.critical_batch_size_by_noise_scale", above_100
+        "noisescale.prediction.prediction.Prediction.critical_batch_size_by_noise_scale", above_100
     )
 
     assert rescale(recorded, 64).recommended == "gain"

@@ -99,9 +99,9 @@ def test_a_run_is_answered_with_what_the_package_predicts(
 ) -> None:
     from noisescale.prediction.figures import FIGURES
 
-    answer = got(plugin, "/prediction", run="one", price=2, worth=30)
+    answer = got(plugin, "/prediction", run="one", price=2)
 
-    expected = predict(read_run(logs / "one"), price_per_device_hour=2, hour_worth=30)
+    expected = predict(read_run(logs / "one"), price_per_device_hour=2)
     document = expected.document()
     assert answer["headline"] == document.headline
     assert answer["summary"]["headings"] == ["batch size", "steps", "examples", "time"]
@@ -109,7 +109,7 @@ def test_a_run_is_answered_with_what_the_package_predicts(
     assert answer["answers"] == json.loads(json.dumps(finite(list(map(asdict, document.answers)))))
     assert [figure["id"] for figure in answer["figures"]] == [*FIGURES]
     assert answer["figures"][2]["finding"].startswith("Batch size ")
-    assert "cost with waiting" in answer["tables"][0]["headings"]
+    assert "cost" in answer["tables"][0]["headings"]
     assert answer["assumptions"] == list(expected.assumptions)
     assert (answer["name"], answer["last_step"]) == ("one", 1000)
     table = got(plugin, "/prediction", run="one", devices="1, 3")["tables"][1]
@@ -175,7 +175,6 @@ def test_runs_are_compared_in_one_figure_and_one_table(plugin: "NoiseScalePlugin
         ({"run": "one", "devices": "0"}, 400, "devices", "[0.0]"),
         ({"run": "one", "devices": "1,,2"}, 400, "devices", "''"),
         ({"run": "one", "devices": ",".join(map(str, range(1, 66)))}, 400, "devices", "more"),
-        ({"run": "one", "worth": "30"}, 400, "worth", "30.0 and None"),
         ({"run": "one", "optimizer": 5000 * "1"}, 400, "optimizer", f"'{80 * '1'}...'"),
         ({"run": "gone"}, 404, "run", "'gone'"),
         ({"run": "one", "optimizer": "1"}, 404, "run", "'one'"),

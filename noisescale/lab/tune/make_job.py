@@ -172,7 +172,7 @@ def _measurements(noise_scale: float | None, run: Path | None) -> Known:
         refuse("noise_scale", "be left out with `run`", f"{noise_scale:g}", "Give one of both.")
     from noisescale.history.reading import read_run
     from noisescale.prediction.predict import predict
-    from noisescale.prediction.run_hardware import timings_of
+    from noisescale.prediction.run_hardware import timed_plans
 
     history = read_run(run)
     found = predict(history)
@@ -185,6 +185,6 @@ def _measurements(noise_scale: float | None, run: Path | None) -> Known:
             str(run) + (f", which is at least {at_least:.3g}" if some else ", without one"),
             "Train it longer, or give `noise_scale`.",
         )
-    timed = [t for t in timings_of(history) if t.devices == 1]
+    timed = [t.timing for t in timed_plans(history) if t.timing.devices == 1]
     timings = tuple((t.device_batch_size, t.accumulation, t.seconds) for t in timed)
     return Known(found.critical_batch_size.value, timings)

@@ -5,20 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from noisescale.prediction.figures.noise_along_run import noise_scale_figure
+from noisescale.prediction.figures.noise_along_runs import noise_scale_figure
 from noisescale.prediction.figures.savings import savings_figure
 from noisescale.prediction.figures.speed_up import speed_up_figure
 from noisescale.prediction.figures.time_compute_front import front_figure
-from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.document import Figure
 from noisescale.report.drawing import place_figure
 
+if TYPE_CHECKING:
+    from noisescale.prediction.prediction import Prediction
+
 __all__ = ["FIGURES", "front_figure", "noise_scale_figure", "savings_figure", "speed_up_figure"]
 
-FIGURES: Mapping[str, tuple[str, Callable[[PredictionRecord], go.Figure]]] = MappingProxyType(
+FIGURES: Mapping[str, tuple[str, Callable[[Prediction], go.Figure]]] = MappingProxyType(
     {
         "savings": ("What other batch sizes take", savings_figure),
         "noise-scale": ("The noise scale along the run", noise_scale_figure),
@@ -29,6 +32,6 @@ FIGURES: Mapping[str, tuple[str, Callable[[PredictionRecord], go.Figure]]] = Map
 """The heading of each figure and what draws it, by its id for anchors."""
 
 
-def figures_of(p: PredictionRecord) -> list[Figure]:
+def figures_of(p: Prediction) -> list[Figure]:
     """Return all figures of a prediction."""
     return [place_figure(name, heading, draw(p)) for name, (heading, draw) in FIGURES.items()]

@@ -5,29 +5,32 @@ from __future__ import annotations
 
 import math
 from html import escape
+from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
 
 from noisescale.bounded import Bounded
-from noisescale.prediction.headline import band_text
-from noisescale.prediction.position import Position, position_of
-from noisescale.prediction.prediction import PredictionRecord
+from noisescale.prediction.position import Position
+from noisescale.prediction.statements import band_text
 from noisescale.report.colours import BANDS, BLACK, BLUE, GREY, VERMILLION
 from noisescale.report.drawing import draw_area, figure, log_axis, with_legend
 from noisescale.report.numbers import count, two_digits
+
+if TYPE_CHECKING:
+    from noisescale.prediction.prediction import Prediction
 
 REACH = 16.0
 """The axis goes to this many times the run's batch size, or the critical one if that is farther."""
 
 
-def savings_figure(p: PredictionRecord) -> go.Figure:
+def savings_figure(p: Prediction) -> go.Figure:
     """Draw steps and examples to the run's result against the batch size, with their bounds.
 
     Both are 1 at the run's own batch size. Marks show this batch size, the one up to which the
     examples are at most 1.2 times the run's, and the critical one.
     """
-    position = position_of(p)
+    position = p.position
     own = position.batch_size
     marks = _marks(position)
     near = [own, *(at for at, _, _ in marks)]
@@ -94,7 +97,7 @@ def _ends(bands: list[Bounded]) -> tuple[float, float]:
     return min(lows) / 1.3, max(lows) * 1.3
 
 
-def _finding(p: PredictionRecord, position: Position) -> str:
+def _finding(p: Prediction, position: Position) -> str:
     twice = 2 * position.batch_size
     steps, examples = position.steps(twice), position.examples(twice)
     return (

@@ -5,21 +5,12 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from noisescale.prediction.figures.hover import hover
-from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.questions import (
-    critical_or_least,
-    on_twice_the_devices,
-    row_at,
-    shows_hours,
-    steps_ratio,
-    time_ratio,
-)
+from noisescale.prediction.figures.time_compute_front import hover
 from noisescale.report.colours import BLACK, BLUE, GREY, VERMILLION
 from noisescale.report.drawing import (
     draw_bounds,
@@ -30,11 +21,14 @@ from noisescale.report.drawing import (
 from noisescale.report.numbers import count, duration_for, inverse, number, plural, with_bounds
 from noisescale.tradeoff.regime_marks import NOT_RESOLVED, REGIMES, draw_spans, spans_between
 
+if TYPE_CHECKING:
+    from noisescale.prediction.prediction import Prediction
+
 PERFECT, MAXIMAL = 0.2, 5.0
 """Regimes meet at these multiples of B_crit: examples, or steps, 20 % above their least."""
 
 
-def speed_up_figure(p: PredictionRecord) -> go.Figure:
+def speed_up_figure(p: Prediction) -> go.Figure:
     """Draw the speed-up over the run against devices, with which the batch size grows.
 
     In steps from the law alone; where seconds a step are known also in hours, communication and
@@ -45,7 +39,7 @@ def speed_up_figure(p: PredictionRecord) -> go.Figure:
     low, high = _ends(p)
     own = p.run_batch_size
     sizes = [float(size) for size in np.geomspace(low, high, 121)]
-    ratios = [inverse(steps_ratio(p, size)) for size in sizes]
+    ratios = [inverse(p.position.steps(size)) for size in sizes]
     y_ends = min(ratio.low for ratio in ratios) / 1.3, max(ratio.high for ratio in ratios) * 1.6
     drawn = figure(
         _finding(p),
@@ -74,7 +68,7 @@ def speed_up_figure(p: PredictionRecord) -> go.Figure:
             line={"color": BLUE, "width": 2.5},
             hovertemplate="batch size %{x:,.3g}: %{y:.3g} times in steps<extra></extra>",
         )
-    if shows_hours(p):
+    if p.shows_hours:
         _draw_hours(drawn, p, low, high)
     drawn.add_scatter(
         x=[own],
@@ -88,17 +82,17 @@ def speed_up_figure(p: PredictionRecord) -> go.Figure:
     return with_legend(drawn)
 
 
-def _ends(p: PredictionRecord) -> tuple[float, float]:
+def _ends(p: Prediction) -> tuple[float, float]:
     """Batch sizes from a quarter of what matters to beyond maximal data parallelism."""
-    own, middle = p.run_batch_size, critical_or_least(p)
+    own, middle = p.run_batch_size, p.critical_or_least
     around = [own, middle] if 0 < middle < math.inf else [own]
     return min(own / 4, *(x / 12 for x in around[1:]), own), max(own * 8, *(x * 12 for x in around))
 
 
-def _draw_hours(drawn: go.Figure, p: PredictionRecord, low: float, high: float) -> None:
+def _draw_hours(drawn: go.Figure, p: Prediction, low: float, high: float) -> None:
     """Whole numbers of devices, powers of two times the run's."""
-    rows = [row_at(p, size, devices) for devices, size in _counts(p, low, high)]
-    speeds = [inverse(time_ratio(p, row)) for row in rows]
+    rows = [p.row_at(size, devices) for devices, size in _counts(p, low, high)]
+    speeds = [inverse(p.time_ratio(row)) for row in rows]
     unit = duration_for(row.hours for row in rows)
     texts = [
         f"{plural(row.devices, 'device')}: {with_bounds(speed)} times in hours"
@@ -130,7 +124,7 @@ def _draw_hours(drawn: go.Figure, p: PredictionRecord, low: float, high: float) 
         )
 
 
-def _counts(p: PredictionRecord, low: float, high: float) -> list[tuple[int, float]]:
+def _counts(p: Prediction, low: float, high: float) -> list[tuple[int, float]]:
     """Return half, twice, four times ... the run's devices, with batch sizes."""
     own, size = p.own_devices, p.run_batch_size
     fewer = [own // 2**k for k in range(8, 0, -1) if own % 2**k == 0 and 2**-k >= low / size]
@@ -138,8 +132,8 @@ def _counts(p: PredictionRecord, low: float, high: float) -> list[tuple[int, flo
     return [(devices, size * devices / own) for devices in counts]
 
 
-def _draw_regimes(drawn: go.Figure, p: PredictionRecord, low: float, high: float) -> None:
-    at = critical_or_least(p)
+def _draw_regimes(drawn: go.Figure, p: Prediction, low: float, high: float) -> None:
+    at = p.critical_or_least
     edges = [low, PERFECT * at, MAXIMAL * at, high]
     names: tuple[str, ...] = REGIMES
     if not p.resolved:  # Known is only how far perfect scaling reaches at least.
@@ -147,12 +141,12 @@ def _draw_regimes(drawn: go.Figure, p: PredictionRecord, low: float, high: float
     draw_spans(drawn, spans_between(names, edges, low, high))
 
 
-def _x_title(p: PredictionRecord) -> str:
+def _x_title(p: Prediction) -> str:
     each = p.run_batch_size / p.own_devices
     return f"devices with {count(each)} {escape(p.unit)} each; below them the batch size"
 
 
-def _ticks(p: PredictionRecord, low: float, high: float) -> dict[str, list[Any]]:
+def _ticks(p: Prediction, low: float, high: float) -> dict[str, list[Any]]:
     """Put numbers of devices over batch sizes, at whole devices, ten or fewer."""
     counts = _counts(p, low, high)
     counts = counts[:: math.ceil(len(counts) / 10)]
@@ -160,20 +154,20 @@ def _ticks(p: PredictionRecord, low: float, high: float) -> dict[str, list[Any]]
     return {"tickvals": [size for _, size in counts], "ticktext": labels}
 
 
-def _finding(p: PredictionRecord) -> str:
-    twice = on_twice_the_devices(p)
-    time = time_ratio(p, twice)
+def _finding(p: Prediction) -> str:
+    twice = p.row_on(2 * p.own_devices)
+    time = p.time_ratio(twice)
     if math.isfinite(time.value):
         gained = f"{number(1 / time.value)} times as fast"
     else:
         gained = f"{number(1 / time.high)} to {number(1 / time.low)} times as fast"
-    measure = "" if shows_hours(p) else " in steps"
+    measure = "" if p.shows_hours else " in steps"
     return f"Twice the devices: {gained}{measure} (batch {count(twice.batch_size)})"
 
 
-def _caption(p: PredictionRecord) -> str:
+def _caption(p: Prediction) -> str:
     said = (
         "Perfect scaling: examples within 20 % of their fewest (batch size up to B_crit/5)."
         " Maximal data parallelism: steps within 20 % of their fewest (5 B_crit and more)."
     )
-    return said + (" Open diamonds: the step time is assumed." if shows_hours(p) else "")
+    return said + (" Open diamonds: the step time is assumed." if p.shows_hours else "")

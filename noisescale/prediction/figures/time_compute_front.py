@@ -4,26 +4,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from html import escape
+from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
 
+from noisescale.bounded import Bounded
 from noisescale.prediction.costing import PredictedRow
-from noisescale.prediction.figures.front_axes import Axes, axes_of
-from noisescale.prediction.figures.hover import hover
-from noisescale.prediction.prediction import PredictionRecord
-from noisescale.prediction.questions import (
-    batch_on_devices,
-    critical_row,
-    device_counts,
-    own_row,
-    pareto,
-    priced,
-    same,
-    shows_hours,
-)
+from noisescale.prediction.tables import plan
 from noisescale.report.colours import BLACK, BLUE, EDGE, GREY, ORANGE, SERIES, VERMILLION
 from noisescale.report.drawing import (
     DASHES,
@@ -36,10 +27,65 @@ from noisescale.report.drawing import (
     spread,
     with_legend,
 )
-from noisescale.report.numbers import count, number, plural, with_bounds
+from noisescale.report.numbers import (
+    Duration,
+    count,
+    duration_for,
+    number,
+    plural,
+    value_from_bounds,
+    with_bounds,
+)
+
+if TYPE_CHECKING:
+    from noisescale.prediction.prediction import Prediction
 
 
-def front_figure(p: PredictionRecord) -> go.Figure:
+@dataclass(frozen=True)
+class Axes:
+    """What is compute and what is time, for one prediction."""
+
+    x: Callable[[PredictedRow], Bounded]
+    y: Callable[[PredictedRow], Bounded]
+    x_title: str
+    y_title: str
+    unit: Duration
+    """The unit of the hours."""
+
+    def point(self, row: PredictedRow) -> tuple[float, float]:
+        """Return where a row lies; NaN where only bounds are known."""
+        return value_from_bounds(self.x(row)).value, value_from_bounds(self.y(row)).value
+
+    def low(self, row: PredictedRow) -> tuple[float, float]:
+        """Return its lower bounds."""
+        return self.x(row).low, self.y(row).low
+
+    def high(self, row: PredictedRow) -> tuple[float, float]:
+        """Return its upper bounds."""
+        return self.x(row).high, self.y(row).high
+
+
+def axes_of(p: Prediction) -> Axes:
+    """Return what a prediction has to be drawn by."""
+    unit = duration_for(row.hours for row in p.rows)
+    examples = f"compute: {escape(p.unit)} processed"
+    if not p.shows_hours:
+        steps = "time: optimizer steps"
+        return Axes(lambda row: row.examples, lambda row: row.steps, examples, steps, unit)
+
+    def against_hours(x: Callable[[PredictedRow], Bounded], x_title: str) -> Axes:
+        return Axes(x, lambda row: unit.convert(row.hours), x_title, f"time ({unit.name})", unit)
+
+    if len(p.device_counts) == 1:
+        return against_hours(lambda row: row.examples, examples)
+    if p.priced:
+        return against_hours(lambda row: row.cost, "cost (currency of the price)")
+    return against_hours(
+        lambda row: unit.convert(row.device_hours), f"compute (device-{unit.name})"
+    )
+
+
+def front_figure(p: Prediction) -> go.Figure:
     """Draw time against compute for all rows, on logarithmic axes.
 
     With seconds a step known: hours against cost, or against device-hours; on one number of
@@ -48,11 +94,11 @@ def front_figure(p: PredictionRecord) -> go.Figure:
     """
     axes = axes_of(p)
     front = _front(p, axes)
-    bounded = p.rows if len(device_counts(p)) == 1 else front
-    marked = [row for row in (own_row(p), p.recommended, critical_row(p)) if row]
+    bounded = p.rows if len(p.device_counts) == 1 else front
+    marked = [row for row in (p.own_row, p.recommended, _critical_row(p)) if row]
     corners = [axes.point(row) for row in (*p.rows, *marked)]
     corners += [end for row in bounded for end in (axes.low(row), axes.high(row))]
-    if p.resolved and not shows_hours(p):
+    if p.resolved and not p.shows_hours:
         corners.append((p.law.middle.min_examples, p.law.middle.min_steps))
     drawn = figure(
         _finding(p, axes),
@@ -61,9 +107,9 @@ def front_figure(p: PredictionRecord) -> go.Figure:
         log_axis(axes.y_title, *spread([y for _, y in corners])),
     )
     _draw_band(drawn, p, axes, bounded)
-    if p.resolved and not shows_hours(p):
+    if p.resolved and not p.shows_hours:
         _draw_law(drawn, p)
-    for k, devices in enumerate(device_counts(p) if shows_hours(p) else [front[0].devices]):
+    for k, devices in enumerate(p.device_counts if p.shows_hours else [front[0].devices]):
         _draw_rows(drawn, p, axes, devices, k % len(SYMBOLS))
     if p.resolved:
         _draw_front(drawn, p, axes, front)
@@ -71,24 +117,43 @@ def front_figure(p: PredictionRecord) -> go.Figure:
     return with_legend(drawn)
 
 
-def _front(p: PredictionRecord, axes: Axes) -> list[PredictedRow]:
+def _critical_row(p: Prediction) -> PredictedRow | None:
+    """Return the row of the critical batch size on the run's devices; None if it is not known."""
+    critical = p.critical_batch_size.value
+    return p.row_at(critical, p.own_devices) if 0 < critical < math.inf else None
+
+
+def _front(p: Prediction, axes: Axes) -> list[PredictedRow]:
     """Return the rows that no other beats; if nothing is resolved the best of each device count."""
-    if not shows_hours(p):
-        nearest = min(device_counts(p), key=lambda n: abs(n - p.own_devices))
+    if not p.shows_hours:
+        nearest = min(p.device_counts, key=lambda n: abs(n - p.own_devices))
         return p.rows_for(nearest)
     if p.resolved:
         return pareto(p.rows, axes.point)
-    if len(device_counts(p)) == 1:
+    if len(p.device_counts) == 1:
         return list(p.rows)
-    return [p.best_for(devices) for devices in device_counts(p)]
+    return [p.best_for(devices) for devices in p.device_counts]
 
 
-def _draw_band(
-    drawn: go.Figure, p: PredictionRecord, axes: Axes, rows: Sequence[PredictedRow]
-) -> None:
+def pareto(
+    rows: Sequence[PredictedRow], at: Callable[[PredictedRow], tuple[float, float]]
+) -> list[PredictedRow]:
+    """Return the rows that no other row beats on both axes, in rising order on the first axis.
+
+    Each row is below all rows before it on the second axis, or at the same place as the row before.
+    """
+    placed = [(here, row) for row in rows if all(map(math.isfinite, here := at(row)))]
+    left: list[tuple[tuple[float, float], PredictedRow]] = []
+    for here, row in sorted(placed, key=lambda pair: pair[0]):
+        if not left or here[1] < left[-1][0][1] or here == left[-1][0]:
+            left.append((here, row))
+    return [row for _, row in left]
+
+
+def _draw_band(drawn: go.Figure, p: Prediction, axes: Axes, rows: Sequence[PredictedRow]) -> None:
     """Fill what is between the lower and the upper bounds of the rows."""
     low, high = [axes.low(row) for row in rows], [axes.high(row) for row in rows]
-    if not shows_hours(p):
+    if not p.shows_hours:
         sizes = _fine([row.batch_size for row in rows])
         bands = [p.law.steps(size) for size in sizes]
         low = [(s.low * size, s.low) for s, size in zip(bands, sizes, strict=True)]
@@ -96,7 +161,7 @@ def _draw_band(
     draw_bounds(drawn, p.resolved, low, high, line={"width": 1, "color": EDGE})
 
 
-def _draw_law(drawn: go.Figure, p: PredictionRecord) -> None:
+def _draw_law(drawn: go.Figure, p: Prediction) -> None:
     """Draw the hyperbola and what it approaches: the fewest steps and the fewest examples."""
     law, sizes = p.law.middle, _fine([row.batch_size for row in p.rows])
     drawn.add_scatter(
@@ -117,13 +182,13 @@ def _draw_law(drawn: go.Figure, p: PredictionRecord) -> None:
     drawn.add_annotation(text=fewest, textangle=-90, yshift=4, **label)
 
 
-def _draw_rows(drawn: go.Figure, p: PredictionRecord, axes: Axes, devices: int, k: int) -> None:
+def _draw_rows(drawn: go.Figure, p: Prediction, axes: Axes, devices: int, k: int) -> None:
     """Draw a point for each row; where only bounds are known a line from one to the other."""
     rows = p.rows_for(devices)
-    alone = not shows_hours(p)
+    alone = not p.shows_hours
     points: list[Point] = [axes.point(row) for row in rows]
     if not p.resolved:
-        if len(device_counts(p)) > 1 and not alone:  # All of them would lie on one line.
+        if len(p.device_counts) > 1 and not alone:  # All of them would lie on one line.
             rows = [p.best_for(devices)]
         points = [at for row in rows for at in (axes.low(row), axes.high(row), (None, None))]
         rows = [row for row in rows for _ in range(3)]
@@ -139,17 +204,15 @@ def _draw_rows(drawn: go.Figure, p: PredictionRecord, axes: Axes, devices: int, 
     )
 
 
-def _draw_front(
-    drawn: go.Figure, p: PredictionRecord, axes: Axes, front: Sequence[PredictedRow]
-) -> None:
+def _draw_front(drawn: go.Figure, p: Prediction, axes: Axes, front: Sequence[PredictedRow]) -> None:
     """Mark the rows that no other beats, with their batch sizes; without hours all rows."""
-    many = shows_hours(p) and len(device_counts(p)) > 1
+    many = p.shows_hours and len(p.device_counts) > 1
     name = f"Pareto-optimal: batch{' on devices' if many else ' size'}"
     texts = [f"{count(row.batch_size)} on {row.devices}" for row in front]
     drawn.add_scatter(
         **coordinates(map(axes.point, front)),
         text=texts if many else [count(row.batch_size) for row in front],
-        name=name if shows_hours(p) else "batch sizes",
+        name=name if p.shows_hours else "batch sizes",
         mode="lines+markers+text" if many else "markers+text",
         textposition="bottom left",
         textfont={"size": 12},
@@ -159,14 +222,14 @@ def _draw_front(
     )
 
 
-def _draw_marked(drawn: go.Figure, p: PredictionRecord, axes: Axes) -> None:
+def _draw_marked(drawn: go.Figure, p: Prediction, axes: Axes) -> None:
     """Mark the run itself, the recommended row, the critical batch size."""
-    own, critical = own_row(p), critical_row(p)
-    best = f"{'' if p.resolved else 'at least '}{batch_on_devices(p.recommended)}"
-    both = same(own, p.recommended)
+    own, critical = p.own_row, _critical_row(p)
+    best = f"{'' if p.resolved else 'at least '}{named_row(p.recommended)}"
+    both = own.is_same_choice(p.recommended)
     what = "this run, and recommended" if both else "recommended"
     marks = [
-        (None if both else own, f"this run: {batch_on_devices(own)}", "square-open", BLACK, 2),
+        (None if both else own, f"this run: {named_row(own)}", "square-open", BLACK, 2),
         (p.recommended, f"{what}: {best}", "star", ORANGE, 1),
         (critical, f"critical: {with_bounds(p.critical_batch_size)}", "x-thin-open", VERMILLION, 3),
     ]
@@ -184,23 +247,23 @@ def _draw_marked(drawn: go.Figure, p: PredictionRecord, axes: Axes) -> None:
         )
 
 
-def _finding(p: PredictionRecord, axes: Axes) -> str:
+def _finding(p: Prediction, axes: Axes) -> str:
     best = p.recommended
-    what = f"Batch size {batch_on_devices(best)}"
+    what = f"Batch size {named_row(best)}"
     if not p.resolved:
         return f"{what}, or more: the noise scale is not resolved"
-    if not shows_hours(p):
+    if not p.shows_hours:
         steps, examples = number(best.steps.value), number(best.examples.value)
         return f"Batch size {count(best.batch_size)}: {steps} steps, {examples} {escape(p.unit)}"
     time = f"{axes.unit(best.hours.value)} {axes.unit.name}"
-    if priced(p):
+    if p.priced:
         return f"{what}: {time}, cost {number(best.cost.value)}"
     compute = f"{axes.unit(best.device_hours.value)} device-{axes.unit.name}"
     return f"{what}: {time}, {compute}"
 
 
-def _caption(p: PredictionRecord) -> str:
-    if not shows_hours(p):
+def _caption(p: Prediction) -> str:
+    if not p.shows_hours:
         return (
             "Steps and examples to the run's result. At the critical batch size both are twice"
             " their fewest; beyond it a step saved costs ever more."
@@ -214,3 +277,28 @@ def _caption(p: PredictionRecord) -> str:
 def _fine(sizes: Sequence[float]) -> list[float]:
     """Batch sizes from the least to the largest, close together."""
     return [float(size) for size in np.geomspace(min(sizes), max(sizes), 121)]
+
+
+def hover(p: Prediction, row: PredictedRow, unit: Duration) -> str:
+    """Write a whole row for the label under the pointer."""
+    lines = [
+        f"<b>batch size {named_row(row)}</b>",
+        f"device batch x accumulation x devices: {plan(row)}",
+        f"steps: {with_bounds(row.steps)}",
+        f"{escape(p.unit)}: {with_bounds(row.examples)}",
+    ]
+    if row.hours.known:
+        lines.append(f"{unit.name}: {with_bounds(unit.convert(row.hours))}")
+        lines.append(f"device-{unit.name}: {with_bounds(unit.convert(row.device_hours))}")
+    if row.cost.known:
+        lines.append(f"cost: {with_bounds(row.cost)}")
+    if row.basis is not None:
+        lines.append(f"step time: {row.basis}")
+    if row.extrapolated:
+        lines.append(f"extrapolated: {', '.join(row.extrapolated)}")
+    return "<br>".join(lines)
+
+
+def named_row(row: PredictedRow) -> str:
+    """Return a batch size with its devices: '64 on 4 devices'."""
+    return f"{count(row.batch_size)} on {plural(row.devices, 'device')}"

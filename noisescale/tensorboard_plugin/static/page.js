@@ -15,7 +15,6 @@ const NONE_CHOSEN = "No run is chosen. Check one in the list of runs.";
 const FIELDS = [
   {name: "devices", label: "Numbers of devices", hint: "such as 1, 2, 4. Empty: the run's, doubled"},
   {name: "price", label: "Price of a device-hour", hint: "in any currency"},
-  {name: "worth", label: "Worth of an hour of yours", hint: "in the same currency. With the price it moves the recommendation"},
   {name: "kappa", label: "Calibration kappa", hint: "B_crit = kappa x B_simple. Empty: that of the optimizer's kind"},
 ];
 
