@@ -46,7 +46,7 @@ from noisescale.collectors.halves.bearing import Bearing
 from noisescale.collectors.halves.graph import walk
 from noisescale.collectors.halves.row_pass import row_pass
 from noisescale.collectors.halves.second_pass import second_pass
-from noisescale.collectors.halves.upset import keep_retained_gradients
+from noisescale.collectors.halves.side_effects import keep_retained_gradients
 
 NAME = "accuracy/neutral"
 STEPS = 5

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from noisescale.collectors.halves.graph import Node
 from noisescale.collectors.halves.recomputed import PythonState, forward_hooks_of_others
 from noisescale.collectors.halves.second_pass import second_pass
-from noisescale.collectors.halves.upset import Values
+from noisescale.collectors.halves.side_effects import Values
 from noisescale.guard import NotMeasured
 
 INSTEAD = " Accumulate two or more micro-batches, which avoids this, or use several devices."

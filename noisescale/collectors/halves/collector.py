@@ -32,7 +32,7 @@ from noisescale.collectors.halves.parts import Parts
 from noisescale.collectors.halves.proved_cuts import ProvedCuts
 from noisescale.collectors.halves.row_pass import row_pass, signs
 from noisescale.collectors.halves.rows_at_cut import RowsAtCut
-from noisescale.collectors.halves.upset import unwatch, watch
+from noisescale.collectors.halves.side_effects import unwatch, watch
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.own_pass import measuring
 from noisescale.collectors.rows.step_norms import ROWS_WITHOUT_LOSS

@@ -71,7 +71,7 @@ class _Step(NamedTuple):
     """How rows were picked out of the batch, for each edge of `from_rows`."""
 
 
-def where_rows_meet(
+def first_coupling(
     graph: Graph, cut: Cut, rows: int, groups: RowGroups | None = None, *, derived: bool = False
 ) -> str | None:
     """Name an operation between the loss and the cut that makes rows act on each other, or None.

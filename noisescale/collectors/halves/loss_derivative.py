@@ -158,7 +158,7 @@ def _share_of_others(
 
 
 def _roots(graph: Graph, cut: Cut) -> list[Output]:
-    """Return roots of one number, and norms: a loss may sum them up, see `where_rows_meet`."""
+    """Return roots of one number, and norms: a loss may sum them up, see `first_coupling`."""
     found = [
         node
         for node in cut.region.nodes

@@ -15,14 +15,14 @@ from noisescale.batches.batch_counter import sequence_first_in
 from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.devices import read
 from noisescale.collectors.gradient_norms import GradientNorms
-from noisescale.collectors.halves.apart import Derived, RowsApart
+from noisescale.collectors.halves.apart import Derived, RowIndependence
 from noisescale.collectors.halves.bearing import INSTEAD, Bearing
 from noisescale.collectors.halves.calls import ModuleCalls
 from noisescale.collectors.halves.cut import Cut, CutEdge, Pattern, find_again, find_cut
 from noisescale.collectors.halves.graph import Graph, Output
 from noisescale.collectors.halves.proof import FACTOR, LARGEST_ERROR, Proof
 from noisescale.collectors.halves.row_pass import keep_random_numbers, row_pass
-from noisescale.collectors.halves.upset import (
+from noisescale.collectors.halves.side_effects import (
     ChangingHooks,
     Restored,
     Values,
@@ -86,7 +86,7 @@ class ProvedCuts:
         self._names = names
         self._compiled = compiled
         self.tell = WarnLater()
-        self._apart = RowsApart(model, self.tell, compiled=compiled)
+        self._apart = RowIndependence(model, self.tell, compiled=compiled)
         self._calls = ModuleCalls(None if names is None else named_modules(model, names))
         self._bearing = Bearing(model, backward_twice=backward_twice)
         self._index_of = {id(p): index for index, p in enumerate(norms.parameters)}

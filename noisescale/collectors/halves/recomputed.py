@@ -3,7 +3,7 @@
 
 The Python state of their functions and modules is kept before the pass and restored after it:
 attributes, closures, and what is in containers, objects and generators of random numbers, two
-levels down. Tensors among them are left to `upset.Values`. Global variables are not restored.
+levels down. `side_effects.Values` restores tensors among them. Global variables are not restored.
 
 Read here, and private as of torch 2.13: what checkpointing keeps in closures, and a module's hooks.
 """

@@ -19,7 +19,7 @@ from noisescale.batches.row_groups import RowGroups
 from noisescale.batches.to_device import to_device
 from noisescale.collectors.halves.cut import CutEdge
 from noisescale.collectors.halves.graph import Node, device_behind
-from noisescale.collectors.halves.upset import hooks_of_tensors, silence
+from noisescale.collectors.halves.side_effects import hooks_of_tensors, silence
 from noisescale.collectors.own_pass import own_pass
 
 
