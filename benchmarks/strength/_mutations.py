@@ -65,9 +65,9 @@ FIRST = [
         "collectors/rows/step_rows.py", "between=between / of_whole", "between=between * of_whole"
     ),
     Mutation(
-        "collectors/rows/window_layout.py",
-        "(1 + signed / rows) / size",
-        "(1 - signed / rows) / size",
+        "collectors/halves/parts.py",
+        "(1 + (rows - rows % 2) / rows) / size",
+        "(1 - (rows - rows % 2) / rows) / size",
     ),
     dropped("collectors/unaveraged.py", "super().reset()"),
     Mutation(
@@ -139,7 +139,9 @@ FRESH = [
         "like_examples = length > _MOST_FIELDS",
         "like_examples = length >= _MOST_FIELDS",
     ),
-    Mutation("collectors/rows/window_layout.py", "max(window, 1),", "max(window, 2),"),
+    Mutation(
+        "collectors/rows/window_layout.py", "mean_inverse / length,", "mean_inverse * length,"
+    ),
     Mutation(
         "history/optimizers.py", "if not total or len(ranked)", "if not total and len(ranked)"
     ),

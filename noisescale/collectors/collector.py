@@ -16,7 +16,12 @@ from noisescale.collectors.changes import Changes
 from noisescale.collectors.coordinates import Coordinates
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows.step_rows import NOTHING_BESIDE, Beside, MeasuredStep, Unread
-from noisescale.collectors.rows.window_layout import Weight, WindowLayout
+from noisescale.collectors.rows.window_layout import (
+    Weight,
+    WindowLayout,
+    layout_of_parts,
+    weighted_layout,
+)
 from noisescale.collectors.steps_apart import StepsApart
 from noisescale.guard import HookErrors
 from noisescale.state import State
@@ -251,7 +256,10 @@ class Collector(HookErrors, State, ABC):
                 `big_sq_norms`, because it may be clipped by then.
         """
 
-    @abstractmethod
+    def _ends_of_parts(self, passes: int) -> Sequence[int]:
+        """Return the passes up to the end of each part. By default the rank itself is the part."""
+        return [passes]
+
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
         """Return what the captured norms are norms of.
 
@@ -259,8 +267,8 @@ class Collector(HookErrors, State, ABC):
             sizes: This rank's examples in every backward pass since the last reset.
             loss_divisor: What each loss was divided by.
         """
+        return layout_of_parts(sizes, self._ends_of_parts(len(sizes)), loss_divisor)
 
-    @abstractmethod
     def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
         """Return the layout of a step whose gradient is a weighted mean over backward passes.
 
@@ -268,6 +276,7 @@ class Collector(HookErrors, State, ABC):
             sizes: This rank's examples in every backward pass since the last reset.
             weights: What each mean loss was multiplied by. Only ratios matter, over all ranks.
         """
+        return weighted_layout(sizes, self._ends_of_parts(len(sizes)), weights)
 
     @abstractmethod
     def small_sq_norms(self) -> Tensor | None:

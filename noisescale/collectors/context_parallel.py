@@ -50,8 +50,7 @@ def refuse_context_parallel(meshes: Iterable[Any] = ()) -> None:
 
 def _dimensions(meshes: Iterable[Any]) -> Iterator[tuple[str, int]]:
     for mesh in meshes:
-        # Since torch 2.10.
-        root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
+        root = mesh._get_root_mesh()
         yield from zip(root.mesh_dim_names or (), root.shape, strict=False)
 
 

@@ -36,7 +36,6 @@ from torch.utils.hooks import RemovableHandle
 
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
-from noisescale.collectors.rows.window_layout import Weight, WindowLayout, weighted_rank, whole_rank
 from noisescale.guard import NotMeasured, keeps_errors
 
 # Backward passes watched by capture B before A takes over: by then a nested backward, which A
@@ -107,14 +106,6 @@ class DdpCollector(Collector):
         """
         again = set() if self._pass is None else self._pass.averaged_again
         return self._averaged > 1 or (bool(again) and len(again) == len(self._average.came))
-
-    def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
-        """Every rank is a part: the mean over its micro-batches of `sizes` examples."""
-        return whole_rank(sizes, loss_divisor)
-
-    def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """Every rank is a part, as heavy as its micro-batches together."""
-        return weighted_rank(sizes, weights)
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Arrange for the backward pass from `loss` to be captured, if it averages over ranks.

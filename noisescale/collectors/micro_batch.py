@@ -21,12 +21,6 @@ from noisescale.collectors.captured import Captured
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.own_pass import measuring
-from noisescale.collectors.rows.window_layout import (
-    Weight,
-    WindowLayout,
-    each_micro_batch,
-    weighted_micro_batches,
-)
 from noisescale.guard import keeps_errors
 
 
@@ -87,13 +81,9 @@ class MicroBatchCollector(Collector):
     def _in_pieces(self) -> bool:
         return self._step.in_pieces
 
-    def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
-        """Every micro-batch is a part; its gradient was divided like the losses."""
-        return each_micro_batch(sizes, loss_divisor)
-
-    def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """Every micro-batch is a part, with a weight of its own."""
-        return weighted_micro_batches(sizes, weights)
+    def _ends_of_parts(self, passes: int) -> Sequence[int]:
+        """Every micro-batch is a part."""
+        return range(1, passes + 1)
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Arrange for the backward pass from `loss` to be captured."""

@@ -9,7 +9,7 @@ which each rank norms its share. Training is left alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
 
 import torch
@@ -21,7 +21,6 @@ from noisescale.collectors.averaged_gradient import share_of
 from noisescale.collectors.changes import Changes
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
-from noisescale.collectors.rows.window_layout import Weight, WindowLayout, weighted_rank, whole_rank
 from noisescale.guard import keeps_errors
 
 _BUCKET = 2**22
@@ -74,14 +73,6 @@ class UnaveragedCollector(Collector):
     def captures_freely(self) -> bool:
         """False: a capture is a collective, in which all ranks have to take part."""
         return False
-
-    def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
-        """Every rank is a part: the mean over its micro-batches of `sizes` examples."""
-        return whole_rank(sizes, loss_divisor)
-
-    def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """Every rank is a part, as heavy as its micro-batches together."""
-        return weighted_rank(sizes, weights)
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Arrange for the norms to be taken at the end of this pass, if they are wanted there.
