@@ -104,12 +104,12 @@ def choose_collector(
         )
     trained = _trained_or_refuse(model, parameters)
     if sharded:
-        if options.extra:
+        if small_batch == "half" or options.extra:
             raise Refusal(
-                "extra",
-                "be empty if gradients are sharded",
-                options.names_of_extra,
-                "Leave it out, or train with DistributedDataParallel.",
+                "small_batch",
+                'be "auto", "rank" or "micro_batch", and `extra` empty, if gradients are sharded',
+                f"{small_batch!r} and {options.names_of_extra}",
+                "Each rank's gradient in each pass that reduces is compared there.",
             )
         collector = Fsdp1Collector if is_fsdp1(model) else Fsdp2Collector
         return collector(model, trained, groups)

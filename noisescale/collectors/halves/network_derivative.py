@@ -31,7 +31,6 @@ from noisescale.collectors.halves.graph import (
     nodes_leading_to,
     walk,
 )
-from noisescale.collectors.own_pass import own_pass
 
 _DRAWS = 2
 """Draws of a part A. At least one of them separates two rows with a probability of 3/4 or more."""
@@ -57,11 +56,10 @@ def share_in_network(graph: Graph, cut: Cut, rows: int, groups: RowGroups | None
                 )
                 for output, repeats in ends.items()
             ]
-            with own_pass():
-                try:
-                    of_parts.append(derivatives(ends, starts, firsts))
-                except torch.OutOfMemoryError as error:
-                    raise NoDerivativeError("they take too much memory") from error
+            try:
+                of_parts.append(derivatives(ends, starts, firsts))
+            except torch.OutOfMemoryError as error:
+                raise NoDerivativeError("they take too much memory") from error
         for a, b in zip(*of_parts, strict=True):
             if a is not None and b is not None:
                 in_part, in_other = sq_norms(a), sq_norms(b)

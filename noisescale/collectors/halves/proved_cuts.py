@@ -32,6 +32,7 @@ from noisescale.collectors.halves.side_effects import (
     silence,
     values_saved_in,
 )
+from noisescale.collectors.own_pass import own_pass
 from noisescale.guard import NotMeasured, WarnLater
 from noisescale.refusal import Refusal
 
@@ -117,8 +118,19 @@ class ProvedCuts:
 
     @contextmanager
     def change_nothing_else(self) -> Iterator[None]:
-        """Have a block with a pass leave what it runs again and retained gradients alone."""
-        with self._bearing.restore_after(), keep_retained_gradients():
+        """Have a block with passes of our own leave no trace.
+
+        What they run again, retained gradients and random numbers are restored after it. No hooks
+        of tensors are called but those that the block registers.
+        """
+        parameters = self._norms.parameters
+        with (
+            self._bearing.restore_after(),
+            keep_retained_gradients(),
+            silence(hooks_of_tensors(parameters)),
+            keep_random_numbers({p.device for p in self._model.parameters()}),
+            own_pass(),
+        ):
             yield
 
     def find(
@@ -221,12 +233,7 @@ class ProvedCuts:
     @contextmanager
     def _a_pass_more(self, graph: Graph, restored: list[Restored]) -> Iterator[None]:
         """Leave everything as it is in a block with passes, and refuse where that cannot be."""
-        with (
-            self._bearing.restore_after(),
-            keep_retained_gradients(),
-            silence(hooks_of_tensors(self._norms.parameters)),
-            keep_random_numbers({p.device for p in self._norms.parameters}),
-        ):
+        with self.change_nothing_else():
             saved = Values([])
             try:
                 saved = values_saved_in(graph)  # checkpoints go forward to be read

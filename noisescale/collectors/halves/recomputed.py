@@ -23,8 +23,7 @@ import torch.nn.modules.module as of_modules
 from torch import Tensor, nn
 
 from noisescale.collectors.halves.second_pass import cells_of
-from noisescale.collectors.names_of_hooks import name_of
-from noisescale.collectors.own_pass import asks_whether_measuring
+from noisescale.collectors.own_pass import asks_whether_measuring, name_of
 
 _DEPTH = 3
 """How far below a module state is looked for: its attributes, and two levels down from each."""

@@ -19,8 +19,6 @@ from noisescale.batches.row_groups import RowGroups
 from noisescale.batches.to_device import to_device
 from noisescale.collectors.halves.cut import CutEdge
 from noisescale.collectors.halves.graph import Node, device_behind
-from noisescale.collectors.halves.side_effects import hooks_of_tensors, silence
-from noisescale.collectors.own_pass import own_pass
 
 
 def signs(parts: int, draw: int, groups: RowGroups | None = None) -> Tensor:
@@ -47,8 +45,8 @@ def row_pass(
 ) -> None:
     """Run a backward pass, multiply each row by its factor at the cut, and show the gradients.
 
-    The pass leaves no trace: gradients are not added to `p.grad` and not kept, random numbers that
-    it draws are drawn again by later passes, and hooks of tensors are not called.
+    Gradients are not added to `p.grad` and not kept. See `ProvedCuts.change_nothing_else` for what
+    else a pass may change.
 
     Args:
         loss: What the pass starts from.
@@ -62,7 +60,6 @@ def row_pass(
     """
     rows = len(factors)
     wanted = [i for i, p in enumerate(parameters) if p.requires_grad]
-    devices = {gradient.device, *(parameters[i].device for i in wanted)}
     factors_of: dict[tuple[int, bool], _Factors] = {}
     cut: dict[Node, dict[int, _Factors]] = {}
     for edge in edges:
@@ -73,8 +70,7 @@ def row_pass(
         cut.setdefault(edge.node, {})[edge.position] = factors_of[kind]
     for factor in cut.pop(None, {}).values():  # the pass starts with rows
         gradient = _note_sizes(sizes, rows, factor.times(gradient), gradient)
-    with ExitStack() as held, torch.no_grad(), own_pass(), keep_random_numbers(devices):
-        held.enter_context(silence(hooks_of_tensors(parameters)))
+    with ExitStack() as held, torch.no_grad():
         for node, at in cut.items():
             held.callback(node.register_hook(partial(_scale_rows, at, sizes, rows)).remove)
         zeros: dict[tuple[torch.device, torch.dtype], Tensor] = {}

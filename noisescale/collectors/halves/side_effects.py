@@ -20,10 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from noisescale.collectors.halves.calls import tensors_in
 from noisescale.collectors.halves.graph import Graph, Node
-from noisescale.collectors.names_of_hooks import name_of
-from noisescale.collectors.own_pass import asks_whether_measuring
-
-_OURS = __name__.partition(".")[0]
+from noisescale.collectors.own_pass import asks_whether_measuring, is_ours, name_of
 
 
 class Restored(NamedTuple):
@@ -193,7 +190,7 @@ class ChangingHooks:
         self._wrapped: list[tuple[Hooks, int, Any, Any]] = []
         for hooks in all_hooks:
             for key, hook in hooks.items():
-                if not _is_ours(name := name_of(hook)):
+                if not is_ours(name := name_of(hook)):
                     noting = partial(self._call, hook, name)
                     hooks[key] = noting
                     self._wrapped.append((hooks, key, hook, noting))
@@ -239,15 +236,11 @@ def hooks_of_modules(model: nn.Module) -> list[str]:
         if module._backward_hooks or module._backward_pre_hooks:
             for hook in (*module._backward_hooks.values(), *module._backward_pre_hooks.values()):
                 found.setdefault(_named_unless_it_asks(hook), name or type(module).__name__)
-    return [f"{hook} (on {place})" for hook, place in found.items() if hook and not _is_ours(hook)]
+    return [f"{hook} (on {place})" for hook, place in found.items() if hook and not is_ours(hook)]
 
 
 def _named_unless_it_asks(hook: Any) -> str:
     return "" if asks_whether_measuring(hook) else name_of(hook)
-
-
-def _is_ours(name: str) -> bool:
-    return name.partition(".")[0] == _OURS
 
 
 def _saved_tensors(node: Node) -> list[Tensor]:
