@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from noisescale.checks import is_real, is_whole, refuse, require_choice, require_positive
-from noisescale.collectors.halves.row_pass import keep_random_numbers
+from noisescale.collectors.halves.side_effects import keep_random_numbers
 from noisescale.collectors.own_pass import own_pass
 from noisescale.meter.choosing import unwrap
 from noisescale.refusal import TypeRefusal

@@ -4,14 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
 
 from noisescale.collectors.halves.graph import Node
 from noisescale.collectors.halves.recomputed import PythonState, forward_hooks_of_others
 from noisescale.collectors.halves.second_pass import second_pass
-from noisescale.collectors.halves.side_effects import Values
+from noisescale.collectors.halves.side_effects import (
+    Values,
+    hooks_of_tensors,
+    keep_random_numbers,
+    keep_retained_gradients,
+    silence,
+)
+from noisescale.collectors.own_pass import own_pass
 from noisescale.guard import NotMeasured
 
 INSTEAD = " Accumulate two or more micro-batches, which avoids this, or use several devices."
@@ -68,19 +75,24 @@ class Bearing:
             )
 
     @contextmanager
-    def restore_after(self) -> Iterator[None]:
-        """Restore after a block with passes what these have run again in the checked graph."""
+    def leave_no_trace(self) -> Iterator[None]:
+        """Restore after a block what passes through the checked graph change.
+
+        These are what they run again, retained gradients and random numbers. They call no hooks of
+        tensors but those that the block registers.
+        """
+        parameters = list(self._model.parameters())
         named: list[tuple[str, Tensor]] = []
         if self.runs_python:
             named = [*self._model.named_buffers(), *self._state.tensors]
-        values = Values(named)
-        try:
+        with ExitStack() as after:
+            after.callback(self._state.restore)
+            after.callback(Values(named).restore)
+            after.enter_context(keep_retained_gradients())
+            after.enter_context(silence(hooks_of_tensors(parameters)))
+            after.enter_context(keep_random_numbers({p.device for p in parameters}))
+            after.enter_context(own_pass())
             yield
-        finally:
-            try:
-                values.restore()
-            finally:
-                self._state.restore()
 
 
 def _list_of(names: list[str] | tuple[str, ...]) -> str:

@@ -324,7 +324,7 @@ class HalvesCollector(MicroBatchCollector):
             return
         captured = Captured(self.norms)
         sizes: list[Tensor] = []
-        with self._cuts.change_nothing_else():
+        with self._cuts.leave_no_trace():
             self._draws += 1
             row_pass(
                 loss,

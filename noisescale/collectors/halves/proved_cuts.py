@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 import torch
@@ -21,18 +21,15 @@ from noisescale.collectors.halves.calls import ModuleCalls
 from noisescale.collectors.halves.cut import Cut, CutEdge, Pattern, find_again, find_cut
 from noisescale.collectors.halves.graph import Graph, Output
 from noisescale.collectors.halves.proof import FACTOR, LARGEST_ERROR, Proof
-from noisescale.collectors.halves.row_pass import keep_random_numbers, row_pass
+from noisescale.collectors.halves.row_pass import row_pass
 from noisescale.collectors.halves.side_effects import (
     ChangingHooks,
     Restored,
     Values,
     hooks_of_modules,
     hooks_of_tensors,
-    keep_retained_gradients,
-    silence,
     values_saved_in,
 )
-from noisescale.collectors.own_pass import own_pass
 from noisescale.guard import NotMeasured, WarnLater
 from noisescale.refusal import Refusal
 
@@ -116,22 +113,9 @@ class ProvedCuts:
         self._bearing.forget()
         self._calls.forget()
 
-    @contextmanager
-    def change_nothing_else(self) -> Iterator[None]:
-        """Have a block with passes of our own leave no trace.
-
-        What they run again, retained gradients and random numbers are restored after it. No hooks
-        of tensors are called but those that the block registers.
-        """
-        parameters = self._norms.parameters
-        with (
-            self._bearing.restore_after(),
-            keep_retained_gradients(),
-            silence(hooks_of_tensors(parameters)),
-            keep_random_numbers({p.device for p in self._model.parameters()}),
-            own_pass(),
-        ):
-            yield
+    def leave_no_trace(self) -> AbstractContextManager[None]:
+        """Restore after a block with passes of our own what these change."""
+        return self._bearing.leave_no_trace()
 
     def find(
         self, loss: GradientEdge, gradient: Tensor, rows: int, groups: RowGroups | None = None
@@ -233,7 +217,7 @@ class ProvedCuts:
     @contextmanager
     def _a_pass_more(self, graph: Graph, restored: list[Restored]) -> Iterator[None]:
         """Leave everything as it is in a block with passes, and refuse where that cannot be."""
-        with self.change_nothing_else():
+        with self._bearing.leave_no_trace():
             saved = Values([])
             try:
                 saved = values_saved_in(graph)  # checkpoints go forward to be read

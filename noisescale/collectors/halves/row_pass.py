@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -45,8 +44,8 @@ def row_pass(
 ) -> None:
     """Run a backward pass, multiply each row by its factor at the cut, and show the gradients.
 
-    Gradients are not added to `p.grad` and not kept. See `ProvedCuts.change_nothing_else` for what
-    else a pass may change.
+    Gradients are not added to `p.grad` and not kept. See `Bearing.leave_no_trace` for what else a
+    pass may change.
 
     Args:
         loss: What the pass starts from.
@@ -144,19 +143,3 @@ def _show(
     if zero is None:
         zero = zeros[kind] = gradient.new_zeros(())
     return zero.expand_as(gradient)
-
-
-@contextmanager
-def keep_random_numbers(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Restore the random number generators of the CPU and of devices after a block."""
-    of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    modules = {d: torch.get_device_module(d) for d in devices if d.type not in ("cpu", "meta")}
-    of_devices = {device: module.get_rng_state(device) for device, module in modules.items()}
-    try:
-        yield
-    finally:
-        torch.set_rng_state(of_torch)
-        np.random.set_state(of_numpy)
-        random.setstate(of_python)
-        for device, state in of_devices.items():
-            modules[device].set_rng_state(state, device)

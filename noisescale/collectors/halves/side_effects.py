@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -10,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
@@ -220,6 +222,22 @@ def keep_retained_gradients() -> Iterator[None]:
     finally:
         for tensor, gradient in before:
             tensor.grad = gradient
+
+
+@contextmanager
+def keep_random_numbers(devices: Iterable[torch.device]) -> Iterator[None]:
+    """Restore the random number generators of the CPU and of devices after a block."""
+    of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    modules = {d: torch.get_device_module(d) for d in devices if d.type not in ("cpu", "meta")}
+    of_devices = {device: module.get_rng_state(device) for device, module in modules.items()}
+    try:
+        yield
+    finally:
+        torch.set_rng_state(of_torch)
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
+        for device, state in of_devices.items():
+            modules[device].set_rng_state(state, device)
 
 
 def hooks_of_modules(model: nn.Module) -> list[str]:
