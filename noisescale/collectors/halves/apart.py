@@ -22,10 +22,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.halves.coupled import first_coupling
 from noisescale.collectors.halves.cut import Cut
-from noisescale.collectors.halves.derivatives import LARGEST_SHARE, NoDerivativeError
+from noisescale.collectors.halves.derivatives import (
+    LARGEST_SHARE,
+    NoDerivativeError,
+    share_in_network,
+)
 from noisescale.collectors.halves.graph import Graph
 from noisescale.collectors.halves.loss_derivative import share_in_loss
-from noisescale.collectors.halves.network_derivative import share_in_network
 from noisescale.guard import WarnOnce
 
 _LOSS = "The loss must be a mean over rows that do not act on one another, got one in which they do"

@@ -30,8 +30,7 @@ from noisescale.collectors.halves.bearing import INSTEAD
 from noisescale.collectors.halves.graph import is_curved
 from noisescale.collectors.halves.parts import Parts
 from noisescale.collectors.halves.proved_cuts import ProvedCuts
-from noisescale.collectors.halves.row_pass import row_pass, signs
-from noisescale.collectors.halves.rows_at_cut import RowsAtCut
+from noisescale.collectors.halves.row_pass import RowsAtCut, row_pass, signs
 from noisescale.collectors.halves.side_effects import unwatch, watch
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.own_pass import measuring

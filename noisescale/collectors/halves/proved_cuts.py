@@ -20,8 +20,7 @@ from noisescale.collectors.halves.bearing import INSTEAD, Bearing
 from noisescale.collectors.halves.calls import ModuleCalls
 from noisescale.collectors.halves.cut import Cut, CutEdge, Pattern, find_again, find_cut
 from noisescale.collectors.halves.graph import Graph, Output
-from noisescale.collectors.halves.proof import FACTOR, LARGEST_ERROR, Proof
-from noisescale.collectors.halves.row_pass import row_pass
+from noisescale.collectors.halves.row_pass import FACTOR, LARGEST_ERROR, Proof, row_pass
 from noisescale.collectors.halves.side_effects import (
     ChangingHooks,
     Restored,

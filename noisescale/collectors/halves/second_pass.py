@@ -3,7 +3,7 @@
 
 torch's own operations bear it. A Function written in Python, a hook on a node, and hooks that give
 saved tensors back may keep state: those that are not known to bear it are named, and no pass is
-made. A checkpointed part runs forward again: see `recomputed`.
+made. A checkpointed part runs forward again: see `PythonState`.
 
 Read here, and private as of torch 2.13: `_forward_cls` of a Function's node, `_raw_saved_*` of
 nodes with their `unpack_hook` (since torch 2.10), and what checkpointing and `torch.library` keep
