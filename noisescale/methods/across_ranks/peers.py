@@ -41,7 +41,9 @@ class Peers:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             remedy = "Call this on the ranks of the group alone."
-            refuse("group", "contain this process", f"a group without rank {_me()}", remedy)
+            refuse(
+                "group", "contain this process", f"a group without rank {dist.get_rank()}", remedy
+            )
 
     def swap(self, sent: Tensor, received: Tensor, peer: int) -> None:
         """Send one tensor to a rank of the group and receive one from it, both without gaps.
@@ -103,7 +105,3 @@ def _wait_for_first(started: deque[tuple[Message, list[dist.Work]]]) -> Message:
     for work in works:
         work.wait()
     return message
-
-
-def _me() -> int:
-    return dist.get_rank()
