@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.averaged_gradient import AveragedGradient
@@ -85,6 +86,8 @@ class Collector(HookErrors, State, ABC):
             ranks = 1 if group is None else dist.get_world_size(group)
             self._apart = StepsApart(norms, norms.coordinates, ranks, self.compares)
         self._watching = True
+        self._hooks: dict[int, RemovableHandle] = {}
+        """Hooks on parameters, by the index of the parameter."""
         self.may_be_unscaled = False
         """Whether a GradScaler may unscale `p.grad` before the step is closed."""
 
@@ -227,6 +230,9 @@ class Collector(HookErrors, State, ABC):
 
         `before_backward` puts them back.
         """
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks = {}
 
     def expect(
         self,
@@ -292,6 +298,7 @@ class Collector(HookErrors, State, ABC):
         self._average.forget()
         self.norms.begin_step()
 
-    @abstractmethod
     def close(self) -> None:
         """Remove all hooks."""
+        self.unhook()
+        self.reset()

@@ -32,7 +32,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
@@ -91,7 +90,6 @@ class DdpCollector(Collector):
         self._pass: _Pass | None = None
         self._live: _Pass | None = None
         """The last pass while it is under way: hooks on parameters ask for it."""
-        self._hooks: dict[int, RemovableHandle] = {}
         self._hooked: Iterable[int] = range(len(norms.parameters))
         """The parameters that have a hook in a measured step, by their index."""
         self._lost: set[int] = set()
@@ -140,17 +138,6 @@ class DdpCollector(Collector):
         super().reset()
         self._averaged = 0
         self._pass = self._live = None
-
-    def unhook(self) -> None:
-        """Remove the hooks on the parameters; `before_backward` puts them back."""
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks = {}
-
-    def close(self) -> None:
-        """Remove all hooks."""
-        self.unhook()
-        self.reset()
 
     def _piece(self, index: int, gradient: Tensor) -> Piece:
         return Piece(index, gradient)

@@ -15,7 +15,6 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from noisescale.collectors.captured import Captured
 from noisescale.collectors.collector import Collector
@@ -58,7 +57,6 @@ class MicroBatchCollector(Collector):
 
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(norms, group)
-        self._hooks: dict[int, RemovableHandle] = {}
         self._step = _Step(Captured(norms))
         self._live: Pass | None = None
 
@@ -109,17 +107,6 @@ class MicroBatchCollector(Collector):
         super().reset()
         self._live = None
         self._step = _Step(Captured(self.norms))
-
-    def unhook(self) -> None:
-        """Remove the hooks on the parameters; `before_backward` puts them back."""
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks = {}
-
-    def close(self) -> None:
-        """Remove all hooks."""
-        self.unhook()
-        self.reset()
 
     @keeps_errors
     def _on_backward_start(self, _: Tensor) -> None:

@@ -101,10 +101,6 @@ class UnaveragedCollector(Collector):
         super().reset()
         self._begin()
 
-    def close(self) -> None:
-        """Forget the step under way: there are no hooks."""
-        self.reset()
-
     @keeps_errors
     def _on_backward_start(self, _: Tensor) -> None:
         torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.modules.module as of_modules
 from torch import Tensor, nn
 
 from noisescale.collectors.halves.graph import Node
@@ -29,11 +28,12 @@ from noisescale.collectors.halves.second_pass import cells_of, second_pass
 from noisescale.collectors.halves.side_effects import (
     Values,
     hooks_of_tensors,
+    hooks_on_modules,
     keep_random_numbers,
     keep_retained_gradients,
     silence,
 )
-from noisescale.collectors.own_pass import asks_whether_measuring, name_of, own_pass
+from noisescale.collectors.own_pass import own_pass
 from noisescale.guard import NotMeasured
 
 INSTEAD = " Accumulate two or more micro-batches, which avoids this, or use several devices."
@@ -80,8 +80,10 @@ class Bearing:
         unknown = list(second.unknown)
         if not self._state.complete:
             unknown.append("a checkpointed part that cannot be looked into")
-        hooks = forward_hooks_of_others(self._state.modules) if second.frames else []
-        unknown += [f"the forward hook {hook} in a checkpointed part" for hook in hooks]
+        parts = [("", module) for module in self._state.modules]
+        for hook in hooks_on_modules(parts, "forward") if second.frames else ():
+            if not hook.startswith(_HOOKS_OF_LIBRARIES):
+                unknown.append(f"the forward hook {hook} in a checkpointed part")
         if unknown and not self._backward_twice:
             raise NotMeasured(
                 "`model` must consist of what is known to bear a second backward pass, got"
@@ -131,15 +133,6 @@ _NOT_OF_MODELS = frozenset(
     | {"queue", "threading", "torch", "weakref"}
 )
 """Packages whose objects are no state of a forward pass, or may change in other threads."""
-
-
-def forward_hooks_of_others(modules: Iterable[nn.Module]) -> list[str]:
-    """Name the forward hooks that would be called again and do not ask `measuring`."""
-    everywhere = (of_modules._global_forward_hooks, of_modules._global_forward_pre_hooks)
-    of_each = [(m._forward_hooks, m._forward_pre_hooks) for m in modules]
-    hooks = [hook for pair in (everywhere, *of_each) for one in pair for hook in one.values()]
-    names = [name_of(hook) for hook in hooks if not asks_whether_measuring(hook)]
-    return list(dict.fromkeys(n for n in names if not n.startswith(_HOOKS_OF_LIBRARIES)))
 
 
 class PythonState:

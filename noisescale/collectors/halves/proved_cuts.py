@@ -23,12 +23,12 @@ from noisescale.collectors.halves.graph import Graph, Output
 from noisescale.collectors.halves.row_pass import FACTOR, LARGEST_ERROR, Proof, row_pass
 from noisescale.collectors.halves.side_effects import (
     ChangingHooks,
-    Restored,
     Values,
-    hooks_of_modules,
     hooks_of_tensors,
+    hooks_on_modules,
     values_saved_in,
 )
+from noisescale.collectors.own_pass import is_ours
 from noisescale.guard import NotMeasured, WarnLater
 from noisescale.refusal import Refusal
 
@@ -174,7 +174,7 @@ class ProvedCuts:
         left_out = self._small_parameters_past(graph, cut)
         self._leave_out(left_out)
         proof = Proof(self._norms.names, left_out)
-        derived, saved = Derived([]), list[Restored]()
+        derived, saved = Derived([]), list[tuple[str, Tensor]]()
         if not self._apart.is_derived(kind):
             with self._a_pass_more(graph, saved):
                 derived = self._apart.by_derivatives(graph, cut, rows, groups, gradient)
@@ -214,7 +214,7 @@ class ProvedCuts:
         )
 
     @contextmanager
-    def _a_pass_more(self, graph: Graph, restored: list[Restored]) -> Iterator[None]:
+    def _a_pass_more(self, graph: Graph, restored: list[tuple[str, Tensor]]) -> Iterator[None]:
         """Leave everything as it is in a block with passes, and refuse where that cannot be."""
         with self._bearing.leave_no_trace():
             saved = Values([])
@@ -235,15 +235,17 @@ class ProvedCuts:
             finally:
                 restored.extend(saved.restore())
 
-    def _read(self, restored: Sequence[Restored], shares: Sequence[Tensor]) -> list[float]:
+    def _read(
+        self, restored: Sequence[tuple[str, Tensor]], shares: Sequence[Tensor]
+    ) -> list[float]:
         """Return numbers of the device: the host waits once.
 
         Raises:
             NotMeasured: If passes had changed what Functions save.
         """
-        tensors = [one.differed for one in restored]
+        tensors = [differs for _, differs in restored]
         numbers = iter([one for (one,) in read([*tensors, *shares])])
-        changed = {one.name for one in restored if next(numbers)}
+        changed = {name for name, _ in restored if next(numbers)}
         if changed:
             raise NotMeasured(
                 "`model` must not change what its Functions save for the backward pass, as a"
@@ -330,7 +332,8 @@ class ProvedCuts:
             )
 
     def _refuse_hooks_of_modules(self) -> None:
-        if hooks := hooks_of_modules(self._model):
+        on_modules = hooks_on_modules(self._model.named_modules(), "backward")
+        if hooks := [f"{hook} (on {at})" for hook, at in on_modules.items() if not is_ours(hook)]:
             raise NotMeasured(
                 "`model` must have no backward hooks on its modules, as a measured step has one"
                 f" more backward pass that would call them, got {', '.join(hooks[:_NAMED])}. Have"

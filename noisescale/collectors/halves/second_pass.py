@@ -80,7 +80,7 @@ _NOT_KNOWN = (
 _KNOWN_HOOKS = (
     "noisescale.",
     "torch.distributed.",
-    "torch.utils.hooks.BackwardHook.",  # of modules: `hooks_of_modules` names those
+    "torch.utils.hooks.BackwardHook.",  # of modules: `hooks_on_modules` names those
 )
 
 _KNOWN_UNPACKING = "torch.autograd.graph.save_on_cpu."

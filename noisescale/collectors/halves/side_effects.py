@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -23,14 +23,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 from noisescale.collectors.halves.calls import tensors_in
 from noisescale.collectors.halves.graph import Graph, Node
 from noisescale.collectors.own_pass import asks_whether_measuring, is_ours, name_of
-
-
-class Restored(NamedTuple):
-    """A tensor that has been restored after a block with passes."""
-
-    name: str
-    differed: Tensor
-    """Whether the block had changed it, shape (1,)."""
 
 
 class Values:
@@ -51,10 +43,13 @@ class Values:
                 versions.enter_context(_unsafe_preserve_version_counter(before.tensor))
             yield
 
-    def restore(self) -> list[Restored]:
-        """Restore the values. The host does not wait: which ones differ is on the device."""
+    def restore(self) -> list[tuple[str, Tensor]]:
+        """Restore the values. Return the names, and whether the block had changed each, shape (1,).
+
+        The host does not wait: which ones differ is on the device.
+        """
+        restored: list[tuple[str, Tensor]] = []
         with ExitStack() as all_of_them:  # also if one fails
-            restored: list[Restored] = []
             for before in self._before:
                 all_of_them.callback(before.restore_into, restored)
         return restored[::-1]
@@ -75,12 +70,8 @@ class _Before(NamedTuple):
         value = _distinct(tensor.detach()).clone()
         return cls(name, tensor, value, tensor.untyped_storage().nbytes())
 
-    def restore_into(self, restored: list[Restored]) -> None:
+    def restore_into(self, restored: list[tuple[str, Tensor]]) -> None:
         """Restore the tensor, and note whether it differed."""
-        restored.append(Restored(self.name, self.restore()))
-
-    def restore(self) -> Tensor:
-        """Restore the tensor and return whether it differed, shape (1,)."""
         differs = torch.ones(1, dtype=torch.bool, device="cpu")
         memory = self.tensor.untyped_storage()
         if memory.nbytes() < self.nbytes:  # it has been freed
@@ -89,7 +80,7 @@ class _Before(NamedTuple):
             differs = _differ(_distinct(self.tensor), self.value)
         if not differs.is_cpu or bool(differs):
             _distinct(self.tensor.data).copy_(self.value)  # which does not count as a write
-        return differs
+        restored.append((self.name, differs))
 
 
 def values_saved_in(graph: Graph) -> Values:
@@ -240,25 +231,23 @@ def keep_random_numbers(devices: Iterable[torch.device]) -> Iterator[None]:
             modules[device].set_rng_state(state, device)
 
 
-def hooks_of_modules(model: nn.Module) -> list[str]:
-    """Name the backward hooks on modules that would see one more pass, and a place of each one.
+def hooks_on_modules(
+    modules: Iterable[tuple[str, nn.Module]], direction: Literal["forward", "backward"]
+) -> dict[str, str]:
+    """Name the hooks on modules that would see one more pass, with a place of each one.
 
-    They cannot be silenced: torch puts them into the graph in the forward pass. A hook that asks
-    `measuring()` knows of the pass, and is not named.
+    They cannot be silenced: torch puts those of the backward pass into the graph in the forward
+    pass. A hook that asks `measuring()` knows of the pass, and is not named.
     """
+    kinds = f"_{direction}_hooks", f"_{direction}_pre_hooks"
     found: dict[str, str] = {}
-    everywhere = (of_modules._global_backward_hooks, of_modules._global_backward_pre_hooks)
-    for hook in [hook for hooks in everywhere for hook in hooks.values()]:
-        found.setdefault(_named_unless_it_asks(hook), "all modules")
-    for name, module in model.named_modules():
-        if module._backward_hooks or module._backward_pre_hooks:
-            for hook in (*module._backward_hooks.values(), *module._backward_pre_hooks.values()):
-                found.setdefault(_named_unless_it_asks(hook), name or type(module).__name__)
-    return [f"{hook} (on {place})" for hook, place in found.items() if hook and not is_ours(hook)]
-
-
-def _named_unless_it_asks(hook: Any) -> str:
-    return "" if asks_whether_measuring(hook) else name_of(hook)
+    everywhere = vars(of_modules)[f"_global{kinds[0]}"], vars(of_modules)[f"_global{kinds[1]}"]
+    each = ((name, m, (getattr(m, kinds[0]), getattr(m, kinds[1]))) for name, m in modules)
+    for place, module, hooks in (("all modules", None, everywhere), *each):
+        for hook in (*hooks[0].values(), *hooks[1].values()) if any(hooks) else ():
+            if not asks_whether_measuring(hook):
+                found.setdefault(name_of(hook), place or type(module).__name__)
+    return found
 
 
 def _saved_tensors(node: Node) -> list[Tensor]:

@@ -261,7 +261,7 @@ class Fsdp1Collector(RoundsCollector[Unit]):
             for unit in self._units
         }
         """The measured parameters of which this rank keeps a part, by their index."""
-        self._hooks = [
+        self._lasting_hooks = [
             unit.flat.register_post_accumulate_grad_hook(partial(self._on_accumulation, unit))
             for unit in self._units
         ]
@@ -284,9 +284,9 @@ class Fsdp1Collector(RoundsCollector[Unit]):
     def close(self) -> None:
         """Remove the hooks."""
         self.reset()
-        for hook in self._hooks:
+        for hook in self._lasting_hooks:
             hook.remove()
-        self._hooks = []
+        self._lasting_hooks = []
 
     @keeps_errors
     def _on_accumulation(self, unit: Unit, _: Tensor) -> None:

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from noisescale.checks import refuse, require_count
 from noisescale.methods.across_ranks.alike import (
     check_alike,
-    check_same_number,
     check_same_values,
     on_any_rank,
 )
@@ -121,7 +120,7 @@ class AdasumOptimizer(WrappedOptimizer):
 
     @property
     def _groups(self) -> list[dist.ProcessGroup | None]:
-        return [self.group] if self.mean_group is None else [self.mean_group, self.group]
+        return [self.group] if self.mean_group is None else [self.group, self.mean_group]
 
     def _this_round(self) -> _Round:
         """Return the round under way, or begin one where this rank's weights are now."""
@@ -131,7 +130,12 @@ class AdasumOptimizer(WrappedOptimizer):
         peers, known = Peers(self.group), one is not None and one.has(trained)
         others = on_any_rank(not known, self._groups)
         if others:
-            self._check_alike(trained)
+            settings = {
+                "local_steps": self.local_steps,
+                "steps_done": self._done,
+                "mean_group": f"{parts_of(self.mean_group)} ranks",
+            }
+            check_alike(trained, self._groups, settings)
         if one is None or not known or not one.in_place:
             one = _Round(trained, peers, self.mean_group)
         if self._done:
@@ -143,16 +147,6 @@ class AdasumOptimizer(WrappedOptimizer):
             copy_(one.start, one.now)
         self._resumed = []
         return one
-
-    def _check_alike(self, trained: list[Tensor]) -> None:
-        check_alike(trained, self._groups)
-        numbers = {
-            "local_steps": self.local_steps,
-            "steps_done": self._done,
-            "mean_group": parts_of(self.mean_group),
-        }
-        for name, number in numbers.items():
-            check_same_number(name, number, self._groups)
 
 
 class _Round:

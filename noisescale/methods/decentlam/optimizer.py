@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 from noisescale.methods.across_ranks.alike import (
     check_alike,
-    check_same_settings,
     check_same_values,
     raise_on_all_ranks,
 )
@@ -175,9 +174,7 @@ class DecentLaM(OwnWeights):
         if self._of == [*map(id, trained)]:
             return
         first = not self._of
-        if first:
-            check_same_settings(self._settings(), self.group)
-        check_alike(trained, [self.group])
+        check_alike(trained, [self.group], self._settings() if first else None)
         if first and not self._resumed and not self._steps_done:
             check_same_values(trained, [self.group])
         groups = [
