@@ -73,6 +73,8 @@ class Collector(HookErrors, State, ABC):
     compares: str = "ranks"
     """What is compared within a step, see `StepsApart`."""
 
+    least_micro_batches: int = 1
+    """Micro-batches of a rank that a step needs to be measured."""
     sharing: int = 1
     """The ranks of the group that have one batch, as they hold one model together: those of tensor
     parallelism. Their norms are parts of one norm."""
@@ -142,11 +144,6 @@ class Collector(HookErrors, State, ABC):
         """Receive a measured step that was read."""
         if self._apart is not None:
             self._apart.take(step)
-
-    @property
-    def least_micro_batches(self) -> int:
-        """Micro-batches of a rank that a step needs to be measured."""
-        return 1
 
     @property
     def cost(self) -> float:

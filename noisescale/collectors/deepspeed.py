@@ -136,6 +136,10 @@ class DeepSpeedCollector(MicroBatchCollector):
 
     how_to_compare = "Set `gradient_accumulation_steps` to 2 or more, or use more devices."
 
+    gradients_dropped = False
+    """The engine has the gradients, and drops them when it has stepped."""
+    captures_freely = False
+    """The average is captured in the step, whether it is asked for or not."""
     _average: _EngineAverage
 
     def __init__(self, engine: Any, norms: GradientNorms) -> None:
@@ -146,16 +150,6 @@ class DeepSpeedCollector(MicroBatchCollector):
         )
         self._average = _EngineAverage(norms, self.group, engine, by_parameter=by_parameter)
         self.steps = EngineSteps(engine, self._before_step, self._after_step)
-
-    @property
-    def gradients_dropped(self) -> bool:
-        """False: the engine has the gradients, and drops them when it has stepped."""
-        return False
-
-    @property
-    def captures_freely(self) -> bool:
-        """False: the average is captured in the step, whether it is asked for or not."""
-        return False
 
     def check_next_passes(self, checking: bool) -> None:
         """Check nothing: what the engine does with gradients is not in `p.grad`."""

@@ -57,13 +57,9 @@ class MicroBatchCollector(Collector):
 
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(norms, group)
+        self.least_micro_batches = 2 if group is None else 1
         self._step = _Step(Captured(norms))
         self._live: Pass | None = None
-
-    @property
-    def least_micro_batches(self) -> int:
-        """Micro-batches that a step needs to be measured."""
-        return 2 if self.group is None else 1
 
     @property
     def reached(self) -> list[bool]:

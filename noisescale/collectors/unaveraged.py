@@ -26,9 +26,6 @@ from noisescale.guard import keeps_errors
 _BUCKET = 2**22
 """Most elements that are reduced at once, if a parameter is not larger."""
 
-_COST = 0.5
-"""Cost, in plain steps, of one more all-reduce of the gradient and of its norms."""
-
 
 class UnaveragedCollector(Collector):
     """Squared norms of this rank's gradient, and of its share of the mean of all ranks' gradients.
@@ -37,6 +34,11 @@ class UnaveragedCollector(Collector):
         norms: See `Collector`.
         group: The ranks.
     """
+
+    cost = 0.5
+    """Cost, in plain steps, of one more all-reduce of the gradient and of its norms."""
+    captures_freely = False
+    """A capture is a collective, in which all ranks have to take part."""
 
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup) -> None:
         super().__init__(norms, group)
@@ -48,11 +50,6 @@ class UnaveragedCollector(Collector):
         """Whether the last pass ended with the collectives, whatever came of them."""
         self._found: tuple[Tensor, Tensor] | None = None
         self._changes: Changes | None = None
-
-    @property
-    def cost(self) -> float:
-        """The cost of one more all-reduce."""
-        return _COST
 
     @property
     def changes(self) -> Changes:
@@ -68,11 +65,6 @@ class UnaveragedCollector(Collector):
     def average_captured(self) -> bool:
         """Whether the norms were taken at the end of a backward pass."""
         return self._captured
-
-    @property
-    def captures_freely(self) -> bool:
-        """False: a capture is a collective, in which all ranks have to take part."""
-        return False
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Arrange for the norms to be taken at the end of this pass, if they are wanted there.

@@ -43,7 +43,7 @@ class ConcurrentAdversary:
     present weights, so that a step waits for two gradients in a row. With the weights of τ steps
     ago the copies of a batch need nothing of the step before it, and are made while that step runs.
 
-    `over` goes through the batches of a loader with the copies made ahead. `perturb`, `prepare` and
+    `batches_from` goes through a loader with the copies made ahead. `perturb`, `prepare` and
     `take` are its parts. Train on clean and adversarial inputs, as one example each: see
     `interleaved`.
 

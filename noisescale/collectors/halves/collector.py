@@ -103,6 +103,7 @@ class HalvesCollector(MicroBatchCollector):
         backward_twice: bool = False,
     ) -> None:
         super().__init__(norms, group=None)
+        self.least_micro_batches = 1  # it has two halves
         self._cuts = ProvedCuts(model, norms, cut, compiled=compiled, backward_twice=backward_twice)
         self._at_cut = RowsAtCut(RowSimilarity() if self._apart is None else self._apart.found)
         self._runs_python = False
@@ -120,11 +121,6 @@ class HalvesCollector(MicroBatchCollector):
         watch()
         self._unwatch = weakref.finalize(self, unwatch)
         self._look()
-
-    @property
-    def least_micro_batches(self) -> int:
-        """Micro-batches that a step needs to be measured: one, as it has two halves."""
-        return 1
 
     @property
     def cost(self) -> float:

@@ -211,8 +211,7 @@ def checked_units(model: nn.Module, named: list[tuple[str, Parameter]]) -> list[
             "`model` must be unfrozen before FullyShardedDataParallel wraps it, got a parameter"
             " that requires a gradient in a flat one that does not yet. Unfreeze it earlier."
         )
-    mesh = getattr(units[0].module, "_device_mesh", None)
-    refuse_context_parallel([] if mesh is None else [mesh])
+    refuse_context_parallel()
     if any(one is not None for unit in units for one in unit.flat._param_extensions):
         raise NotMeasured(
             "`model` must be sharded by `fully_shard` over tensor parallelism, got"

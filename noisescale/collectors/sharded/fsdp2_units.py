@@ -302,7 +302,6 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
     }
     held: dict[Any, None] = {}
     meshes: set[Any] = set()
-    of_parameters: set[Any] = set()
     parameter: Any  # a DTensor
     for name, parameter in named_parameters:
         if id(parameter) not in unit_of:
@@ -313,7 +312,6 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
             )
         unit = unit_of[id(parameter)]
         info = unit.mesh_info
-        of_parameters.add(parameter.device_mesh)
         if any(_EXPERT.fullmatch(dim) for dim in parameter.device_mesh.mesh_dim_names or ()):
             _refuse(
                 "be data and tensor parallel only",
@@ -329,7 +327,7 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
             )
         held[unit] = None
         meshes.add((tuple(info.mesh.mesh.flatten().tolist()), shards_of(info)))
-    refuse_context_parallel(of_parameters)
+    refuse_context_parallel()
     if len(meshes) > 1:
         _refuse(
             "be sharded over one mesh",

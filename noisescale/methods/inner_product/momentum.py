@@ -34,8 +34,8 @@ class MomentumDirection(ExtraEntry):
     """The square of a gradient's dot product with m/|m|, m the optimizer's mean of gradients.
 
     While a step is measured m holds earlier gradients only. So m is the same for all parts of the
-    step, and independent of their noise given the weights. See `AlongGradient` for what the dot
-    products say.
+    step, and independent of their noise given the weights. `NoiseAlongGradient` says what the dot
+    products show.
 
     Args:
         optimizer: One that keeps `momentum_buffer` or `exp_avg`: SGD with momentum, Adam and their
