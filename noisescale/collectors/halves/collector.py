@@ -319,7 +319,7 @@ class HalvesCollector(MicroBatchCollector):
             return
         captured = Captured(self.norms)
         sizes: list[Tensor] = []
-        with self._cuts.leave_no_trace():
+        with self._cuts.bearing.leave_no_trace():
             self._draws += 1
             row_pass(
                 loss,
@@ -337,7 +337,7 @@ class HalvesCollector(MicroBatchCollector):
         if parts.row_weights is None:
             few = parts.lack_losses(of_rows != 0)
             sq_norms = sq_norms.masked_fill(few, ROWS_WITHOUT_LOSS)
-        self._runs_python = self._cuts.run_python
+        self._runs_python = self._cuts.bearing.runs_python
         if self._looks_at_cut and parts.groups is None and not is_curved(loss.node):
             self._at_cut.add(of_rows, batch.size)
         self._halves = Halves(sq_norms, batch.which, parts)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -85,7 +85,7 @@ class ProvedCuts:
         self.tell = WarnLater()
         self._apart = RowIndependence(model, self.tell, compiled=compiled)
         self._calls = ModuleCalls(None if names is None else named_modules(model, names))
-        self._bearing = Bearing(model, backward_twice=backward_twice)
+        self.bearing = Bearing(model, backward_twice=backward_twice)
         self._index_of = {id(p): index for index, p in enumerate(norms.parameters)}
         self._scalars = [i for i, p in enumerate(norms.parameters) if p.numel() == 1]
         self._few = [i for i, p in enumerate(norms.parameters) if p.numel() <= _FEW]
@@ -94,11 +94,6 @@ class ProvedCuts:
         self._refused: set[_Kind] = set()
         self._proving: _Proving | None = None
         self._searching = True
-
-    @property
-    def run_python(self) -> bool:
-        """Whether the last graph runs Functions of others, or parts again."""
-        return self._bearing.runs_python
 
     def watch(self, watching: bool) -> None:
         """Record the outputs of modules while watching, if a cut must be found."""
@@ -109,12 +104,8 @@ class ProvedCuts:
         if self._proving is not None:
             self._proving.changing.restore()
             self._proving = None
-        self._bearing.forget()
+        self.bearing.forget()
         self._calls.forget()
-
-    def leave_no_trace(self) -> AbstractContextManager[None]:
-        """Restore after a block with passes of our own what these change."""
-        return self._bearing.leave_no_trace()
 
     def find(
         self, loss: GradientEdge, gradient: Tensor, rows: int, groups: RowGroups | None = None
@@ -138,7 +129,7 @@ class ProvedCuts:
                     continue
                 edges = find_again(loss, rows, kind.pattern)
                 if edges is not None:
-                    self._bearing.check(loss.node)
+                    self.bearing.check(loss.node)
                     self._norms.leave_out(left_out)
                     return edges
             if not watched and not self._compiled:
@@ -169,7 +160,7 @@ class ProvedCuts:
                 " ...). If the size that is counted is not the number of rows, pass `rows` to the"
                 " meter, or `batch_size_fn` to a callback." + INSTEAD
             )
-        self._bearing.check(loss.node)
+        self.bearing.check(loss.node)
         self._refuse(kind, self._apart.by_name(graph, cut, rows, groups))
         left_out = self._small_parameters_past(graph, cut)
         self._leave_out(left_out)
@@ -216,7 +207,7 @@ class ProvedCuts:
     @contextmanager
     def _a_pass_more(self, graph: Graph, restored: list[tuple[str, Tensor]]) -> Iterator[None]:
         """Leave everything as it is in a block with passes, and refuse where that cannot be."""
-        with self._bearing.leave_no_trace():
+        with self.bearing.leave_no_trace():
             saved = Values([])
             try:
                 saved = values_saved_in(graph)  # checkpoints go forward to be read

@@ -16,11 +16,11 @@ from noisescale.guard import Guard
 from noisescale.lightning import trainer_access
 from noisescale.lightning.averaging_off import AveragingOff
 from noisescale.lightning.trainer_access import MisconfigurationException
+from noisescale.methods.across_ranks.alike import on_any_rank
 from noisescale.methods.across_ranks.rank_states import (
     RankStates,
     load_own_buffers,
     mean_of_states_,
-    on_all_ranks,
     own_buffers,
     own_state,
     states_of_former_ranks,
@@ -79,7 +79,10 @@ class OwnSteps(AveragingOff, Generic[_Wrapped]):
             return
         same = former == trainer.world_size
         own = own_state(trainer, self._guard) if same else None
-        if on_all_ranks(trainer, same and (trainer.global_rank == 0 or own is not None)):
+        missing = not same or (trainer.global_rank > 0 and own is None)
+        if trainer.world_size > 1:
+            missing = on_any_rank(missing, [None])
+        if not missing:
             for index, optimizer in enumerate(self._optimizers):
                 if own is not None:
                     optimizer.load_state_dict(own["optimizers"][index])

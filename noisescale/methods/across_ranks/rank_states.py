@@ -130,15 +130,6 @@ def states_of_former_ranks(trainer: pl.Trainer, ranks: int, guard: Guard) -> lis
     return found
 
 
-def on_all_ranks(trainer: pl.Trainer, here: bool) -> bool:
-    """Return whether `here` is true on all ranks. All ranks must call this function."""
-    if trainer.world_size == 1:
-        return here
-    flag = torch.tensor([here], dtype=torch.int32, device=trainer.strategy.root_device)
-    dist.all_reduce(flag, dist.ReduceOp.MIN)
-    return bool(flag.item())
-
-
 def _of_this_step(trainer: pl.Trainer, path: str) -> State | None:
     if not _exists(path):
         return None
