@@ -61,9 +61,7 @@ FIRST = [
     ),
     Mutation("batches/packed.py", "positions.diff() > 0", "positions.diff() >= 0"),
     Mutation("batches/weights.py", "mask.ne(0).sum()", "mask.eq(0).sum()"),
-    Mutation(
-        "collectors/rows/step_rows.py", "between=between / of_whole", "between=between * of_whole"
-    ),
+    Mutation("collectors/rows/step_rows.py", "between=_share(between,", "between=_share(stale,"),
     Mutation(
         "collectors/halves/parts.py",
         "(1 + (rows - rows % 2) / rows) / size",
@@ -221,7 +219,9 @@ FRESH = [
     ),
     Mutation("frozen/along_run.py", "assert history is not None", "assert history is None"),
     Mutation(
-        "collectors/gradient_norms.py", "self.partition + len(extra)", "self.partition - len(extra)"
+        "collectors/gradient_norms.py",
+        "self.partition + len(self.extra)",
+        "self.partition - len(self.extra)",
     ),
     Mutation(
         "lightning/scheduler/batch_size_scheduler.py",
