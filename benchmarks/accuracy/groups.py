@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from noisescale import NoiseScaleMeter
-from noisescale.collectors.halves.apart import RowsApart
+from noisescale.collectors.halves.apart import RowIndependence
 
 ROWS, WIDTH, CLASSES = 64, 8, 10
 
@@ -171,7 +171,7 @@ def main() -> None:
     for name, case in CASES.items():
         results[name] = {"truth": truth(case, options.truth)}
         with patch.multiple(
-            RowsApart, by_name=lambda *_, **__: "", judge_derivatives=lambda *_: ""
+            RowIndependence, by_name=lambda *_, **__: "", judge_derivatives=lambda *_: ""
         ):
             results[name]["halves of rows"] = halves(
                 case, options.steps, options.seeds, grouped=False

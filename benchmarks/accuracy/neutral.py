@@ -46,7 +46,6 @@ from noisescale.collectors.halves.bearing import Bearing
 from noisescale.collectors.halves.graph import walk
 from noisescale.collectors.halves.row_pass import row_pass
 from noisescale.collectors.halves.second_pass import second_pass
-from noisescale.collectors.halves.upset import keep_retained_gradients
 
 NAME = "accuracy/neutral"
 STEPS = 5
@@ -140,7 +139,7 @@ def seed_from_generator() -> int:
 def pass_alone(bearing: Bearing, model: nn.Module, loss: Tensor) -> None:
     """Make a second pass as a measured step does, but for the signs of the rows."""
     bearing.check(loss.grad_fn)
-    with bearing.restore_after(), keep_retained_gradients():
+    with bearing.leave_no_trace():
         ones, parameters = torch.ones_like(loss), list(model.parameters())
         row_pass(get_gradient_edge(loss), ones, [], torch.ones(1), parameters, lambda *_: None)
     bearing.forget()

@@ -61,13 +61,11 @@ FIRST = [
     ),
     Mutation("batches/packed.py", "positions.diff() > 0", "positions.diff() >= 0"),
     Mutation("batches/weights.py", "mask.ne(0).sum()", "mask.eq(0).sum()"),
+    Mutation("collectors/rows/step_rows.py", "between=_share(between,", "between=_share(stale,"),
     Mutation(
-        "collectors/rows/step_rows.py", "between=between / of_whole", "between=between * of_whole"
-    ),
-    Mutation(
-        "collectors/rows/window_layout.py",
-        "(1 + signed / rows) / size",
-        "(1 - signed / rows) / size",
+        "collectors/halves/parts.py",
+        "(1 + (rows - rows % 2) / rows) / size",
+        "(1 - (rows - rows % 2) / rows) / size",
     ),
     dropped("collectors/unaveraged.py", "super().reset()"),
     Mutation(
@@ -139,7 +137,9 @@ FRESH = [
         "like_examples = length > _MOST_FIELDS",
         "like_examples = length >= _MOST_FIELDS",
     ),
-    Mutation("collectors/rows/window_layout.py", "max(window, 1),", "max(window, 2),"),
+    Mutation(
+        "collectors/rows/window_layout.py", "mean_inverse / length,", "mean_inverse * length,"
+    ),
     Mutation(
         "history/optimizers.py", "if not total or len(ranked)", "if not total and len(ranked)"
     ),
@@ -221,7 +221,9 @@ FRESH = [
     Mutation("prediction/document.py", 'f"In {100 * unresolved', 'f"In {200 * unresolved'),
     Mutation("frozen/along_run.py", "assert history is not None", "assert history is None"),
     Mutation(
-        "collectors/gradient_norms.py", "self.partition + len(extra)", "self.partition - len(extra)"
+        "collectors/gradient_norms.py",
+        "self.partition + len(self.extra)",
+        "self.partition - len(self.extra)",
     ),
     Mutation(
         "lightning/scheduler/batch_size_scheduler.py",

@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from torch import Tensor
 from torch.nn import Parameter
+
+from noisescale.collectors.own_pass import is_ours, name_of
 
 LARGEST_CHANGE = 1e-4
 """Share of |g|² that norms taken twice may differ by. Rounding is below 1e-6."""
 
 Cause = Literal["in pieces", "gone", "stale", "between", "within"]
 """What was done to a step's gradients, see `ReducedChanges`."""
-
-_OURS = __name__.partition(".")[0]
 
 
 class Changes(NamedTuple):
@@ -128,17 +127,5 @@ def hooks_on(named_parameters: Iterable[tuple[str, Parameter]]) -> list[str]:
         accumulated = getattr(parameter, "_post_accumulate_grad_hooks", None)
         for hooks in (parameter._backward_hooks, accumulated):
             for hook in (hooks or {}).values():
-                found.setdefault(_name(hook), name)
-    return [
-        f"the hook {hook} on {place}"
-        for hook, place in found.items()
-        if hook.partition(".")[0] != _OURS
-    ]
-
-
-def _name(hook: Any) -> str:
-    while isinstance(hook, partial):
-        hook = hook.func
-    hook = getattr(hook, "__func__", hook)
-    named = hook if hasattr(hook, "__qualname__") else type(hook)
-    return f"{named.__module__}.{named.__qualname__}"
+                found.setdefault(name_of(hook), name)
+    return [f"the hook {hook} on {place}" for hook, place in found.items() if not is_ours(hook)]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.averaged_gradient import AveragedGradient
@@ -16,7 +17,12 @@ from noisescale.collectors.changes import Changes
 from noisescale.collectors.coordinates import Coordinates
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows.step_rows import NOTHING_BESIDE, Beside, MeasuredStep, Unread
-from noisescale.collectors.rows.window_layout import Weight, WindowLayout
+from noisescale.collectors.rows.window_layout import (
+    Weight,
+    WindowLayout,
+    layout_of_parts,
+    weighted_layout,
+)
 from noisescale.collectors.steps_apart import StepsApart
 from noisescale.guard import HookErrors
 from noisescale.state import State
@@ -67,6 +73,8 @@ class Collector(HookErrors, State, ABC):
     compares: str = "ranks"
     """What is compared within a step, see `StepsApart`."""
 
+    least_micro_batches: int = 1
+    """Micro-batches of a rank that a step needs to be measured."""
     sharing: int = 1
     """The ranks of the group that have one batch, as they hold one model together: those of tensor
     parallelism. Their norms are parts of one norm."""
@@ -80,6 +88,8 @@ class Collector(HookErrors, State, ABC):
             ranks = 1 if group is None else dist.get_world_size(group)
             self._apart = StepsApart(norms, norms.coordinates, ranks, self.compares)
         self._watching = True
+        self._hooks: dict[int, RemovableHandle] = {}
+        """Hooks on parameters, by the index of the parameter."""
         self.may_be_unscaled = False
         """Whether a GradScaler may unscale `p.grad` before the step is closed."""
 
@@ -134,11 +144,6 @@ class Collector(HookErrors, State, ABC):
         """Receive a measured step that was read."""
         if self._apart is not None:
             self._apart.take(step)
-
-    @property
-    def least_micro_batches(self) -> int:
-        """Micro-batches of a rank that a step needs to be measured."""
-        return 1
 
     @property
     def cost(self) -> float:
@@ -222,6 +227,9 @@ class Collector(HookErrors, State, ABC):
 
         `before_backward` puts them back.
         """
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks = {}
 
     def expect(
         self,
@@ -251,7 +259,10 @@ class Collector(HookErrors, State, ABC):
                 `big_sq_norms`, because it may be clipped by then.
         """
 
-    @abstractmethod
+    def _ends_of_parts(self, passes: int) -> Sequence[int]:
+        """Return the passes up to the end of each part. By default the rank itself is the part."""
+        return [passes]
+
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
         """Return what the captured norms are norms of.
 
@@ -259,8 +270,8 @@ class Collector(HookErrors, State, ABC):
             sizes: This rank's examples in every backward pass since the last reset.
             loss_divisor: What each loss was divided by.
         """
+        return layout_of_parts(sizes, self._ends_of_parts(len(sizes)), loss_divisor)
 
-    @abstractmethod
     def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
         """Return the layout of a step whose gradient is a weighted mean over backward passes.
 
@@ -268,6 +279,7 @@ class Collector(HookErrors, State, ABC):
             sizes: This rank's examples in every backward pass since the last reset.
             weights: What each mean loss was multiplied by. Only ratios matter, over all ranks.
         """
+        return weighted_layout(sizes, self._ends_of_parts(len(sizes)), weights)
 
     @abstractmethod
     def small_sq_norms(self) -> Tensor | None:
@@ -283,6 +295,7 @@ class Collector(HookErrors, State, ABC):
         self._average.forget()
         self.norms.begin_step()
 
-    @abstractmethod
     def close(self) -> None:
         """Remove all hooks."""
+        self.unhook()
+        self.reset()

@@ -4,9 +4,9 @@
 The gradients of such ranks are averaged like those of data parallel ranks, and a mesh that was
 flattened does not show which ranks share a batch. They are no independent small batches.
 
-Private attributes read here, as of torch 2.13: `DeviceMesh._get_root_mesh`, and
-`torch.distributed.distributed_c10d._world`. A mesh describes the group of its dimension `cp` as
-"mesh_cp", also where the mesh of the gradients was not made from it (torchtitan, verl).
+Private attribute read here, as of torch 2.13: `torch.distributed.distributed_c10d._world`. A mesh
+keeps the one that it was made from. It describes the group of its dimension `cp` as "mesh_cp", also
+where the mesh of the gradients was not made from it (torchtitan, verl).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from __future__ import annotations
 import gc
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch.distributed as dist
 
@@ -27,18 +26,15 @@ _CONTEXT = re.compile(
 """Names of dimensions: cp (torchtitan), sp (accelerate, verl), cp0 and cp1, and in full."""
 
 
-def refuse_context_parallel(meshes: Iterable[Any] = ()) -> None:
+def refuse_context_parallel() -> None:
     """Raise if this rank shares its batch with others.
 
-    All objects of the process are searched for further meshes: call it once for a model.
-
-    Args:
-        meshes: Those over which gradients are averaged, if they are averaged over meshes.
+    All objects of the process are searched for meshes: call it once for a model.
 
     Raises:
-        NotMeasured: If a dimension of one, or of another mesh, is one of context parallelism.
+        NotMeasured: If a dimension of a mesh is one of context parallelism.
     """
-    for name, size in (*_dimensions(meshes), *_groups(), *_dimensions_of_meshes()):
+    for name, size in (*_dimensions_of_meshes(), *_groups()):
         if size > 1 and _CONTEXT.fullmatch(name):
             raise NotMeasured(
                 f"`model` must be data parallel only, got context parallelism over {size} ranks"
@@ -46,13 +42,6 @@ def refuse_context_parallel(meshes: Iterable[Any] = ()) -> None:
                 " one batch, and their gradients are not independent. Train without context"
                 " parallelism."
             )
-
-
-def _dimensions(meshes: Iterable[Any]) -> Iterator[tuple[str, int]]:
-    for mesh in meshes:
-        # Since torch 2.10.
-        root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
-        yield from zip(root.mesh_dim_names or (), root.shape, strict=False)
 
 
 def _dimensions_of_meshes() -> Iterator[tuple[str, int]]:

@@ -32,11 +32,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
-from noisescale.collectors.rows.window_layout import Weight, WindowLayout, weighted_rank, whole_rank
 from noisescale.guard import NotMeasured, keeps_errors
 
 # Backward passes watched by capture B before A takes over: by then a nested backward, which A
@@ -92,7 +90,6 @@ class DdpCollector(Collector):
         self._pass: _Pass | None = None
         self._live: _Pass | None = None
         """The last pass while it is under way: hooks on parameters ask for it."""
-        self._hooks: dict[int, RemovableHandle] = {}
         self._hooked: Iterable[int] = range(len(norms.parameters))
         """The parameters that have a hook in a measured step, by their index."""
         self._lost: set[int] = set()
@@ -107,14 +104,6 @@ class DdpCollector(Collector):
         """
         again = set() if self._pass is None else self._pass.averaged_again
         return self._averaged > 1 or (bool(again) and len(again) == len(self._average.came))
-
-    def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
-        """Every rank is a part: the mean over its micro-batches of `sizes` examples."""
-        return whole_rank(sizes, loss_divisor)
-
-    def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """Every rank is a part, as heavy as its micro-batches together."""
-        return weighted_rank(sizes, weights)
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Arrange for the backward pass from `loss` to be captured, if it averages over ranks.
@@ -149,17 +138,6 @@ class DdpCollector(Collector):
         super().reset()
         self._averaged = 0
         self._pass = self._live = None
-
-    def unhook(self) -> None:
-        """Remove the hooks on the parameters; `before_backward` puts them back."""
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks = {}
-
-    def close(self) -> None:
-        """Remove all hooks."""
-        self.unhook()
-        self.reset()
 
     def _piece(self, index: int, gradient: Tensor) -> Piece:
         return Piece(index, gradient)

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from noisescale.collectors.averaged_gradient import AveragedGradient
 from noisescale.collectors.gradient_norms import GradientNorms, Norms
 from noisescale.collectors.micro_batch import MicroBatchCollector
-from noisescale.collectors.rows.window_layout import Weight, WindowLayout
 from noisescale.guard import NotMeasured, keeps_errors
 
 
@@ -137,6 +136,10 @@ class DeepSpeedCollector(MicroBatchCollector):
 
     how_to_compare = "Set `gradient_accumulation_steps` to 2 or more, or use more devices."
 
+    gradients_dropped = False
+    """The engine has the gradients, and drops them when it has stepped."""
+    captures_freely = False
+    """The average is captured in the step, whether it is asked for or not."""
     _average: _EngineAverage
 
     def __init__(self, engine: Any, norms: GradientNorms) -> None:
@@ -148,30 +151,11 @@ class DeepSpeedCollector(MicroBatchCollector):
         self._average = _EngineAverage(norms, self.group, engine, by_parameter=by_parameter)
         self.steps = EngineSteps(engine, self._before_step, self._after_step)
 
-    @property
-    def gradients_dropped(self) -> bool:
-        """False: the engine has the gradients, and drops them when it has stepped."""
-        return False
-
-    @property
-    def captures_freely(self) -> bool:
-        """False: the average is captured in the step, whether it is asked for or not."""
-        return False
-
     def check_next_passes(self, checking: bool) -> None:
         """Check nothing: what the engine does with gradients is not in `p.grad`."""
 
-    def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
+    def _ends_of_parts(self, passes: int) -> Sequence[int]:
         """Every micro-batch is a part, if the engine accumulates all of them."""
-        self._refuse_lost_passes(len(sizes))
-        return super().layout(sizes, loss_divisor)
-
-    def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """Every micro-batch is a part, if the engine accumulates all of them."""
-        self._refuse_lost_passes(len(sizes))
-        return super().weighted_layout(sizes, weights)
-
-    def _refuse_lost_passes(self, passes: int) -> None:
         engine = self._average.engine
         expected, stage = engine.gradient_accumulation_steps(), engine.zero_optimization_stage()
         if passes > expected and stage in (1, 2):  # which overwrite what they averaged
@@ -181,6 +165,7 @@ class DeepSpeedCollector(MicroBatchCollector):
                 f" of them alone. Set it to {passes}, do not divide the loss, and call"
                 " `engine.step()`, then `meter.step()`, after each pass."
             )
+        return super()._ends_of_parts(passes)
 
     def small_sq_norms(self) -> Tensor | None:
         """Return Σ|g|² over the micro-batches since the last reset; None if there were none."""

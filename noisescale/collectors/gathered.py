@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from noisescale.collectors.halves.graph import Node, walk
+from noisescale.collectors.halves.graph import Node, next_nodes, walk
 
 _LOOKS = 2
 """Backward passes that are looked at: in the first, some losses are not what they are later."""
@@ -44,7 +44,7 @@ class GatheredRows:
 
 
 def _gathering_node(start: Node) -> str | None:
-    nodes = walk([start], lambda node: [n for n, _ in node.next_functions if n is not None])
+    nodes = walk([start], next_nodes)
     return next((str(node.name()) for node in nodes if _gathers(node)), None)
 
 

@@ -15,18 +15,11 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from noisescale.collectors.captured import Captured
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.own_pass import measuring
-from noisescale.collectors.rows.window_layout import (
-    Weight,
-    WindowLayout,
-    each_micro_batch,
-    weighted_micro_batches,
-)
 from noisescale.guard import keeps_errors
 
 
@@ -64,14 +57,9 @@ class MicroBatchCollector(Collector):
 
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(norms, group)
-        self._hooks: dict[int, RemovableHandle] = {}
+        self.least_micro_batches = 2 if group is None else 1
         self._step = _Step(Captured(norms))
         self._live: Pass | None = None
-
-    @property
-    def least_micro_batches(self) -> int:
-        """Micro-batches that a step needs to be measured."""
-        return 2 if self.group is None else 1
 
     @property
     def reached(self) -> list[bool]:
@@ -87,13 +75,9 @@ class MicroBatchCollector(Collector):
     def _in_pieces(self) -> bool:
         return self._step.in_pieces
 
-    def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
-        """Every micro-batch is a part; its gradient was divided like the losses."""
-        return each_micro_batch(sizes, loss_divisor)
-
-    def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """Every micro-batch is a part, with a weight of its own."""
-        return weighted_micro_batches(sizes, weights)
+    def _ends_of_parts(self, passes: int) -> Sequence[int]:
+        """Every micro-batch is a part."""
+        return range(1, passes + 1)
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Arrange for the backward pass from `loss` to be captured."""
@@ -119,17 +103,6 @@ class MicroBatchCollector(Collector):
         super().reset()
         self._live = None
         self._step = _Step(Captured(self.norms))
-
-    def unhook(self) -> None:
-        """Remove the hooks on the parameters; `before_backward` puts them back."""
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks = {}
-
-    def close(self) -> None:
-        """Remove all hooks."""
-        self.unhook()
-        self.reset()
 
     @keeps_errors
     def _on_backward_start(self, _: Tensor) -> None:

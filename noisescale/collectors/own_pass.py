@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell hooks whether a backward pass of the package itself is running.
+"""Hooks of others: what they are called, and whether a pass of the package itself calls them.
 
 Hooks on modules see such a pass like one of the training. Hooks on tensors are not called in it.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from noisescale.collectors.names_of_hooks import function_of
+import torch.nn.modules.module as of_modules
 
 _running = 0  # for all threads: those of autograd call hooks as well
 
@@ -50,3 +51,22 @@ def own_pass() -> Iterator[None]:
         yield
     finally:
         _running -= 1
+
+
+def function_of(hook: Any) -> Any:
+    """Return the function that a hook calls in the end."""
+    while isinstance(hook, partial | of_modules._WrappedHook):
+        hook = hook.func if isinstance(hook, partial) else hook.hook
+    return getattr(hook, "__func__", hook)
+
+
+def name_of(hook: Any) -> str:
+    """Return the full name of the function that a hook calls, or of an object's class."""
+    function = function_of(hook)
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__ or 'builtins'}.{named.__qualname__}"
+
+
+def is_ours(name: str) -> bool:
+    """Return whether a hook of this name is the package's own."""
+    return name.partition(".")[0] == __name__.partition(".")[0]

@@ -154,13 +154,9 @@ class TensorParallelCollector(MicroBatchCollector):
 
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup) -> None:
         super().__init__(norms, group)
+        self.least_micro_batches = 2
         self._average = AveragedParts(norms, group)
         self.sharing = dist.get_world_size(group)
-
-    @property
-    def least_micro_batches(self) -> int:
-        """Micro-batches that a step needs to be measured."""
-        return 2
 
     def _capture(self, index: int, gradient: Tensor) -> None:
         p = self.norms.parameters[index]

@@ -9,7 +9,7 @@ which each rank norms its share. Training is left alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
 
 import torch
@@ -21,14 +21,10 @@ from noisescale.collectors.averaged_gradient import share_of
 from noisescale.collectors.changes import Changes
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
-from noisescale.collectors.rows.window_layout import Weight, WindowLayout, weighted_rank, whole_rank
 from noisescale.guard import keeps_errors
 
 _BUCKET = 2**22
 """Most elements that are reduced at once, if a parameter is not larger."""
-
-_COST = 0.5
-"""Cost, in plain steps, of one more all-reduce of the gradient and of its norms."""
 
 
 class UnaveragedCollector(Collector):
@@ -38,6 +34,11 @@ class UnaveragedCollector(Collector):
         norms: See `Collector`.
         group: The ranks.
     """
+
+    cost = 0.5
+    """Cost, in plain steps, of one more all-reduce of the gradient and of its norms."""
+    captures_freely = False
+    """A capture is a collective, in which all ranks have to take part."""
 
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup) -> None:
         super().__init__(norms, group)
@@ -49,11 +50,6 @@ class UnaveragedCollector(Collector):
         """Whether the last pass ended with the collectives, whatever came of them."""
         self._found: tuple[Tensor, Tensor] | None = None
         self._changes: Changes | None = None
-
-    @property
-    def cost(self) -> float:
-        """The cost of one more all-reduce."""
-        return _COST
 
     @property
     def changes(self) -> Changes:
@@ -69,19 +65,6 @@ class UnaveragedCollector(Collector):
     def average_captured(self) -> bool:
         """Whether the norms were taken at the end of a backward pass."""
         return self._captured
-
-    @property
-    def captures_freely(self) -> bool:
-        """False: a capture is a collective, in which all ranks have to take part."""
-        return False
-
-    def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
-        """Every rank is a part: the mean over its micro-batches of `sizes` examples."""
-        return whole_rank(sizes, loss_divisor)
-
-    def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """Every rank is a part, as heavy as its micro-batches together."""
-        return weighted_rank(sizes, weights)
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Arrange for the norms to be taken at the end of this pass, if they are wanted there.
@@ -109,10 +92,6 @@ class UnaveragedCollector(Collector):
         """Begin another step."""
         super().reset()
         self._begin()
-
-    def close(self) -> None:
-        """Forget the step under way: there are no hooks."""
-        self.reset()
 
     @keeps_errors
     def _on_backward_start(self, _: Tensor) -> None:

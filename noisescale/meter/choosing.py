@@ -27,9 +27,8 @@ from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.groups import Groups, groups_of
 from noisescale.collectors.halves.collector import HalvesCollector
 from noisescale.collectors.micro_batch import MicroBatchCollector
-from noisescale.collectors.sharded import fsdp1_units
-from noisescale.collectors.sharded.fsdp1 import Fsdp1Collector
-from noisescale.collectors.sharded.fsdp1_units import is_fsdp1
+from noisescale.collectors.sharded import fsdp1
+from noisescale.collectors.sharded.fsdp1 import Fsdp1Collector, is_fsdp1
 from noisescale.collectors.sharded.fsdp2 import Fsdp2Collector
 from noisescale.collectors.sharded.fsdp2_units import is_fsdp2
 from noisescale.collectors.tensor_parallel import (
@@ -104,12 +103,12 @@ def choose_collector(
         )
     trained = _trained_or_refuse(model, parameters)
     if sharded:
-        if options.extra:
+        if small_batch == "half" or options.extra:
             raise Refusal(
-                "extra",
-                "be empty if gradients are sharded",
-                options.names_of_extra,
-                "Leave it out, or train with DistributedDataParallel.",
+                "small_batch",
+                'be "auto", "rank" or "micro_batch", and `extra` empty, if gradients are sharded',
+                f"{small_batch!r} and {options.names_of_extra}",
+                "Each rank's gradient in each pass that reduces is compared there.",
             )
         collector = Fsdp1Collector if is_fsdp1(model) else Fsdp2Collector
         return collector(model, trained, groups)
@@ -277,7 +276,7 @@ def _trained_parameters(
     elif is_deepspeed(model):
         stepped = stepped_parameters(model)
         among, model = stepped if among is None else stepped & among, wrapped_module(model)
-    named = fsdp1_units.named_parameters if is_fsdp1(model) else nn.Module.named_parameters
+    named = fsdp1.named_parameters if is_fsdp1(model) else nn.Module.named_parameters
     return [
         (name.replace("_orig_mod.", ""), p)
         for name, p in named(model)

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from noisescale.checks import is_real, is_whole, refuse, require_choice, require_positive
-from noisescale.collectors.halves.row_pass import keep_random_numbers
+from noisescale.collectors.halves.side_effects import keep_random_numbers
 from noisescale.collectors.own_pass import own_pass
 from noisescale.meter.choosing import unwrap
 from noisescale.refusal import TypeRefusal
@@ -43,7 +43,7 @@ class ConcurrentAdversary:
     present weights, so that a step waits for two gradients in a row. With the weights of τ steps
     ago the copies of a batch need nothing of the step before it, and are made while that step runs.
 
-    `over` goes through the batches of a loader with the copies made ahead. `perturb`, `prepare` and
+    `batches_from` goes through a loader with the copies made ahead. `perturb`, `prepare` and
     `take` are its parts. Train on clean and adversarial inputs, as one example each: see
     `interleaved`.
 

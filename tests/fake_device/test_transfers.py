@@ -26,7 +26,7 @@ SIGNS: Table = {(TO_DEVICE_LATER, "collectors/halves/row_pass.py"): 1}
 """Which half of the batch a row is in."""
 PROOF: Table = {
     (TO_HOST, "collectors/halves/proved_cuts.py"): 1,
-    (TO_HOST, "collectors/halves/proof.py"): 1,
+    (TO_HOST, "collectors/halves/row_pass.py"): 1,
     (TO_DEVICE_LATER, "collectors/halves/row_pass.py"): 2,
     (TO_DEVICE_LATER, "collectors/halves/derivatives.py"): 14,
     (TO_DEVICE_LATER, "collectors/halves/loss_derivative.py"): 3,

@@ -20,9 +20,9 @@ from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.squared_norms import sums_of, sums_of_squares, wide_dtype
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.lightning.scheduler.scheduled_fit import _mean_over_ranks
-from noisescale.methods.across_ranks.mean_states import mean_of_states_
-from noisescale.methods.across_ranks.mean_weights import MeanWeights
+from noisescale.methods.across_ranks.rank_states import mean_of_states_
 from noisescale.methods.adasum.optimizer import AdasumOptimizer
+from noisescale.methods.decentlam.own_weights import MeanWeights
 from noisescale.methods.inner_product import NoiseAlongGradient
 from noisescale.scheduling.agreement import Agreement
 

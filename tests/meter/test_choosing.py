@@ -58,12 +58,15 @@ def test_ranks_that_share_the_tokens_of_a_batch_are_not_measured_under_ddp_eithe
     assert all("(mesh dimension 'context_parallel')" in said for said in on_ranks(4, refusal))
 
 
-def test_shards_have_no_further_measurements(monkeypatch: Any) -> None:
+@pytest.mark.parametrize("options", [{"extra": [NoiseAlongGradient]}, {"small_batch": "half"}])
+def test_shards_have_no_further_measurements_and_no_halves(
+    options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = nn.Linear(2, 2)
     monkeypatch.setattr(choosing, "is_sharded", lambda _: True)
 
-    with refused("extra", requirement="sharded", got="NoiseAlongGradient"):
-        choose_collector(model, MeterOptions(extra=[NoiseAlongGradient]))
+    with refused("small_batch", requirement="if gradients are sharded"):
+        choose_collector(model, MeterOptions(**options))
 
 
 @pytest.mark.parametrize("made", [MeterOptions, NoiseScaleMonitor, NoiseScaleCallback])

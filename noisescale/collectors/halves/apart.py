@@ -20,12 +20,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from noisescale.batches.row_groups import RowGroups
-from noisescale.collectors.halves.coupled import where_rows_meet
+from noisescale.collectors.halves.coupled import first_coupling
 from noisescale.collectors.halves.cut import Cut
-from noisescale.collectors.halves.derivatives import LARGEST_SHARE, NoDerivativeError
+from noisescale.collectors.halves.derivatives import (
+    LARGEST_SHARE,
+    NoDerivativeError,
+    share_in_network,
+)
 from noisescale.collectors.halves.graph import Graph
 from noisescale.collectors.halves.loss_derivative import share_in_loss
-from noisescale.collectors.halves.network_derivative import share_in_network
 from noisescale.guard import WarnOnce
 
 _LOSS = "The loss must be a mean over rows that do not act on one another, got one in which they do"
@@ -43,7 +46,7 @@ class Derived(NamedTuple):
     """Where rows act on each other by name, if there is no derivative."""
 
 
-class RowsApart:
+class RowIndependence:
     """Says whether the rows of a model's batches act on each other, at the proof of a cut.
 
     Args:
@@ -68,7 +71,7 @@ class RowsApart:
         derived: bool = True,
     ) -> str:
         """Say where rows act on each other, by operations; empty if they do not."""
-        if meeting := where_rows_meet(graph, cut, rows, groups, derived=derived):
+        if meeting := first_coupling(graph, cut, rows, groups, derived=derived):
             return (
                 f"{_LOSS} ({meeting}). Such losses are contrastive losses, pairs of rows,"
                 " correlations, and products and powers of means over the batch."

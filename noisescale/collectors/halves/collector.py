@@ -30,9 +30,8 @@ from noisescale.collectors.halves.bearing import INSTEAD
 from noisescale.collectors.halves.graph import is_curved
 from noisescale.collectors.halves.parts import Parts
 from noisescale.collectors.halves.proved_cuts import ProvedCuts
-from noisescale.collectors.halves.row_pass import row_pass, signs
-from noisescale.collectors.halves.rows_at_cut import RowsAtCut
-from noisescale.collectors.halves.upset import unwatch, watch
+from noisescale.collectors.halves.row_pass import RowsAtCut, row_pass, signs
+from noisescale.collectors.halves.side_effects import unwatch, watch
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.own_pass import measuring
 from noisescale.collectors.rows.step_norms import ROWS_WITHOUT_LOSS
@@ -104,6 +103,7 @@ class HalvesCollector(MicroBatchCollector):
         backward_twice: bool = False,
     ) -> None:
         super().__init__(norms, group=None)
+        self.least_micro_batches = 1  # it has two halves
         self._cuts = ProvedCuts(model, norms, cut, compiled=compiled, backward_twice=backward_twice)
         self._at_cut = RowsAtCut(RowSimilarity() if self._apart is None else self._apart.found)
         self._runs_python = False
@@ -121,11 +121,6 @@ class HalvesCollector(MicroBatchCollector):
         watch()
         self._unwatch = weakref.finalize(self, unwatch)
         self._look()
-
-    @property
-    def least_micro_batches(self) -> int:
-        """Micro-batches that a step needs to be measured: one, as it has two halves."""
-        return 1
 
     @property
     def cost(self) -> float:
@@ -324,7 +319,7 @@ class HalvesCollector(MicroBatchCollector):
             return
         captured = Captured(self.norms)
         sizes: list[Tensor] = []
-        with self._cuts.change_nothing_else():
+        with self._cuts.bearing.leave_no_trace():
             self._draws += 1
             row_pass(
                 loss,
@@ -342,7 +337,7 @@ class HalvesCollector(MicroBatchCollector):
         if parts.row_weights is None:
             few = parts.lack_losses(of_rows != 0)
             sq_norms = sq_norms.masked_fill(few, ROWS_WITHOUT_LOSS)
-        self._runs_python = self._cuts.run_python
+        self._runs_python = self._cuts.bearing.runs_python
         if self._looks_at_cut and parts.groups is None and not is_curved(loss.node):
             self._at_cut.add(of_rows, batch.size)
         self._halves = Halves(sq_norms, batch.which, parts)

@@ -27,8 +27,7 @@ from noisescale.collectors.halves.graph import (
     Region,
     dimensions_of,
     kind,
-    nodes_leading_to,
-    order_from_ends,
+    order_from_stops,
     walk,
 )
 
@@ -71,7 +70,7 @@ class _Step(NamedTuple):
     """How rows were picked out of the batch, for each edge of `from_rows`."""
 
 
-def where_rows_meet(
+def first_coupling(
     graph: Graph, cut: Cut, rows: int, groups: RowGroups | None = None, *, derived: bool = False
 ) -> str | None:
     """Name an operation between the loss and the cut that makes rows act on each other, or None.
@@ -99,11 +98,10 @@ def where_rows_meet(
         if maker := _maker_of_similarities(graph, edge.output, rows):
             return maker
     stops = set(cut.region.stops)
-    ends = [edge.node for edge in stops if edge.node is not None]
-    leading = nodes_leading_to(cut.region, ends)
+    leading = order_from_stops(cut.region)
     summed: dict[Node, bool] = {}
     picked: dict[Node, tuple[Hashable, ...]] = {}
-    for node in order_from_ends(cut.region, leading):
+    for node in leading:
         edges = cut.region.nodes[node]
         from_rows = [edge for edge in edges if edge in stops or edge.output[0] in leading]
         step = _Step(

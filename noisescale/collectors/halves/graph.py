@@ -133,6 +133,11 @@ class Graph:
         return bool(node.variable.numel() == size)
 
 
+def next_nodes(node: Node) -> list[Node]:
+    """Return the nodes that gradients flow on to from a node."""
+    return [one for one, _ in node.next_functions if one is not None]
+
+
 def device_behind(node: Node, position: int) -> torch.device:
     """Return the device of a gradient that a node passes on."""
     further, which = node.next_functions[position]
@@ -149,8 +154,9 @@ def nodes_leading_to(region: Region, ends: Iterable[Node]) -> Collection[Node]:
     return set(walk(ends, lambda node: before.get(node, ())))
 
 
-def order_from_ends(region: Region, leading: Collection[Node]) -> list[Node]:
-    """Return the nodes of a region that are in `leading`, each after those that it leads to."""
+def order_from_stops(region: Region) -> dict[Node, None]:
+    """Return the nodes of a region that lead to a stop, each after those that it leads to."""
+    leading = nodes_leading_to(region, [e.node for e in region.stops if e.node is not None])
     ordered: dict[Node, None] = {}
     for start in region.nodes:
         left: list[tuple[Node, bool]] = [(start, False)]
@@ -163,7 +169,7 @@ def order_from_ends(region: Region, leading: Collection[Node]) -> list[Node]:
                 continue
             left.append((node, True))
             left.extend((edge.output[0], False) for edge in region.nodes[node])
-    return list(ordered)
+    return ordered
 
 
 def walk(starts: Iterable[_T], further: Callable[[_T], Iterable[_T]]) -> Iterator[_T]:
@@ -206,7 +212,7 @@ def is_curved(loss: Node) -> bool:
     """
 
     def further(node: Node) -> list[Node]:
-        return [one for one, _ in node.next_functions if one is not None and _is_number(one)]
+        return [one for one in next_nodes(node) if _is_number(one)]
 
     return any(kind(node) in _CURVED for node in walk([loss], further))
 

@@ -37,10 +37,8 @@ from noisescale.collectors.halves.graph import (
     Node,
     Output,
     kind,
-    nodes_leading_to,
-    order_from_ends,
+    order_from_stops,
 )
-from noisescale.collectors.own_pass import own_pass
 
 MOST_NUMBERS = 2**22
 """The most numbers at the cut. The second derivative takes about eight copies of them."""
@@ -114,7 +112,7 @@ def _share_in_loss(
     eps = max(_eps(graph, (node, 0)) for node in [*cut.region.nodes, *(end[0] for end in ends)])
     generator = torch.Generator().manual_seed(0)
     shares = []
-    with _zeros_behind(graph, ends), own_pass():
+    with _zeros_behind(graph, ends):
         for part in parts_of(rows, _DRAWS, groups):
             second = derivatives(
                 list(curved.values()),
@@ -158,7 +156,7 @@ def _share_of_others(
 
 
 def _roots(graph: Graph, cut: Cut) -> list[Output]:
-    """Return roots of one number, and norms: a loss may sum them up, see `where_rows_meet`."""
+    """Return roots of one number, and norms: a loss may sum them up, see `first_coupling`."""
     found = [
         node
         for node in cut.region.nodes
@@ -212,9 +210,9 @@ def _gradients_at_cut(
     gradient, so `_passed_on` does both.
     """
     stops = set(cut.region.stops)
-    leading = nodes_leading_to(cut.region, [e.node for e in stops if e.node is not None])
+    leading = order_from_stops(cut.region)
     into: dict[Output, Tensor] = {start: gradient}
-    for node in reversed(order_from_ends(cut.region, leading)):
+    for node in reversed(leading):
         given = [into.pop((node, i), None) for i in range(len(graph.shapes(node)))]
         if all(one is None for one in given):
             continue

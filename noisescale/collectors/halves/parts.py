@@ -10,6 +10,7 @@ groups, and so is the noise scale.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,11 +18,7 @@ import torch
 from torch import Tensor
 
 from noisescale.batches.row_groups import RowGroups
-from noisescale.collectors.rows.window_layout import (
-    WindowLayout,
-    halves_of_a_batch,
-    weighted_rows,
-)
+from noisescale.collectors.rows.window_layout import WindowLayout
 from noisescale.guard import NotMeasured
 
 LARGEST_ERROR = 0.05
@@ -104,17 +101,26 @@ class Parts(NamedTuple):
         return halved * share + whole / self.number
 
     def layout(self, loss_divisor: float = 1.0) -> WindowLayout:
-        """Say what `sq_norms` are of; the loss is one mean over all rows."""
-        if self.groups is None and self.row_weights is None:
-            return halves_of_a_batch(self.size, self.rows, loss_divisor)
+        """Say what `sq_norms` are of; the loss is one mean over all rows.
+
+        Of B equal rows an odd one is in neither half. Then g_s has tr(Σ)·(B - 1)/B² of noise
+        instead of tr(Σ)/B: |g|² + |g_s|² is that of parts of B²/(2·B - 1) rows.
+        """
+        squared = loss_divisor**2
         of_rows = self.row_weights
+        if self.groups is None and of_rows is None:
+            size, rows = self.size, self.rows
+            inverse = (1 + (rows - rows % 2) / rows) / size if size else math.inf
+            return WindowLayout(squared, squared, inverse, 1 / size if size else math.inf)
         if of_rows is None:
             of_rows = torch.ones(self.rows, device="cpu")
         weights = torch.where((of_rows >= 0).all(), self.sums(of_rows), torch.nan)
+        squares = weights.square()
         sizes = self.sums(torch.ones_like(of_rows)) * (self.size / self.rows)
-        squared = loss_divisor**2
-        layout = weighted_rows(sizes, weights)
-        return layout._replace(small_scale=squared, big_scale=squared)
+        inverse_size = (squares / sizes).sum()
+        return WindowLayout(
+            squared, squared, inverse_size, inverse_size, squares.sum(), weights.sum()
+        )
 
 
 def _pair_share(weights: Tensor) -> Tensor:

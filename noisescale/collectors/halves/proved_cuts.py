@@ -15,23 +15,20 @@ from noisescale.batches.batch_counter import sequence_first_in
 from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.devices import read
 from noisescale.collectors.gradient_norms import GradientNorms
-from noisescale.collectors.halves.apart import Derived, RowsApart
+from noisescale.collectors.halves.apart import Derived, RowIndependence
 from noisescale.collectors.halves.bearing import INSTEAD, Bearing
 from noisescale.collectors.halves.calls import ModuleCalls
 from noisescale.collectors.halves.cut import Cut, CutEdge, Pattern, find_again, find_cut
 from noisescale.collectors.halves.graph import Graph, Output
-from noisescale.collectors.halves.proof import FACTOR, LARGEST_ERROR, Proof
-from noisescale.collectors.halves.row_pass import keep_random_numbers, row_pass
-from noisescale.collectors.halves.upset import (
+from noisescale.collectors.halves.row_pass import FACTOR, LARGEST_ERROR, Proof, row_pass
+from noisescale.collectors.halves.side_effects import (
     ChangingHooks,
-    Restored,
     Values,
-    hooks_of_modules,
     hooks_of_tensors,
-    keep_retained_gradients,
-    silence,
+    hooks_on_modules,
     values_saved_in,
 )
+from noisescale.collectors.own_pass import is_ours
 from noisescale.guard import NotMeasured, WarnLater
 from noisescale.refusal import Refusal
 
@@ -86,9 +83,9 @@ class ProvedCuts:
         self._names = names
         self._compiled = compiled
         self.tell = WarnLater()
-        self._apart = RowsApart(model, self.tell, compiled=compiled)
+        self._apart = RowIndependence(model, self.tell, compiled=compiled)
         self._calls = ModuleCalls(None if names is None else named_modules(model, names))
-        self._bearing = Bearing(model, backward_twice=backward_twice)
+        self.bearing = Bearing(model, backward_twice=backward_twice)
         self._index_of = {id(p): index for index, p in enumerate(norms.parameters)}
         self._scalars = [i for i, p in enumerate(norms.parameters) if p.numel() == 1]
         self._few = [i for i, p in enumerate(norms.parameters) if p.numel() <= _FEW]
@@ -97,11 +94,6 @@ class ProvedCuts:
         self._refused: set[_Kind] = set()
         self._proving: _Proving | None = None
         self._searching = True
-
-    @property
-    def run_python(self) -> bool:
-        """Whether the last graph runs Functions of others, or parts again."""
-        return self._bearing.runs_python
 
     def watch(self, watching: bool) -> None:
         """Record the outputs of modules while watching, if a cut must be found."""
@@ -112,14 +104,8 @@ class ProvedCuts:
         if self._proving is not None:
             self._proving.changing.restore()
             self._proving = None
-        self._bearing.forget()
+        self.bearing.forget()
         self._calls.forget()
-
-    @contextmanager
-    def change_nothing_else(self) -> Iterator[None]:
-        """Have a block with a pass leave what it runs again and retained gradients alone."""
-        with self._bearing.restore_after(), keep_retained_gradients():
-            yield
 
     def find(
         self, loss: GradientEdge, gradient: Tensor, rows: int, groups: RowGroups | None = None
@@ -143,7 +129,7 @@ class ProvedCuts:
                     continue
                 edges = find_again(loss, rows, kind.pattern)
                 if edges is not None:
-                    self._bearing.check(loss.node)
+                    self.bearing.check(loss.node)
                     self._norms.leave_out(left_out)
                     return edges
             if not watched and not self._compiled:
@@ -174,12 +160,12 @@ class ProvedCuts:
                 " ...). If the size that is counted is not the number of rows, pass `rows` to the"
                 " meter, or `batch_size_fn` to a callback." + INSTEAD
             )
-        self._bearing.check(loss.node)
+        self.bearing.check(loss.node)
         self._refuse(kind, self._apart.by_name(graph, cut, rows, groups))
         left_out = self._small_parameters_past(graph, cut)
         self._leave_out(left_out)
         proof = Proof(self._norms.names, left_out)
-        derived, saved = Derived([]), list[Restored]()
+        derived, saved = Derived([]), list[tuple[str, Tensor]]()
         if not self._apart.is_derived(kind):
             with self._a_pass_more(graph, saved):
                 derived = self._apart.by_derivatives(graph, cut, rows, groups, gradient)
@@ -219,14 +205,9 @@ class ProvedCuts:
         )
 
     @contextmanager
-    def _a_pass_more(self, graph: Graph, restored: list[Restored]) -> Iterator[None]:
+    def _a_pass_more(self, graph: Graph, restored: list[tuple[str, Tensor]]) -> Iterator[None]:
         """Leave everything as it is in a block with passes, and refuse where that cannot be."""
-        with (
-            self._bearing.restore_after(),
-            keep_retained_gradients(),
-            silence(hooks_of_tensors(self._norms.parameters)),
-            keep_random_numbers({p.device for p in self._norms.parameters}),
-        ):
+        with self.bearing.leave_no_trace():
             saved = Values([])
             try:
                 saved = values_saved_in(graph)  # checkpoints go forward to be read
@@ -245,15 +226,17 @@ class ProvedCuts:
             finally:
                 restored.extend(saved.restore())
 
-    def _read(self, restored: Sequence[Restored], shares: Sequence[Tensor]) -> list[float]:
+    def _read(
+        self, restored: Sequence[tuple[str, Tensor]], shares: Sequence[Tensor]
+    ) -> list[float]:
         """Return numbers of the device: the host waits once.
 
         Raises:
             NotMeasured: If passes had changed what Functions save.
         """
-        tensors = [one.differed for one in restored]
+        tensors = [differs for _, differs in restored]
         numbers = iter([one for (one,) in read([*tensors, *shares])])
-        changed = {one.name for one in restored if next(numbers)}
+        changed = {name for name, _ in restored if next(numbers)}
         if changed:
             raise NotMeasured(
                 "`model` must not change what its Functions save for the backward pass, as a"
@@ -340,7 +323,8 @@ class ProvedCuts:
             )
 
     def _refuse_hooks_of_modules(self) -> None:
-        if hooks := hooks_of_modules(self._model):
+        on_modules = hooks_on_modules(self._model.named_modules(), "backward")
+        if hooks := [f"{hook} (on {at})" for hook, at in on_modules.items() if not is_ours(hook)]:
             raise NotMeasured(
                 "`model` must have no backward hooks on its modules, as a measured step has one"
                 f" more backward pass that would call them, got {', '.join(hooks[:_NAMED])}. Have"

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A backward pass of our own, with a factor on each row of the batch at the cut."""
+"""A backward pass of our own, with a factor on each row of the batch at the cut, and its proof.
+
+With the factor ½ on all rows, the gradient must halve. A path that the cut misses gives the factor
+1, and a path that is cut twice gives ¼. Setting rows to zero would not show paths that are cut
+twice, and doubling the gradient may overflow in 16 bits.
+"""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import math
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -19,8 +24,8 @@ from noisescale.batches.row_groups import RowGroups
 from noisescale.batches.to_device import to_device
 from noisescale.collectors.halves.cut import CutEdge
 from noisescale.collectors.halves.graph import Node, device_behind
-from noisescale.collectors.halves.upset import hooks_of_tensors, silence
-from noisescale.collectors.own_pass import own_pass
+from noisescale.collectors.squared_norms import squared_norm, sums_of
+from noisescale.estimation.row_similarity import RowSimilarity
 
 
 def signs(parts: int, draw: int, groups: RowGroups | None = None) -> Tensor:
@@ -47,8 +52,8 @@ def row_pass(
 ) -> None:
     """Run a backward pass, multiply each row by its factor at the cut, and show the gradients.
 
-    The pass leaves no trace: gradients are not added to `p.grad` and not kept, random numbers that
-    it draws are drawn again by later passes, and hooks of tensors are not called.
+    Gradients are not added to `p.grad` and not kept. See `Bearing.leave_no_trace` for what else a
+    pass may change.
 
     Args:
         loss: What the pass starts from.
@@ -62,7 +67,6 @@ def row_pass(
     """
     rows = len(factors)
     wanted = [i for i, p in enumerate(parameters) if p.requires_grad]
-    devices = {gradient.device, *(parameters[i].device for i in wanted)}
     factors_of: dict[tuple[int, bool], _Factors] = {}
     cut: dict[Node, dict[int, _Factors]] = {}
     for edge in edges:
@@ -73,8 +77,7 @@ def row_pass(
         cut.setdefault(edge.node, {})[edge.position] = factors_of[kind]
     for factor in cut.pop(None, {}).values():  # the pass starts with rows
         gradient = _note_sizes(sizes, rows, factor.times(gradient), gradient)
-    with ExitStack() as held, torch.no_grad(), own_pass(), keep_random_numbers(devices):
-        held.enter_context(silence(hooks_of_tensors(parameters)))
+    with ExitStack() as held, torch.no_grad():
         for node, at in cut.items():
             held.callback(node.register_hook(partial(_scale_rows, at, sizes, rows)).remove)
         zeros: dict[tuple[torch.device, torch.dtype], Tensor] = {}
@@ -150,17 +153,96 @@ def _show(
     return zero.expand_as(gradient)
 
 
-@contextmanager
-def keep_random_numbers(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Restore the random number generators of the CPU and of devices after a block."""
-    of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    modules = {d: torch.get_device_module(d) for d in devices if d.type not in ("cpu", "meta")}
-    of_devices = {device: module.get_rng_state(device) for device, module in modules.items()}
-    try:
-        yield
-    finally:
-        torch.set_rng_state(of_torch)
-        np.random.set_state(of_numpy)
-        random.setstate(of_python)
-        for device, state in of_devices.items():
-            modules[device].set_rng_state(state, device)
+class RowsAtCut:
+    """Collects means and variances of log|dL/dz_i|, on the device until measured steps are read.
+
+    Args:
+        found: What receives them.
+    """
+
+    def __init__(self, found: RowSimilarity) -> None:
+        self._found = found
+        self._rows: list[tuple[float, Tensor]] = []
+        self._sent = 0
+
+    def add(self, sq_norms: Tensor, size: float) -> None:
+        """Receive |dL/dz_i|² of all rows, shape (rows,). Rows without a loss do not count."""
+        some = sq_norms > 0
+        logs = torch.where(some, sq_norms, 1.0).log() / 2
+        number = some.sum()
+        mean = logs.sum() / number
+        variance = torch.where(some, (logs - mean).square(), 0.0).sum() / (number - 1)
+        self._rows.append((size, torch.stack([number.to(mean.dtype), mean, variance])))
+
+    def unread(self) -> Sequence[Tensor]:
+        """Return the numbers on the device."""
+        self._sent = len(self._rows)
+        return [numbers for _, numbers in self._rows]
+
+    def take(self, numbers: Sequence[Sequence[float]]) -> None:
+        """Receive what is in them."""
+        for (size, _), one in zip(self._rows, numbers, strict=False):
+            self._found.add_rows(*one, size=size)
+        del self._rows[: self._sent]
+
+
+FACTOR = 0.5
+"""The factor on all rows."""
+
+LARGEST_ERROR = 0.01
+"""The most error that a proof allows, as a share of |g/2|²."""
+
+_NAMED = 3
+
+
+class Proof:
+    """Compares the gradients of a pass with the factor ½ with those of the training's own pass."""
+
+    def __init__(self, names: Sequence[str], left_out: Collection[int]) -> None:
+        self._names = names
+        self._left_out = left_out
+        self._halved: dict[int, Tensor] = {}
+        self._errors: dict[int, Tensor] = {}
+        self._totals: dict[int, Tensor] = {}
+        self._seen_twice = False
+
+    def take_halved(self, index: int, gradient: Tensor) -> None:
+        """Keep a gradient of the pass with the factor ½: see `row_pass`."""
+        self._halved[index] = gradient.detach().clone()
+
+    def take_own(self, index: int, gradient: Tensor) -> None:
+        """Compare a halved gradient with that of the training's own pass, and release both."""
+        if index in self._left_out:
+            return
+        if index in self._totals:
+            self._seen_twice = True
+        half = FACTOR * gradient.detach()
+        halved = self._halved.pop(index, None)
+        self._totals[index] = _sq_norm(half)
+        self._errors[index] = self._totals[index] if halved is None else _sq_norm(halved - half)
+
+    @property
+    def reached(self) -> bool:
+        """Whether the training's own pass reached a parameter."""
+        return bool(self._totals)
+
+    def share(self) -> float:
+        """Return the error as a share of |g/2|², read from the device; NaN if it is not known."""
+        if not self._totals or self._seen_twice:
+            return math.nan
+        device = next(iter(self._totals.values())).device
+        both = [list(some.values()) for some in (self._errors, self._totals)]
+        errors, totals = sums_of(both, device=device).tolist()
+        return errors / totals if 0 < totals < math.inf and errors < math.inf else math.nan
+
+    def worst(self) -> str:
+        """Name the parameters with the largest errors, and their share of the error."""
+        errors = {self._names[i]: float(error) for i, error in self._errors.items()}
+        whole = sum(errors.values())
+        most = sorted(errors, key=errors.__getitem__, reverse=True)[:_NAMED]
+        more = f" and {len(errors) - _NAMED} more" if len(errors) > _NAMED else ""
+        return ", ".join(f"{name} ({errors[name] / whole:.0%})" for name in most if whole) + more
+
+
+def _sq_norm(gradient: Tensor) -> Tensor:
+    return squared_norm([gradient], device=gradient.device)

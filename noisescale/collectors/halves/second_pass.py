@@ -3,7 +3,7 @@
 
 torch's own operations bear it. A Function written in Python, a hook on a node, and hooks that give
 saved tensors back may keep state: those that are not known to bear it are named, and no pass is
-made. A checkpointed part runs forward again: see `recomputed`.
+made. A checkpointed part runs forward again: see `PythonState`.
 
 Read here, and private as of torch 2.13: `_forward_cls` of a Function's node, `_raw_saved_*` of
 nodes with their `unpack_hook` (since torch 2.10), and what checkpointing and `torch.library` keep
@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from noisescale.collectors.halves.graph import Node, walk
-from noisescale.collectors.names_of_hooks import name_of
-from noisescale.collectors.own_pass import asks_whether_measuring
+from noisescale.collectors.halves.graph import Node, next_nodes, walk
+from noisescale.collectors.own_pass import asks_whether_measuring, name_of
 
 _KNOWN = frozenset(
     {
@@ -81,7 +80,7 @@ _NOT_KNOWN = (
 _KNOWN_HOOKS = (
     "noisescale.",
     "torch.distributed.",
-    "torch.utils.hooks.BackwardHook.",  # of modules: `hooks_of_modules` names those
+    "torch.utils.hooks.BackwardHook.",  # of modules: `hooks_on_modules` names those
 )
 
 _KNOWN_UNPACKING = "torch.autograd.graph.save_on_cpu."
@@ -109,7 +108,7 @@ def second_pass(loss: Node) -> SecondPass:
     impossible: dict[str, None] = {}
     frames: dict[int, Any] = {}
     functions = False
-    for node in walk([loss], _further):
+    for node in walk([loss], next_nodes):
         kind = type(node)
         if issubclass(kind, BackwardCFunction) or kind.__name__ == "CppFunction":
             name = _name_of_function(node)
@@ -150,10 +149,6 @@ def cells_of(function: Any) -> dict[str, Any]:
         except ValueError:  # it is not set yet
             continue
     return found
-
-
-def _further(node: Node) -> list[Node]:
-    return [next_node for next_node, _ in node.next_functions if next_node is not None]
 
 
 def _is_known(name: str) -> bool:

@@ -268,10 +268,6 @@ class StepRows:
                 small_batch = examples * (weights * inverse_sizes)
                 small_batch /= inverse_part_sizes * total**2
                 big_batch = examples
-            of_entries = [
-                StepNorms(s, b, small_batch, big_batch, examples, weighted, bad)
-                for s, b in zip(small, big, strict=True)
-            ]
             whole = StepNorms(
                 sum(small[: self._partition]),
                 sum(big[: self._partition]),
@@ -281,6 +277,10 @@ class StepRows:
                 weighted,
                 bad,
             )
+            of_entries = [
+                whole._replace(small_sq_norm=s, big_sq_norm=b)
+                for s, b in zip(small, big, strict=True)
+            ]
             changes = ReducedChanges(
                 stale=_share(stale, whole.big_sq_norm),
                 between=_share(between, whole.big_sq_norm),

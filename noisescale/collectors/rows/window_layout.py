@@ -56,98 +56,39 @@ UNKNOWN = WindowLayout(math.nan, math.nan, math.nan, math.nan, over_step=math.na
 """The layout of a step that is left out."""
 
 
-def whole_rank(sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
-    """The rank is the part: a mean over micro-batches of `sizes` examples."""
-    scale = (loss_divisor / len(sizes)) ** 2 if sizes else math.nan
-    inverse_size = mean_inverse(sizes) / max(len(sizes), 1)
-    return WindowLayout(scale, scale, inverse_size, inverse_size)
-
-
-def each_micro_batch(sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
-    """Every micro-batch is a part."""
-    window = len(sizes)
-    inverse_part_size = mean_inverse(sizes)
-    return WindowLayout(
-        small_scale=loss_divisor**2 / window if window else math.nan,
-        big_scale=(loss_divisor / window) ** 2 if window else math.nan,
-        inverse_part_size=inverse_part_size,
-        inverse_size=inverse_part_size / max(window, 1),
-    )
-
-
-def halves_of_a_batch(size: float, rows: int, loss_divisor: float) -> WindowLayout:
-    """The two halves of one batch are the parts, each of as many of its rows.
-
-    An odd row is in neither. Then the half difference of the halves, g_s, has tr(Σ)·(B - 1)/B² of
-    noise instead of tr(Σ)/B, B rows: |g|² + |g_s|² is that of parts of B²/(2·B - 1) rows. There
-    are two or more, of `size` examples together.
-    """
-    signed = rows - rows % 2
-    return WindowLayout(
-        small_scale=loss_divisor**2,
-        big_scale=loss_divisor**2,
-        inverse_part_size=(1 + signed / rows) / size if size else math.inf,
-        inverse_size=1 / size if size else math.inf,
-    )
-
-
-def weighted_rank(sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-    """The rank is the part: a weighted mean over its micro-batches, as heavy as all of them."""
-    total = _sum(weights)
-    return _weighted_layout(sizes, _squares(weights), part_weight=total * total, total_weight=total)
-
-
-def weighted_micro_batches(sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-    """Every micro-batch is a part, with a weight of its own."""
-    squares = _squares(weights)
-    return _weighted_layout(sizes, squares, part_weight=_sum(squares), total_weight=_sum(weights))
-
-
-def weighted_rounds(
-    sizes: Sequence[float], weights: Sequence[Weight], rounds: Sequence[int]
+def layout_of_parts(
+    sizes: Sequence[float], ends: Sequence[int], loss_divisor: float
 ) -> WindowLayout:
-    """Every round is a part, as heavy as its micro-batches; `rounds`: micro-batches up to each."""
-    of_rounds = [_sum(weights[start:end]) for start, end in pairwise([0, *rounds])]
-    return _weighted_layout(
-        sizes,
-        _squares(weights),
-        part_weight=_sum(_squares(of_rounds)),
-        total_weight=_sum(weights),
+    """Every part is a mean over as many micro-batches; `ends`: micro-batches up to each part's."""
+    passes, parts = len(sizes), len(ends)
+    mean_inverse = sum(1 / n if n else math.inf for n in sizes) / passes if passes else math.nan
+    if not passes or not parts:
+        return WindowLayout(math.nan, math.nan, math.nan, mean_inverse / max(passes, 1))
+    length = passes / parts
+    return WindowLayout(
+        small_scale=(loss_divisor / length) ** 2 / parts,
+        big_scale=(loss_divisor / passes) ** 2,
+        inverse_part_size=mean_inverse / length,
+        inverse_size=mean_inverse / passes,
     )
 
 
-def weighted_rows(sizes: Tensor, weights: Tensor) -> WindowLayout:
-    """Every row of one micro-batch is a part, or every group of rows, with a weight of its own.
-
-    Args:
-        sizes: The examples in each part.
-        weights: Of the parts.
-    """
-    squares = weights.square()
-    inverse = (squares / sizes).sum()
-    return WindowLayout(1.0, 1.0, inverse, inverse, squares.sum(), weights.sum())
-
-
-def _weighted_layout(
-    sizes: Sequence[float], squares: Sequence[Weight], *, part_weight: Weight, total_weight: Weight
+def weighted_layout(
+    sizes: Sequence[float], ends: Sequence[int], weights: Sequence[Weight]
 ) -> WindowLayout:
-    # With parts of weights u the mean of |g_part|², weighted by u², is E = |G|² + tr(Σ)·Σ(u²/n)/Σu²
-    # and |g|² is |G|² + tr(Σ)·Σ(u²/n)/(Σu)². Within a rank Σ(u²/n) is that of the rank as well.
+    """Every part is a weighted mean over micro-batches, as heavy as all of them together.
+
+    With parts of weights u the mean of |g_part|², weighted by u², is |G|² + tr(Σ)·Σ(u²/n)/Σu², and
+    |g|² is |G|² + tr(Σ)·Σ(u²/n)/(Σu)². Within a rank Σ(u²/n) is that of the rank as well.
+    """
+    squares = [u * u for u in weights]
     inverse = _sum([uu * (1 / n) if n else math.inf for uu, n in zip(squares, sizes, strict=True)])
-    return WindowLayout(1.0, 1.0, inverse, inverse, part_weight, total_weight)
-
-
-def _squares(weights: Sequence[Weight]) -> list[Weight]:
-    return [u * u for u in weights]
+    if len(ends) < len(weights):
+        totals = [_sum(weights[start:end]) for start, end in pairwise([0, *ends])]
+        squares = [u * u for u in totals]
+    return WindowLayout(1.0, 1.0, inverse, inverse, _sum(squares), _sum(weights))
 
 
 def _sum(numbers: Sequence[Weight]) -> Weight:
     """Return the sum of numbers, without adding a zero to numbers on the device."""
     return sum(numbers[1:], start=numbers[0]) if numbers else 0.0
-
-
-def mean_inverse(sizes: Sequence[float]) -> float:
-    """Return the mean of 1/n; infinite if a part is empty, NaN if there is no part."""
-    if not sizes:
-        return math.nan
-    return sum(1 / n if n else math.inf for n in sizes) / len(sizes)

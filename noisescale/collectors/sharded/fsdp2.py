@@ -52,7 +52,8 @@ class Fsdp2Collector(RoundsCollector[Unit]):
         super().__init__(norms, group, AveragedParts(norms, group))
         # On a mesh that has both, what is not data parallel is tensor parallel.
         self.sharing = dist.get_world_size(group) // units[0].mesh_info.mesh.size()
-        if self.least_micro_batches > 1:
+        if self.sharing == dist.get_world_size(group):  # no other rank has a batch
+            self.least_micro_batches = 2
             self.nothing_to_compare, self.how_to_compare = NOTHING_TO_COMPARE, f"{ACCUMULATE}."
         self._scattered_only = False
         """Whether the last round's gradients are still to be summed over replicas."""
@@ -63,11 +64,6 @@ class Fsdp2Collector(RoundsCollector[Unit]):
         except BaseException:
             self.close()
             raise
-
-    @property
-    def least_micro_batches(self) -> int:
-        """Micro-batches that a step needs to be measured: two if no other rank has a batch."""
-        return 2 if self.sharing == dist.get_world_size(self.group) else 1
 
     @property
     def gradients_dropped(self) -> bool:

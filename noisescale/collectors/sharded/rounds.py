@@ -12,7 +12,6 @@ Private attribute read here, as of torch 2.13: `Variable._execution_engine.queue
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,12 +24,6 @@ from torch import Tensor
 from noisescale.collectors.averaged_gradient import AveragedGradient
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
-from noisescale.collectors.rows.window_layout import (
-    Weight,
-    WindowLayout,
-    mean_inverse,
-    weighted_rounds,
-)
 from noisescale.collectors.squared_norms import scale
 from noisescale.guard import keeps_errors
 
@@ -96,22 +89,9 @@ class RoundsCollector(Collector, Generic[_U]):
             loss.register_hook(self._on_backward_start)
         self._average.before_backward(loss, capture=capture_average)
 
-    def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
-        """Every round is a part: the mean over its micro-batches, equally many in all rounds."""
-        passes, rounds = len(sizes), len(self._step.rounds)
-        inverse_size = mean_inverse(sizes) / max(passes, 1)
-        if not passes or not rounds:
-            return WindowLayout(math.nan, math.nan, math.nan, inverse_size)
-        return WindowLayout(
-            small_scale=(loss_divisor * rounds / passes) ** 2 / rounds,
-            big_scale=(loss_divisor / passes) ** 2,
-            inverse_part_size=inverse_size * rounds,
-            inverse_size=inverse_size,
-        )
-
-    def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """Every round is a part, as heavy as its micro-batches together."""
-        return weighted_rounds(sizes, weights, self._step.rounds)
+    def _ends_of_parts(self, passes: int) -> Sequence[int]:
+        """Every round is a part."""
+        return self._step.rounds
 
     def small_sq_norms(self) -> Tensor | None:
         """Σ|g_round|² since the last reset; None unless all rounds are whole and equally long."""

@@ -2,13 +2,14 @@
 """Whether ranks have the same tensors: an error on all of them, never a hang.
 
 Where groups are given, they overlap: each learns what the one before it found. So every rank hears
-of a difference anywhere.
+of a difference anywhere. Groups across nodes come before those within, so that nodes of several
+sizes hear of each other.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -16,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from noisescale.checks import refuse
 from noisescale.collectives import device_for
 from noisescale.refusal import Refusal
 
@@ -27,24 +27,35 @@ _AT_ONCE = 2**20
 """Elements whose bits are widened to 64 at once."""
 
 
-def check_alike(tensors: Sequence[Tensor], groups: Groups) -> None:
-    """Raise a ValueError on all ranks if tensors differ in number, shape or dtype.
+def check_alike(
+    tensors: Sequence[Tensor], groups: Groups, settings: Mapping[str, object] | None = None
+) -> None:
+    """Raise a ValueError on all ranks if a setting differs, or tensors in number, shape or dtype.
 
     All ranks of all groups must call this function. It is one small collective for each group.
 
     Args:
         tensors: What this rank passes.
         groups: See above.
+        settings: What each setting is on this rank, by the name of the argument.
     """
-    said = [_describe(tensor) for tensor in tensors]
-    digest = hashlib.blake2b("\n".join(said).encode(), digest_size=7).digest()
+    said = [dict(settings or {}), *map(_describe, tensors)]
+    digest = hashlib.blake2b(repr(said).encode(), digest_size=7).digest()
     same, mine = True, int.from_bytes(digest)
     for group in groups:
         found = _gather([mine, int(same)], group)
         same = all(entry == [mine, 1] for entry in found)
     if same:
         return
-    one, here, rank, there = _two_that_differ(_everyone(said, groups))
+    one, (set_here, *here), rank, (set_there, *there) = _two_that_differ(_everyone(said, groups))
+    for name in {**set_here, **set_there}:
+        if set_here.get(name) != set_there.get(name):
+            raise Refusal(
+                name,
+                "be the same on all ranks",
+                f"{set_here.get(name)} on rank {one} and {set_there.get(name)} on rank {rank}",
+                "Pass the same on each rank, and resume each from the same step.",
+            )
     for index, pair in enumerate(zip_longest(here, there, fillvalue="none")):
         if pair[0] != pair[1]:
             raise Refusal(
@@ -61,44 +72,6 @@ def on_any_rank(here: bool, groups: Groups) -> bool:
     for group in groups:
         here = any(found for (found,) in _gather([int(here)], group))
     return here
-
-
-def check_same_number(name: str, number: int, groups: Groups) -> None:
-    """Raise a ValueError on all ranks if a number differs between ranks.
-
-    Args:
-        name: What users call it. The number of a group is the number of its ranks.
-        number: This rank's.
-        groups: See above.
-    """
-    low = high = number
-    for group in reversed(groups):  # so that nodes of several sizes hear of each other
-        found = _gather([low, high], group)
-        low, high = min(each[0] for each in found), max(each[1] for each in found)
-    if low != high:
-        what = "ranks in " if name.endswith("group") else ""
-        remedy = "Pass the same on each rank, and resume each from the same step."
-        refuse(name, "be the same on all ranks", f"{what}{low} and {high}", remedy)
-
-
-def check_same_settings(settings: dict[str, str], group: dist.ProcessGroup | None) -> None:
-    """Raise a ValueError on all ranks if a setting differs between ranks.
-
-    Args:
-        settings: What each of the settings is on this rank, by the name of the argument.
-        group: All ranks of it must call this function.
-    """
-    everyone = _everyone([settings], [group])
-    if all(theirs == [settings] for theirs in everyone.values()):
-        return
-    one, (here,), rank, (there,) = _two_that_differ(everyone)
-    name = next(name for name in [*here, *there] if here.get(name) != there.get(name))
-    raise Refusal(
-        name,
-        "be the same on all ranks",
-        f"{here.get(name)} on rank {one} and {there.get(name)} on rank {rank}",
-        "Pass the same value on each rank.",
-    )
 
 
 def raise_on_all_ranks(error: Exception | None, group: dist.ProcessGroup | None) -> None:

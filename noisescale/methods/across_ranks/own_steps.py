@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
@@ -17,16 +16,17 @@ from noisescale.guard import Guard
 from noisescale.lightning import trainer_access
 from noisescale.lightning.averaging_off import AveragingOff
 from noisescale.lightning.trainer_access import MisconfigurationException
-from noisescale.methods.across_ranks.mean_states import mean_of_states_
+from noisescale.methods.across_ranks.alike import on_any_rank
 from noisescale.methods.across_ranks.rank_states import (
     RankStates,
     load_own_buffers,
-    on_all_ranks,
+    mean_of_states_,
     own_buffers,
     own_state,
     states_of_former_ranks,
 )
 from noisescale.methods.across_ranks.wrapped_optimizer import WrappedOptimizer
+from noisescale.methods.adasum.fused import copy_
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -37,7 +37,7 @@ _Wrapped = TypeVar("_Wrapped", bound=WrappedOptimizer)
 class OwnSteps(AveragingOff, Generic[_Wrapped]):
     """The base of callbacks that put a wrapper around each optimizer of the fit.
 
-    A subclass says how (`_wrap`), and which weights each rank has of its own (`_own_weights`).
+    A subclass says how (`_wrap`), and which weights each rank has of its own (`_weights_of`).
     """
 
     what_ranks_have = "The optimizer's moments"
@@ -79,11 +79,16 @@ class OwnSteps(AveragingOff, Generic[_Wrapped]):
             return
         same = former == trainer.world_size
         own = own_state(trainer, self._guard) if same else None
-        if on_all_ranks(trainer, same and (trainer.global_rank == 0 or own is not None)):
+        missing = not same or (trainer.global_rank > 0 and own is None)
+        if trainer.world_size > 1:
+            missing = on_any_rank(missing, [None])
+        if not missing:
             for index, optimizer in enumerate(self._optimizers):
                 if own is not None:
                     optimizer.load_state_dict(own["optimizers"][index])
-            self._load_own_weights((own or saved).get("weights", []))
+            weights = (own or saved).get("weights", [])
+            for optimizer, some in zip(self._optimizers, weights, strict=False):
+                copy_(self._weights_of(optimizer), some)
             load_own_buffers(pl_module, (own or {}).get("buffers", {}))
             return
         trainer_access.rank_zero_warn(
@@ -116,12 +121,12 @@ class OwnSteps(AveragingOff, Generic[_Wrapped]):
         """Return what is said about the learning rate when a fit starts."""
         raise NotImplementedError
 
-    def _own_weights(self) -> list[list[Tensor]]:
-        """Return the weights of this rank, a list for each optimizer, empty if all have them."""
+    def _weights_of(self, optimizer: _Wrapped) -> list[Tensor]:
+        """Return the weights of an optimizer that only this rank has."""
         raise NotImplementedError
 
-    def _load_own_weights(self, weights: list[list[Tensor]]) -> None:
-        raise NotImplementedError
+    def _own_weights(self) -> list[list[Tensor]]:
+        return [self._weights_of(each) for each in self._optimizers]
 
     def _before_saving(self, trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
         """Change a checkpoint before it is written; all ranks are here."""
@@ -157,10 +162,3 @@ class OwnSteps(AveragingOff, Generic[_Wrapped]):
         if self._rank_states is not None:
             self._rank_states.close()
         self._rank_states = None
-
-
-def copy_weights_(parameters: list[Tensor], weights: list[Tensor]) -> None:
-    """Write weights into parameters; none if there are none."""
-    with torch.no_grad():
-        for p, value in zip(parameters, weights, strict=False):
-            p.copy_(value)

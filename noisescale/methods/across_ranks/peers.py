@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch.distributed as dist
@@ -41,22 +41,24 @@ class Peers:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             remedy = "Call this on the ranks of the group alone."
-            refuse("group", "contain this process", f"a group without rank {_me()}", remedy)
+            refuse(
+                "group", "contain this process", f"a group without rank {dist.get_rank()}", remedy
+            )
 
     def swap(self, sent: Tensor, received: Tensor, peer: int) -> None:
         """Send one tensor to a rank of the group and receive one from it, both without gaps.
 
         Either may be empty if the other rank knows that.
         """
-        self._do([*self._sends(sent, peer), *self._receives(received, peer)])
+        self._exchange(Message([(sent, peer)], [(received, peer)]))
 
     def send(self, tensor: Tensor, peer: int) -> None:
         """Send a tensor to a rank of the group."""
-        self._do(self._sends(tensor, peer))
+        self._exchange(Message([(tensor, peer)], []))
 
     def receive(self, tensor: Tensor, peer: int) -> None:
         """Receive a tensor from a rank of the group, in place."""
-        self._do(self._receives(tensor, peer))
+        self._exchange(Message([], [(tensor, peer)]))
 
     def stream(self, messages: Iterable[Message], under_way: int) -> Iterator[Message]:
         """Send and receive messages in turn, and yield each when all of it has arrived.
@@ -75,27 +77,18 @@ class Peers:
         while started:
             yield _wait_for_first(started)
 
+    def _exchange(self, message: Message) -> None:
+        for work in self._start(message):
+            work.wait()
+
     def _start(self, message: Message) -> list[dist.Work]:
-        ops = [op for tensor, peer in message.received for op in self._receives(tensor, peer)]
-        ops += [op for tensor, peer in message.sent for op in self._sends(tensor, peer)]
+        ops = [
+            dist.P2POp(op, tensor, group=self.group, group_peer=peer)
+            for op, some in ((dist.irecv, message.received), (dist.isend, message.sent))
+            for tensor, peer in some
+            if tensor.numel()
+        ]
         return dist.batch_isend_irecv(ops) if ops else []
-
-    def _sends(self, tensor: Tensor, peer: int) -> list[dist.P2POp]:
-        return self._ops(dist.isend, tensor, peer)
-
-    def _receives(self, tensor: Tensor, peer: int) -> list[dist.P2POp]:
-        return self._ops(dist.irecv, tensor, peer)
-
-    def _ops(self, op: Callable[..., object], tensor: Tensor, peer: int) -> list[dist.P2POp]:
-        if not tensor.numel():
-            return []
-        return [dist.P2POp(op, tensor, group=self.group, group_peer=peer)]
-
-    @staticmethod
-    def _do(ops: list[dist.P2POp]) -> None:
-        if ops:
-            for work in dist.batch_isend_irecv(ops):
-                work.wait()
 
 
 def _wait_for_first(started: deque[tuple[Message, list[dist.Work]]]) -> Message:
@@ -103,7 +96,3 @@ def _wait_for_first(started: deque[tuple[Message, list[dist.Work]]]) -> Message:
     for work in works:
         work.wait()
     return message
-
-
-def _me() -> int:
-    return dist.get_rank()

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -63,6 +66,39 @@ class WrappedOptimizer(Optimizer):
     def trained_parameters(self) -> list[Tensor]:
         """The parameters that require a gradient, in the order of the groups."""
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+
+    @property
+    def _groups(self) -> list[dist.ProcessGroup | None]:
+        """The groups of ranks that step together."""
+        raise NotImplementedError
+
+    @property
+    def _alone(self) -> bool:
+        """Whether there is no other rank."""
+        return not dist.is_initialized() or all(
+            dist.get_world_size(group) == 1 for group in self._groups
+        )
+
+    def _local_step(self, closure: Callable[[], Any] | None) -> Any:
+        return self.optimizer.step() if closure is None else self.optimizer.step(closure)
+
+    def _not_finite_anywhere(self) -> bool:
+        """Return whether a gradient of any rank is not finite, by its loss scaler; else unscale.
+
+        A scaler of `torch.amp` has left in this optimizer what it found, and its scale.
+        """
+        found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if found_inf is None:
+            return False
+        found = found_inf.detach().clone().reshape(1)
+        for group in self._groups:
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+        if found.item():
+            return True
+        if scale is not None:
+            gradients = [p.grad for p in self.trained_parameters if p.grad is not None]
+            torch._foreach_div_(gradients, float(scale))
+        return False
 
     def state_between_rounds(self) -> dict[str, Any]:
         """Return a state in which no local steps are under way."""

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from noisescale.checks import refuse
-from noisescale.methods.across_ranks.alike import check_alike, check_same_number
+from noisescale.methods.across_ranks.alike import check_alike
 from noisescale.methods.across_ranks.peers import Message, Peers
 from noisescale.methods.adasum.arithmetic import Pair, combine_, fit, products
 from noisescale.methods.adasum.fused import WIDTH, Buffers, Fused
@@ -95,10 +95,8 @@ def adasum_all_reduce_(
     tensors = list(tensors)
     peers = Peers(group)
     if check:
-        groups = [group] if mean_group is None else [mean_group, group]
-        check_alike(tensors, groups)
-        if mean_group is not None:
-            check_same_number("mean_group", parts_of(mean_group), groups)
+        groups = [group] if mean_group is None else [group, mean_group]
+        check_alike(tensors, groups, {"mean_group": f"{parts_of(mean_group)} ranks"})
     for each in tensors:
         check_dtype(each.dtype)
         if each.layout != torch.strided:

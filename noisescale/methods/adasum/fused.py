@@ -56,12 +56,9 @@ class Buffers:
 
     def __init__(self, tensors: Sequence[Tensor], parts: int = 1, *, in_place: bool) -> None:
         self.tensors = [as_real(each) for each in tensors]
-        kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-        for index, each in enumerate(self.tensors):
-            kinds.setdefault((each.dtype, each.device), []).append(index)
         self.fused = [
             (indices, Fused([self.tensors[i] for i in indices], parts, in_place=in_place))
-            for indices in kinds.values()
+            for indices in kinds_of(self.tensors)
         ]
         """Each buffer with the indices of its tensors."""
         self.views = list(self.tensors)
@@ -78,6 +75,14 @@ class Buffers:
         copy_(self.tensors, self.views)
 
 
+def kinds_of(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Return the indices of the tensors of each dtype and device."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for index, each in enumerate(tensors):
+        kinds.setdefault((each.dtype, each.device), []).append(index)
+    return list(kinds.values())
+
+
 def as_real(tensor: Tensor) -> Tensor:
     """View a complex tensor as two real ones, apart from the graph."""
     tensor = tensor.detach()
@@ -88,4 +93,5 @@ def copy_(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     """Copy all tensors in one fused call, but not onto themselves."""
     pairs = [(x, y) for x, y in zip(into, tensors, strict=True) if x.data_ptr() != y.data_ptr()]
     if pairs:
-        torch._foreach_copy_([x for x, _ in pairs], [y for _, y in pairs])
+        with torch.no_grad():
+            torch._foreach_copy_([x for x, _ in pairs], [y for _, y in pairs])

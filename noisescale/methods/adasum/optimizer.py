@@ -14,11 +14,9 @@ from torch.optim import Optimizer
 from noisescale.checks import refuse, require_count
 from noisescale.methods.across_ranks.alike import (
     check_alike,
-    check_same_number,
     check_same_values,
     on_any_rank,
 )
-from noisescale.methods.across_ranks.loss_scale import not_finite_anywhere
 from noisescale.methods.across_ranks.peers import Peers
 from noisescale.methods.across_ranks.wrapped_optimizer import WrappedOptimizer
 from noisescale.methods.adasum.all_reduce import AdasumStatistics, parts_of, reduce_
@@ -95,7 +93,7 @@ class AdasumOptimizer(WrappedOptimizer):
             return self._local_step(closure)
         with torch.no_grad():
             one = self._round = self._this_round()
-            if not_finite_anywhere(self, self.trained_parameters, self._groups):
+            if self._not_finite_anywhere():
                 return None
         loss = self._local_step(closure)
         self._done += 1
@@ -121,29 +119,23 @@ class AdasumOptimizer(WrappedOptimizer):
         self._done, self._resumed, self._round = own["steps_done"], own["start"], None
 
     @property
-    def _alone(self) -> bool:
-        """Whether there is no other rank."""
-        return not dist.is_initialized() or all(
-            dist.get_world_size(group) == 1 for group in self._groups
-        )
-
-    @property
     def _groups(self) -> list[dist.ProcessGroup | None]:
-        return [self.group] if self.mean_group is None else [self.mean_group, self.group]
-
-    @property
-    def _peers(self) -> Peers:
-        return Peers(self.group)
+        return [self.group] if self.mean_group is None else [self.group, self.mean_group]
 
     def _this_round(self) -> _Round:
         """Return the round under way, or begin one where this rank's weights are now."""
         one, trained = self._round, self.trained_parameters
         if one is not None and self._done:
             return one
-        peers, known = self._peers, one is not None and one.has(trained)
+        peers, known = Peers(self.group), one is not None and one.has(trained)
         others = on_any_rank(not known, self._groups)
         if others:
-            self._check_alike(trained)
+            settings = {
+                "local_steps": self.local_steps,
+                "steps_done": self._done,
+                "mean_group": f"{parts_of(self.mean_group)} ranks",
+            }
+            check_alike(trained, self._groups, settings)
         if one is None or not known or not one.in_place:
             one = _Round(trained, peers, self.mean_group)
         if self._done:
@@ -155,19 +147,6 @@ class AdasumOptimizer(WrappedOptimizer):
             copy_(one.start, one.now)
         self._resumed = []
         return one
-
-    def _check_alike(self, trained: list[Tensor]) -> None:
-        check_alike(trained, self._groups)
-        numbers = {
-            "local_steps": self.local_steps,
-            "steps_done": self._done,
-            "mean_group": parts_of(self.mean_group),
-        }
-        for name, number in numbers.items():
-            check_same_number(name, number, self._groups)
-
-    def _local_step(self, closure: Callable[[], Any] | None) -> Any:
-        return self.optimizer.step() if closure is None else self.optimizer.step(closure)
 
 
 class _Round:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from noisescale.checks import refuse, require_count
 from noisescale.lightning import trainer_access
 from noisescale.lightning.trainer_access import SettingRefusal
-from noisescale.methods.across_ranks.own_steps import OwnSteps, copy_weights_
+from noisescale.methods.across_ranks.own_steps import OwnSteps
 from noisescale.methods.adasum.optimizer import AdasumOptimizer
 
 if TYPE_CHECKING:
@@ -123,16 +123,9 @@ class AdasumReduction(OwnSteps[AdasumOptimizer]):
         across, _ = dist.new_subgroups_by_enumeration([list(x) for x in zip(*nodes, strict=True)])
         return across, within
 
-    def _own_weights(self) -> list[list[Tensor]]:
+    def _weights_of(self, optimizer: AdasumOptimizer) -> list[Tensor]:
         # Between two reductions each rank has weights of its own.
-        return [
-            [p.detach() for p in each.trained_parameters] if each.steps_done else []
-            for each in self._optimizers
-        ]
-
-    def _load_own_weights(self, weights: list[list[Tensor]]) -> None:
-        for optimizer, some in zip(self._optimizers, weights, strict=False):
-            copy_weights_(optimizer.trained_parameters, some)
+        return [p.detach() for p in optimizer.trained_parameters] if optimizer.steps_done else []
 
     def _log(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         metrics: dict[str, float] = {}

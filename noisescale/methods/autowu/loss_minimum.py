@@ -18,6 +18,10 @@ from noisescale.refusal import Refusal
 Floats = NDArray[np.float64]
 
 GRID_POINTS = 500
+LENGTH_SCALE = 0.2
+"""Length scale of the kernel, as a share of the steps so far."""
+MOST_POINTS = 500
+"""The most points that a curve is fitted to; the time grows as their cube."""
 # AutoWU adds 1e-4 to the variances of losses that span a few units (autowu.py,
 # `past_minimum_prob`); as a share of the variance of the losses it has no unit.
 LEAST_VARIANCE = 1e-4
@@ -42,7 +46,7 @@ class LossMinimum:
 class LossCurve:
     """A Gaussian process through losses: y(x) = f(x) + noise, f with a squared-exponential kernel.
 
-        k(x, x') = amplitude·exp(-(x - x')²/(2·length_scale²))
+        k(x, x') = amplitude·exp(-(x - x')²/(2·LENGTH_SCALE²))
 
     Args:
         positions: x of each loss, from 0 to 1.
@@ -50,7 +54,6 @@ class LossCurve:
         mean: The constant that f varies about.
         amplitude: Variance of f.
         noise: Variance of the noise of one loss.
-        length_scale: The distance over which f turns, as a share of the whole.
     """
 
     positions: Floats
@@ -58,7 +61,6 @@ class LossCurve:
     mean: float
     amplitude: float
     noise: float
-    length_scale: float
 
     def posterior(self, at: Floats) -> tuple[Floats, Floats]:
         """Return the mean and the covariance matrix of f, given the losses, at each of `at`.
@@ -73,12 +75,10 @@ class LossCurve:
         return mean, self._kernel(at, at) - across.T @ cho_solve(factor, across)
 
     def _kernel(self, one: Floats, other: Floats) -> Floats:
-        return self.amplitude * _correlation(one, other, self.length_scale)
+        return self.amplitude * _correlation(one, other)
 
 
-def loss_minimum(
-    losses: Sequence[float] | Floats, *, length_scale: float = 0.2, max_points: int = 500
-) -> LossMinimum:
+def loss_minimum(losses: Sequence[float] | Floats) -> LossMinimum:
     """Estimate from a run's losses whether a smooth curve through them has passed its minimum.
 
     With f the posterior of `fit_loss_curve` and x on a grid from the first loss to now,
@@ -90,8 +90,6 @@ def loss_minimum(
 
     Args:
         losses: One loss for each step, in order. Losses that are not finite are left out.
-        length_scale: Length scale of the kernel, as a share of the steps so far.
-        max_points: See `fit_loss_curve`.
 
     Returns:
         The probability, and the position of the minimum. While the loss falls the probability is
@@ -111,7 +109,7 @@ def loss_minimum(
     References:
         Kim et al. 2021, arXiv:2107.05855; github.com/kakaobrain/autowu, `maybe_switch`.
     """
-    curve = fit_loss_curve(losses, length_scale=length_scale, max_points=max_points)
+    curve = fit_loss_curve(losses)
     grid = np.linspace(0, 1, GRID_POINTS)
     mean, covariance = curve.posterior(grid)
     variance = np.diag(covariance)[:-1] + covariance[-1, -1] - 2 * covariance[:-1, -1]
@@ -120,21 +118,17 @@ def loss_minimum(
     return LossMinimum(float(ndtr(certainty.max())), float(grid[mean.argmin()]))
 
 
-def fit_loss_curve(
-    losses: Sequence[float] | Floats, *, length_scale: float = 0.2, max_points: int = 500
-) -> LossCurve:
+def fit_loss_curve(losses: Sequence[float] | Floats) -> LossCurve:
     """Fit mean, amplitude and noise to losses, by their marginal likelihood.
 
-    With R the correlations exp(-(x - x')²/(2·length_scale²)) and λ = noise/amplitude, the losses
+    With R the correlations exp(-(x - x')²/(2·LENGTH_SCALE²)) and λ = noise/amplitude, the losses
     have the covariance amplitude·(R + λI). Mean and amplitude of the greatest likelihood are
     known for each λ, and the eigenvectors of R serve every λ: what is left to search is one
-    number. More than `max_points` losses are first averaged in equal stretches: next to the
+    number. More than `MOST_POINTS` losses are first averaged in equal stretches: next to the
     length scale such a stretch is a point, and its mean as good as its losses.
 
     Args:
         losses: One loss for each step, in order. Losses that are not finite are left out.
-        length_scale: Length scale of the kernel, as a share of the steps so far.
-        max_points: The most points; the time grows as their cube.
 
     Raises:
         ValueError: If no loss is finite.
@@ -142,8 +136,8 @@ def fit_loss_curve(
     References:
         Rasmussen and Williams 2006, equation 2.30.
     """
-    positions, values = _points(np.asarray(losses, dtype=np.float64), max_points)
-    eigenvalues, vectors = np.linalg.eigh(_correlation(positions, positions, length_scale))
+    positions, values = _points(np.asarray(losses, dtype=np.float64))
+    eigenvalues, vectors = np.linalg.eigh(_correlation(positions, positions))
     eigenvalues = eigenvalues.clip(min=0)
     y, one = vectors.T @ values, vectors.sum(0)
 
@@ -160,17 +154,15 @@ def fit_loss_curve(
         method="bounded",
     ).x
     _, mean, amplitude = fit(log_ratio)
-    return LossCurve(
-        positions, values, mean, amplitude, amplitude * math.exp(log_ratio), length_scale
-    )
+    return LossCurve(positions, values, mean, amplitude, amplitude * math.exp(log_ratio))
 
 
-def _points(losses: Floats, max_points: int) -> tuple[Floats, Floats]:
-    """Return at most `max_points` means of equally many losses each, and their places on [0, 1).
+def _points(losses: Floats) -> tuple[Floats, Floats]:
+    """Return at most `MOST_POINTS` means of equally many losses each, and their places on [0, 1).
 
     What does not fill a stretch is left out at the beginning, so that the last is now.
     """
-    size = -(-losses.size // max_points) or 1
+    size = -(-losses.size // MOST_POINTS) or 1
     positions = np.arange(losses.size) / (losses.size or 1)
     start, finite = losses.size % size, np.isfinite(losses)
     count = finite[start:].reshape(-1, size).sum(1)
@@ -189,5 +181,5 @@ def _points(losses: Floats, max_points: int) -> tuple[Floats, Floats]:
     return means(positions), means(losses)
 
 
-def _correlation(one: Floats, other: Floats, length_scale: float) -> Floats:
-    return np.asarray(np.exp(-0.5 * ((one[:, None] - other) / length_scale) ** 2))
+def _correlation(one: Floats, other: Floats) -> Floats:
+    return np.asarray(np.exp(-0.5 * ((one[:, None] - other) / LENGTH_SCALE) ** 2))

@@ -13,20 +13,19 @@ from torch.optim import Optimizer
 
 from noisescale.methods.across_ranks.alike import (
     check_alike,
-    check_same_settings,
     check_same_values,
     raise_on_all_ranks,
 )
-from noisescale.methods.across_ranks.loss_scale import not_finite_anywhere
 from noisescale.methods.across_ranks.peers import Peers
 from noisescale.methods.adasum.fused import as_real
-from noisescale.methods.decentlam.flat import Flat, flats_of
 from noisescale.methods.decentlam.mixing import add_differences_, neighbours_of
 from noisescale.methods.decentlam.own_weights import OwnWeights
 from noisescale.methods.decentlam.sgd import (
     LR_OF_U,
+    Flat,
     check_sgd,
     check_sgd_groups,
+    flats_of,
     local_step_,
     rescale,
 )
@@ -135,7 +134,7 @@ class DecentLaM(OwnWeights):
             )
         if self._alone:
             self._as_plain_momentum()
-            return self.optimizer.step() if closure is None else self.optimizer.step(closure)
+            return self._local_step(closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -144,7 +143,7 @@ class DecentLaM(OwnWeights):
             trained = self.trained_parameters
             check_sgd_groups(self.param_groups, self._largest_momentum)
             self._set_up(trained)
-            if not not_finite_anywhere(self, trained, [self.group]):
+            if not self._not_finite_anywhere():
                 self._step(trained)
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules ask for it
         return loss
@@ -167,17 +166,15 @@ class DecentLaM(OwnWeights):
         return self.state_dict()
 
     @property
-    def _alone(self) -> bool:
-        return not dist.is_initialized() or dist.get_world_size(self.group) == 1
+    def _groups(self) -> list[dist.ProcessGroup | None]:
+        return [self.group]
 
     def _set_up(self, trained: list[Tensor]) -> None:
         """Make buffers at the first step, and if other parameters are trained."""
         if self._of == [*map(id, trained)]:
             return
         first = not self._of
-        if first:
-            check_same_settings(self._settings(), self.group)
-        check_alike(trained, [self.group])
+        check_alike(trained, [self.group], self._settings() if first else None)
         if first and not self._resumed and not self._steps_done:
             check_same_values(trained, [self.group])
         groups = [

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from noisescale.checks import refuse
 from noisescale.lightning import trainer_access
-from noisescale.methods.across_ranks.own_steps import OwnSteps, copy_weights_
+from noisescale.methods.across_ranks.own_steps import OwnSteps
 from noisescale.methods.decentlam.optimizer import DecentLaM
 
 if TYPE_CHECKING:
@@ -128,12 +128,8 @@ class DecentLaMReduction(OwnSteps[DecentLaM]):
             " gradients. Use the learning rate and the warm-up of SGD with the global batch."
         )
 
-    def _own_weights(self) -> list[list[Tensor]]:
-        return [each.own_weights for each in self._optimizers]
-
-    def _load_own_weights(self, weights: list[list[Tensor]]) -> None:
-        for optimizer, some in zip(self._optimizers, weights, strict=False):
-            copy_weights_(optimizer.own_weights, some)
+    def _weights_of(self, optimizer: DecentLaM) -> list[Tensor]:
+        return optimizer.own_weights
 
     def _before_saving(self, trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
         """Have the checkpoint hold the mean as the module's weights."""

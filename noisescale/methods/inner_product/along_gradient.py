@@ -17,7 +17,6 @@ from noisescale.estimation.recent import RecentSteps
 from noisescale.meter.extra import ExtraMeasurement
 from noisescale.meter.options import MeterOptions
 from noisescale.methods.inner_product.momentum import MomentumDirection
-from noisescale.state import State
 
 LEAST_SHARE = 0.5
 """A share of the alignment that momentum would have if only its own noise turned it."""
@@ -30,14 +29,15 @@ BEYOND = 5.0
 of others (benchmarks/scheduling/along_gradient.py), and down to a third with isotropic noise."""
 
 
-class AlongGradient(State):
-    """Estimate G'ΣG/|G|⁴ from gradients along v = m/|m|, the direction of the momentum.
+class NoiseAlongGradient(ExtraMeasurement):
+    """Measure G'ΣG/|G|⁴ from gradients along v = m/|m|, the direction of the optimizer's momentum.
 
-    g·v behaves like a gradient of one parameter, so its moments are (G·v)² and v'Σv. Their ratio is
-    G'ΣG/|G|⁴ where v points along G, and elsewhere it is not: momentum that swings across a valley
-    has next to no part along the gradient, and the ratio can be a hundred times too large. The
-    alignment (G·v)²/|G|² tells. If all gradients before had the mean G, with the noise of
-    batches of B examples, it would be
+    At this batch size the noise along the gradient is as large as the gradient. g·v behaves like a
+    gradient of one parameter, so its moments are (G·v)² and v'Σv. Their ratio is G'ΣG/|G|⁴ where v
+    points along G, and elsewhere it is not: momentum that swings across a valley has next to no
+    part along the gradient, and the ratio can be a hundred times too large. The alignment
+    (G·v)²/|G|² tells. If all gradients before had the mean G, with the noise of batches of B
+    examples, it would be
 
         a = 1/(1 + c·b/B),  c = (1 - β)/(1 + β),  b = tr(Σ)/|G|²
 
@@ -49,42 +49,44 @@ class AlongGradient(State):
     beside G, with an alignment of a half say, may see a third of the noise. So the interval is that
     of the noise along v, and `BEYOND` times as far on both sides.
 
-    Args:
-        confidence: Coverage of intervals.
-        unit: The unit of batch sizes, for display.
+    A measured step reads gradients and momentum once more for each part, and once for itself. It
+    needs whole, dense gradients of one optimizer.
+
+        meter = NoiseScaleMeter(model, extra=[NoiseAlongGradient], optimizer=optimizer)
     """
 
+    name = "along_gradient"
     _saved = ("_level", "_batch_size", "_along", "_alignment")
 
-    def __init__(self, confidence: float = 0.95, unit: str = "examples") -> None:
-        self.confidence, self._unit = confidence, unit
-        self._along = RecentSteps("auto", confidence, unit)
-        self._alignment = RecentSteps("auto", confidence, unit)
+    def __init__(self, options: MeterOptions, optimizer: Optimizer | None) -> None:
+        super().__init__(options, optimizer)
+        self._confidence, self._unit = options.confidence, options.unit
+        self._along = RecentSteps("auto", self._confidence, self._unit)
+        self._alignment = RecentSteps("auto", self._confidence, self._unit)
         self._level = Level()
         self._batch_size = 0.0
+        self._entry: MomentumDirection | None = None
+        self._persistence = 0.0
 
-    def add(
-        self,
-        along: GradientMoments,
-        whole: GradientMoments,
-        weight: float,
-        step: int | None = None,
+    def entry(self, parameters: Sequence[Parameter]) -> MomentumDirection:
+        """Return the entry; a ValueError if the optimizer keeps no momentum of all parameters."""
+        self._entry = MomentumDirection(self.optimizer, parameters)
+        return self._entry
+
+    def update(
+        self, moments: GradientMoments, whole: GradientMoments, weight: float, step: int
     ) -> None:
-        """Add one step. The first step only sets the level.
-
-        Args:
-            along: The moments of g·v. They must be finite, and may be negative.
-            whole: The moments of g.
-            weight: The global batch size of the step.
-            step: Optimizer steps of the run up to this one. Default: one more than the last.
-        """
+        """Add one step, if there was momentum in it. The first step only sets the level."""
+        if not all(map(isfinite, moments)):
+            return
         level = self._level.divisor(whole, weight)
         _, self._level = self._level.step(whole, weight)
         self._batch_size = weight
         if level is None:
             return
-        signal = along.grad_sq_norm / level
-        self._along.add_relative(GradientMoments(signal, along.noise_trace / level), weight, step)
+        signal = moments.grad_sq_norm / level
+        along = GradientMoments(signal, moments.noise_trace / level)
+        self._along.add_relative(along, weight, step)
         of_all = GradientMoments(whole.grad_sq_norm / level, noise_trace=signal)
         self._alignment.add_relative(of_all, weight, step)
 
@@ -97,62 +99,17 @@ class AlongGradient(State):
         """
         return self._alignment.estimate(step, least=least)
 
-    def estimate(
-        self, whole: NoiseScale, persistence: float, step: int | None = None
-    ) -> NoiseScale:
-        """Return G'ΣG/|G|⁴ of the last steps; unknown where momentum points elsewhere.
-
-        Args:
-            whole: The noise scale of the last steps.
-            persistence: β, the weight of the momentum before a step in the one after it.
-            step: Optimizer steps of the run up to now. Default: the last step that was added.
-        """
-        along = self._along.estimate(step)
+    def estimate(self, noise_scale_at: Callable[[float], NoiseScale], step: int) -> NoiseScale:
+        """Return the noise along the gradient now; unknown where momentum points elsewhere."""
+        whole, along = noise_scale_at(self._confidence), self._along.estimate(step)
         found, b = (
             x.value if x.resolved else x.low for x in (self.alignment(whole.steps, step), whole)
         )
-        noise = (1 - persistence) / (1 + persistence) * max(b, 0.0)
+        noise = (1 - self.persistence) / (1 + self.persistence) * max(b, 0.0)
         expected = 1 / (1 + noise / max(self._batch_size, 1e-9))
         if found >= max(LEAST_SHARE * expected, LEAST_ALIGNMENT):
             return replace(along, low=along.low / BEYOND, high=along.high * BEYOND)
-        return NoiseScale.unknown(self.confidence, self._unit, steps=along.steps)
-
-
-class NoiseAlongGradient(ExtraMeasurement):
-    """Measure G'ΣG/|G|⁴ along the optimizer's momentum, see `AlongGradient`.
-
-    At this batch size the noise along the gradient is as large as the gradient. A measured step
-    reads gradients and momentum once more for each part, and once for itself. It needs whole, dense
-    gradients of one optimizer.
-
-        meter = NoiseScaleMeter(model, extra=[NoiseAlongGradient], optimizer=optimizer)
-    """
-
-    name = "along_gradient"
-    _saved = ("_along",)
-
-    def __init__(self, options: MeterOptions, optimizer: Optimizer | None) -> None:
-        super().__init__(options, optimizer)
-        self._along = AlongGradient(options.confidence, options.unit)
-        self._entry: MomentumDirection | None = None
-        self._persistence = 0.0
-
-    def entry(self, parameters: Sequence[Parameter]) -> MomentumDirection:
-        """Return the entry; a ValueError if the optimizer keeps no momentum of all parameters."""
-        self._entry = MomentumDirection(self.optimizer, parameters)
-        return self._entry
-
-    def update(
-        self, moments: GradientMoments, whole: GradientMoments, weight: float, step: int
-    ) -> None:
-        """Add one step, if there was momentum in it."""
-        if all(map(isfinite, moments)):
-            self._along.add(moments, whole, weight, step)
-
-    def estimate(self, noise_scale_at: Callable[[float], NoiseScale], step: int) -> NoiseScale:
-        """Return the noise along the gradient now."""
-        whole = noise_scale_at(self._along.confidence)
-        return self._along.estimate(whole, self.persistence, step)
+        return NoiseScale.unknown(self._confidence, self._unit, steps=along.steps)
 
     @property
     def persistence(self) -> float:

@@ -34,8 +34,8 @@ class MomentumDirection(ExtraEntry):
     """The square of a gradient's dot product with m/|m|, m the optimizer's mean of gradients.
 
     While a step is measured m holds earlier gradients only. So m is the same for all parts of the
-    step, and independent of their noise given the weights. See `AlongGradient` for what the dot
-    products say.
+    step, and independent of their noise given the weights. `NoiseAlongGradient` says what the dot
+    products show.
 
     Args:
         optimizer: One that keeps `momentum_buffer` or `exp_avg`: SGD with momentum, Adam and their
@@ -121,10 +121,7 @@ class MomentumDirection(ExtraEntry):
                 return [torch.full((), float("nan"), device=gradient.device)]
             if gradient.is_complex():  # a lazy conjugate is no view
                 gradient, mean = (torch.view_as_real(x.resolve_conj()) for x in (gradient, mean))
-            if gradient.is_contiguous() and mean.is_contiguous():
-                g, m = gradient.view(-1), mean.view(-1)
-            else:
-                g, m = gradient.reshape(-1), mean.reshape(-1)
+            g, m = gradient.reshape(-1), mean.reshape(-1)
             if g.is_cpu:
                 dots += [float(dot) for dot in _dots(g, m, longest=LONGEST_DOT)]
             elif g.numel() * g.element_size() < _SMALL_BYTES:

@@ -10,7 +10,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 
 from noisescale.collectors.halves.calls import ModuleCalls
-from noisescale.collectors.halves.coupled import where_rows_meet
+from noisescale.collectors.halves.coupled import first_coupling
 from noisescale.collectors.halves.cut import find_cut
 from noisescale.collectors.halves.graph import Graph
 
@@ -35,7 +35,7 @@ def meeting(loss: Loss, width: int = 4, classes: int = 5) -> str | None:
     index_of = {id(p): i for i, p in enumerate(model.parameters())}
     cut = find_cut(graph, ROWS, calls.outputs_in(graph), index_of)
     assert cut.edges
-    return where_rows_meet(graph, cut, ROWS)
+    return first_coupling(graph, cut, ROWS)
 
 
 def of_towers(model: nn.Module, x: Tensor) -> Tensor:

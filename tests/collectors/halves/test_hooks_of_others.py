@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from noisescale import NoiseScaleMeter, measuring
-from noisescale.collectors.halves import upset
+from noisescale.collectors.halves import side_effects
 
 ROWS = 8
 STEPS = 4
@@ -182,4 +182,4 @@ def test_all_hooks_are_as_they_were_and_in_their_order() -> None:
     kept = list(model[0].weight._backward_hooks.values())  # type: ignore[union-attr]
     assert kept == [hooks[0], hooks[2]]
     assert Tensor.register_hook is own
-    assert not upset._hooked
+    assert not side_effects._hooked

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import gc
+import math
 import weakref
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from ranks import on_ranks
@@ -11,7 +13,7 @@ from ranks import on_ranks
 from noisescale.collectors.changes import Changes
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows.step_rows import StepRows
-from noisescale.collectors.rows.window_layout import WindowLayout
+from noisescale.collectors.rows.window_layout import WindowLayout, layout_of_parts
 
 LAYOUT = WindowLayout(0.125, 0.125, 1.0, 1.0)
 COUNTS: Any = {"examples": 8.0, "unmeasured_examples": 0.0, "unmeasured_steps": 0}
@@ -71,3 +73,17 @@ def test_changes_are_shares_of_the_gradient_whatever_losses_were_divided_by() ->
     (step,) = rows.read()
 
     assert step.changes == (0.125, 0.25, 0.5, 3, 1, True)
+
+
+@pytest.mark.parametrize("sizes", [(4.0, 8.0, 2.0, 4.0), (4.0, 0.0, 2.0, 4.0)])
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_parts_are_means_over_as_many_micro_batches(sizes: tuple[float, ...], length: int) -> None:
+    """From a part for each micro-batch to one for the rank."""
+    inverse = [1 / n if n else math.inf for n in sizes]
+    parts = [sum(inverse[i : i + length]) / length**2 for i in range(0, 4, length)]
+
+    found = layout_of_parts(sizes, range(length, 5, length), loss_divisor=8)
+
+    scales = (8 / length) ** 2 / len(parts), 2.0**2
+    assert found[:4] == pytest.approx((*scales, sum(parts) / len(parts), sum(inverse) / 16))
+    assert math.isnan(layout_of_parts(sizes, [], loss_divisor=8).small_scale)

@@ -41,8 +41,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from noisescale import NoiseScaleMeter
-from noisescale.collectors.sharded.fsdp1 import Fsdp1Collector
-from noisescale.collectors.sharded.fsdp1_units import is_fsdp1, named_parameters
+from noisescale.collectors.sharded.fsdp1 import Fsdp1Collector, is_fsdp1, named_parameters
 from noisescale.guard import NotMeasured
 
 pytestmark = [

@@ -11,9 +11,6 @@ from unittest import mock
 
 import devices
 import pytest
-
-pytest.importorskip("torch", "2.9", "before torch 2.9 FSDP2 does not show what it reduces")
-
 import torch
 import torch.distributed as dist
 from forked_once import Ranks
@@ -59,7 +56,6 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceS
 from torch.distributed.tensor.placement_types import Shard
 
 from noisescale import NoiseScaleMeter
-from noisescale.collectors.rows.window_layout import each_micro_batch, whole_rank
 from noisescale.collectors.sharded.fsdp2 import Fsdp2Collector
 from noisescale.collectors.sharded.fsdp2_units import is_fsdp2
 from noisescale.guard import NotMeasured
@@ -493,41 +489,12 @@ def test_sums_over_replicas_that_wait_for_the_last_pass_are_measured() -> None:
     assert summed_over_replicas_at_last() == [[3, 0]] * 4
 
 
-# ---- parts and groups
-
-SIZES = [[4.0, 8.0, 2.0, 4.0], [4.0, 0.0, 2.0, 4.0]]
-
-
-@two
-def layouts() -> list[list[tuple[float, ...]]]:
-    """Of each sizes, by the passes that close a round."""
-    collector = collector_of(sharded(Net()))
-    found = []
-    for sizes in SIZES:
-        found.append([])
-        for rounds in ([1, 2, 3, 4], [2, 4], [4], []):
-            collector._step.rounds = rounds
-            found[-1].append(tuple(collector.layout(sizes, 8))[:4])
-    return found
-
-
-def test_layout_lies_between_a_part_a_pass_and_a_part_a_rank() -> None:
-    for of_rank in layouts():
-        for sizes, (every_pass, pairs, one, none) in zip(SIZES, of_rank, strict=True):
-            assert every_pass == pytest.approx(tuple(each_micro_batch(sizes, 8))[:4])
-            assert one == pytest.approx(tuple(whole_rank(sizes, 8))[:4])
-            per_round = [
-                sum(1 / n if n else math.inf for n in r) / 4 for r in (sizes[:2], sizes[2:])
-            ]
-            inverse = sum(1 / n if n else math.inf for n in sizes) / 16
-            assert pairs == pytest.approx((4.0**2 / 2, 2.0**2, sum(per_round) / 2, inverse))
-            assert math.isnan(none[0])
+# ---- groups
 
 
 @four
 def members() -> list[Any]:
-    whole = mesh_of((2, 1, 2))
-    mesh = whole["replica", "shard"]  # which, before torch 2.10, does not keep it alive
+    mesh = mesh_of((2, 1, 2))["replica", "shard"]
     collectors = [collector_of(sharded(Net(), one)) for one in (mesh, mesh["shard"], (4,))]
     return [dist.get_process_group_ranks(one.group) for one in collectors]
 
@@ -599,11 +566,9 @@ def another_mesh() -> nn.Module:
 REFUSED: dict[Callable[[], nn.Module], str] = {
     part: "`fully_shard` to the whole model",
     with_an_all_reduce_hook: "no all-reduce hook",
+    one_dimension: "mesh dimension 'cp'",
+    flattened: "mesh dimension 'cp'",
 }
-if hasattr(DeviceMesh, "_get_root_mesh"):
-    REFUSED[one_dimension] = "mesh dimension 'cp'"
-if hasattr(DeviceMesh, "_flatten"):
-    REFUSED[flattened] = "mesh dimension 'cp'"
 REFUSED_OF_FOUR: dict[Callable[[], nn.Module], str] = {
     two_meshes: "over one mesh, got 2",
     another_mesh: "mesh dimension 'sp'",

@@ -298,7 +298,10 @@ def test_differences_between_nodes_and_nodes_of_different_sizes_are_told_on_all_
         assert error.arguments == ("tensors",)
         assert "shape (4,)" in error.remedy
     for error in nodes_of_different_sizes():
-        assert (error.arguments, error.got) == (("mean_group",), "ranks in 2 and 3")
+        assert (error.arguments, error.got) == (
+            ("mean_group",),
+            "3 ranks on rank 0 and 2 ranks on rank 3",
+        )
 
 
 @on[2]

@@ -174,8 +174,8 @@ def test_ranks_at_different_places_and_states_of_other_parameters_are_told_on_al
         found = {name: (*said[name].arguments, said[name].got) for name in said if name != "group"}
         assert found.pop("start")[0] == "start"
         assert found == {
-            "local_steps": ("local_steps", "1 and 2"),
-            "steps_done": ("steps_done", "0 and 1"),
+            "local_steps": ("local_steps", "1 on rank 0 and 2 on rank 1"),
+            "steps_done": ("steps_done", "0 on rank 0 and 1 on rank 1"),
             "tensors": ("tensors", "4 on rank 0 and 2 on rank 1"),
         }
     assert refusals()[1]["group"].got == "a group without rank 1"

@@ -25,8 +25,11 @@ from noisescale import AdasumOptimizer, AdasumReduction, NoiseScaleMonitor, adas
 from noisescale.guard import Guard
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.lightning.trainer_access import MisconfigurationException
-from noisescale.methods.across_ranks.mean_states import _moments, mean_of_states_
-from noisescale.methods.across_ranks.rank_states import states_of_former_ranks
+from noisescale.methods.across_ranks.rank_states import (
+    _moments,
+    mean_of_states_,
+    states_of_former_ranks,
+)
 
 
 def by_hand(ranks: int, steps: int, each: int = 1) -> list[Tensor]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def sklearn_posterior(
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
     process = GaussianProcessRegressor(
-        ConstantKernel(curve.amplitude) * RBF(curve.length_scale), alpha=curve.noise, optimizer=None
+        ConstantKernel(curve.amplitude) * RBF(0.2), alpha=curve.noise, optimizer=None
     )
     mean, covariance = process.fit(x[:, None], y - curve.mean).predict(at[:, None], return_cov=True)
     return mean + curve.mean, covariance
@@ -91,15 +92,13 @@ def test_the_probability_is_the_share_of_drawn_curves_that_were_lower(
 def test_averages_of_stretches_say_what_all_losses_say() -> None:
     """2000 losses in 500 points, against scikit-learn's process through all 2000."""
     y = valley(2000, bottom=0.7, noise=1.0)
-    curve = fit_loss_curve(y, max_points=500)
+    curve = fit_loss_curve(y)
     at = np.linspace(0, 1, 50)
 
     mean, covariance = curve.posterior(at)
 
     assert curve.losses.size == 500
-    curve_of_all = LossCurve(
-        curve.positions, curve.losses, curve.mean, curve.amplitude, 4 * curve.noise, 0.2
-    )
+    curve_of_all = replace(curve, noise=4 * curve.noise)
     theirs = sklearn_posterior(curve_of_all, np.arange(2000) / 2000, y, at)
     deviation = np.sqrt(np.diag(theirs[1]))
     assert np.abs(mean - theirs[0]).max() < 0.02 * deviation.max()
@@ -108,7 +107,7 @@ def test_averages_of_stretches_say_what_all_losses_say() -> None:
 
 @pytest.mark.parametrize("steps", [999, 1000, 1001, 1499])
 def test_stretches_are_equally_long_and_end_now(steps: int) -> None:
-    curve = fit_loss_curve(np.arange(steps), max_points=500)
+    curve = fit_loss_curve(np.arange(steps))
 
     size = round(steps * (curve.positions[1] - curve.positions[0]))
     assert curve.losses.size == steps // size <= 500

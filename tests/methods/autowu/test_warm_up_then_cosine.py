@@ -8,7 +8,7 @@ from refused import refused
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LRScheduler
 
-from noisescale.methods.autowu.warm_up_then_cosine import WarmUpThenCosine
+from noisescale.methods.autowu.auto_warm_up import WarmUpThenCosine
 
 
 def stepped(scheduler: LRScheduler, steps: int) -> list[float]:

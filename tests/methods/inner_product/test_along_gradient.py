@@ -8,8 +8,10 @@ import pytest
 from numpy.typing import NDArray
 
 from noisescale.estimation.moments import GradientMoments
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.estimation.recent import RecentSteps
-from noisescale.methods.inner_product.along_gradient import AlongGradient
+from noisescale.meter.options import MeterOptions
+from noisescale.methods.inner_product.along_gradient import NoiseAlongGradient
 
 RANKS, EACH = 4, 8
 BATCH = RANKS * EACH
@@ -28,23 +30,30 @@ def unbiased(parts: NDArray[np.float64]) -> GradientMoments:
 
 def measured(
     direction: NDArray[np.float64], *, steps: int = 400, seed: int = 0
-) -> tuple[AlongGradient, RecentSteps]:
+) -> tuple[NoiseAlongGradient, RecentSteps]:
     rng = np.random.default_rng(seed)
     v = direction / np.linalg.norm(direction)
-    found, whole = AlongGradient(), RecentSteps()
-    for _ in range(steps):
+    found, whole = NoiseAlongGradient(MeterOptions(), None), RecentSteps()
+    for step in range(1, steps + 1):
         parts = G + rng.normal(size=(RANKS, 4)) * np.sqrt(VARIANCES / EACH)
         moments = unbiased(parts)
         whole.add(moments, BATCH)
-        found.add(unbiased((parts @ v)[:, None]), moments, BATCH)
+        found.update(unbiased((parts @ v)[:, None]), moments, BATCH, step)
     return found, whole
+
+
+def estimate(
+    found: NoiseAlongGradient, whole: NoiseScale, persistence: float, steps: int = 400
+) -> NoiseScale:
+    found._persistence = persistence
+    return found.estimate(lambda _: whole, steps)
 
 
 def test_along_the_gradient_it_is_the_noise_there_and_the_alignment_is_the_squared_cosine() -> None:
     held = np.zeros(2)
     for seed in range(20):
         found, whole = measured(G, seed=seed)
-        along = found.estimate(whole.estimate(), 0.9)
+        along = estimate(found, whole.estimate(), 0.9)
         aside, _ = measured(np.array([1.0, 0.0, 1.0, 0.0]), seed=seed)
         alignment = aside.alignment()
         held += 5 * along.low <= 20 <= along.high / 5, alignment.low <= 0.5 <= alignment.high
@@ -59,7 +68,7 @@ def test_where_momentum_points_elsewhere_nothing_is_known(angle: float, known: b
     turned = np.array([math.cos(math.radians(angle)), math.sin(math.radians(angle)), 0.0, 0.0])
     found, whole = measured(turned)
 
-    along = found.estimate(whole.estimate(), 0.9)
+    along = estimate(found, whole.estimate(), 0.9)
 
     assert math.isfinite(along.high) == known
     assert (along.low > 0) == known
@@ -71,8 +80,8 @@ def test_momentum_that_its_own_noise_turns_is_taken() -> None:
     found, whole = measured(turned, steps=1000)
     now = whole.estimate()
 
-    assert found.estimate(now, 0.5).resolved
-    assert not found.estimate(now, 0.9).resolved  # a = 0.79
+    assert estimate(found, now, 0.5, 1000).resolved
+    assert not estimate(found, now, 0.9, 1000).resolved  # a = 0.79
 
 
 def test_momentum_that_is_nearly_all_noise_tells_nothing() -> None:
@@ -81,4 +90,4 @@ def test_momentum_that_is_nearly_all_noise_tells_nothing() -> None:
     found, whole = measured(turned, steps=1000, seed=3)
 
     assert 0.09 < found.alignment(1000).value < 0.24
-    assert found.estimate(whole.estimate(), 0.0).low == 0
+    assert estimate(found, whole.estimate(), 0.0, 1000).low == 0

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
@@ -20,18 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from noisescale.collectors.halves.calls import tensors_in
 from noisescale.collectors.halves.graph import Graph, Node
-from noisescale.collectors.names_of_hooks import name_of
-from noisescale.collectors.own_pass import asks_whether_measuring
-
-_OURS = __name__.partition(".")[0]
-
-
-class Restored(NamedTuple):
-    """A tensor that has been restored after a block with passes."""
-
-    name: str
-    differed: Tensor
-    """Whether the block had changed it, shape (1,)."""
+from noisescale.collectors.own_pass import asks_whether_measuring, is_ours, name_of
 
 
 class Values:
@@ -52,10 +43,13 @@ class Values:
                 versions.enter_context(_unsafe_preserve_version_counter(before.tensor))
             yield
 
-    def restore(self) -> list[Restored]:
-        """Restore the values. The host does not wait: which ones differ is on the device."""
+    def restore(self) -> list[tuple[str, Tensor]]:
+        """Restore the values. Return the names, and whether the block had changed each, shape (1,).
+
+        The host does not wait: which ones differ is on the device.
+        """
+        restored: list[tuple[str, Tensor]] = []
         with ExitStack() as all_of_them:  # also if one fails
-            restored: list[Restored] = []
             for before in self._before:
                 all_of_them.callback(before.restore_into, restored)
         return restored[::-1]
@@ -76,12 +70,8 @@ class _Before(NamedTuple):
         value = _distinct(tensor.detach()).clone()
         return cls(name, tensor, value, tensor.untyped_storage().nbytes())
 
-    def restore_into(self, restored: list[Restored]) -> None:
+    def restore_into(self, restored: list[tuple[str, Tensor]]) -> None:
         """Restore the tensor, and note whether it differed."""
-        restored.append(Restored(self.name, self.restore()))
-
-    def restore(self) -> Tensor:
-        """Restore the tensor and return whether it differed, shape (1,)."""
         differs = torch.ones(1, dtype=torch.bool, device="cpu")
         memory = self.tensor.untyped_storage()
         if memory.nbytes() < self.nbytes:  # it has been freed
@@ -90,7 +80,7 @@ class _Before(NamedTuple):
             differs = _differ(_distinct(self.tensor), self.value)
         if not differs.is_cpu or bool(differs):
             _distinct(self.tensor.data).copy_(self.value)  # which does not count as a write
-        return differs
+        restored.append((self.name, differs))
 
 
 def values_saved_in(graph: Graph) -> Values:
@@ -193,7 +183,7 @@ class ChangingHooks:
         self._wrapped: list[tuple[Hooks, int, Any, Any]] = []
         for hooks in all_hooks:
             for key, hook in hooks.items():
-                if not _is_ours(name := name_of(hook)):
+                if not is_ours(name := name_of(hook)):
                     noting = partial(self._call, hook, name)
                     hooks[key] = noting
                     self._wrapped.append((hooks, key, hook, noting))
@@ -225,29 +215,39 @@ def keep_retained_gradients() -> Iterator[None]:
             tensor.grad = gradient
 
 
-def hooks_of_modules(model: nn.Module) -> list[str]:
-    """Name the backward hooks on modules that would see one more pass, and a place of each one.
+@contextmanager
+def keep_random_numbers(devices: Iterable[torch.device]) -> Iterator[None]:
+    """Restore the random number generators of the CPU and of devices after a block."""
+    of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    modules = {d: torch.get_device_module(d) for d in devices if d.type not in ("cpu", "meta")}
+    of_devices = {device: module.get_rng_state(device) for device, module in modules.items()}
+    try:
+        yield
+    finally:
+        torch.set_rng_state(of_torch)
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
+        for device, state in of_devices.items():
+            modules[device].set_rng_state(state, device)
 
-    They cannot be silenced: torch puts them into the graph in the forward pass. A hook that asks
-    `measuring()` knows of the pass, and is not named.
+
+def hooks_on_modules(
+    modules: Iterable[tuple[str, nn.Module]], direction: Literal["forward", "backward"]
+) -> dict[str, str]:
+    """Name the hooks on modules that would see one more pass, with a place of each one.
+
+    They cannot be silenced: torch puts those of the backward pass into the graph in the forward
+    pass. A hook that asks `measuring()` knows of the pass, and is not named.
     """
+    kinds = f"_{direction}_hooks", f"_{direction}_pre_hooks"
     found: dict[str, str] = {}
-    everywhere = (of_modules._global_backward_hooks, of_modules._global_backward_pre_hooks)
-    for hook in [hook for hooks in everywhere for hook in hooks.values()]:
-        found.setdefault(_named_unless_it_asks(hook), "all modules")
-    for name, module in model.named_modules():
-        if module._backward_hooks or module._backward_pre_hooks:
-            for hook in (*module._backward_hooks.values(), *module._backward_pre_hooks.values()):
-                found.setdefault(_named_unless_it_asks(hook), name or type(module).__name__)
-    return [f"{hook} (on {place})" for hook, place in found.items() if hook and not _is_ours(hook)]
-
-
-def _named_unless_it_asks(hook: Any) -> str:
-    return "" if asks_whether_measuring(hook) else name_of(hook)
-
-
-def _is_ours(name: str) -> bool:
-    return name.partition(".")[0] == _OURS
+    everywhere = vars(of_modules)[f"_global{kinds[0]}"], vars(of_modules)[f"_global{kinds[1]}"]
+    each = ((name, m, (getattr(m, kinds[0]), getattr(m, kinds[1]))) for name, m in modules)
+    for place, module, hooks in (("all modules", None, everywhere), *each):
+        for hook in (*hooks[0].values(), *hooks[1].values()) if any(hooks) else ():
+            if not asks_whether_measuring(hook):
+                found.setdefault(name_of(hook), place or type(module).__name__)
+    return found
 
 
 def _saved_tensors(node: Node) -> list[Tensor]:
