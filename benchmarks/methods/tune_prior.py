@@ -38,9 +38,9 @@ from noisescale import NoiseScaleMonitor, predict
 from noisescale.lab.jobs.jobs import Entry, State, Training
 from noisescale.lab.parameter_texts import search_parameters
 from noisescale.lab.sweep.settings import Own
+from noisescale.lab.tune.cost_front import CostFront
 from noisescale.lab.tune.suggest import suggest
 from noisescale.lab.tune.tune_job import Length, TuneJob, center_parameters
-from noisescale.lab.tune.tune_record import front_of
 
 SEARCH = ("learning_rate=0.003..3", "batch_size=8..512", "epochs=1..20")
 OWN = Own(1400, 32, 0.05)
@@ -122,7 +122,7 @@ def searched(
         spent += result["seconds"]
         if len(entries) == 1:
             allowed = trainings * result["seconds"]
-    front = front_of(job, entries).front
+    front = CostFront.of(job, entries).front
     costs = np.log([*(each.cost for each in front), 4.0])
     losses = np.minimum([each.value for each in front], 2.0)
     gains = (2.0 - losses) * np.diff(np.maximum(np.minimum(costs, math.log(4.0)), math.log(0.02)))

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,12 +22,6 @@ from noisescale.printable import printable
 EXAMPLE = (
     "noisescale branch lightning_logs/version_0 lightning_logs/version_0/checkpoints train.py:make"
 )
-
-NOT_PLANNED = (
-    "gradient_clip_val gradient_clip_algorithm accelerator strategy precision output storage"
-    " launcher launcher_options workers lease cold"
-)
-"""What changes nothing of the cost."""
 
 
 @command_from(
@@ -56,7 +51,7 @@ def branch_run(
     console = Console(stderr=True, highlight=False, quiet=not is_first())
     with shorten_errors():
         if dry_run:
-            planned = {name: values[name] for name in values.keys() - NOT_PLANNED.split()}
+            planned = {name: values[name] for name in signature(branch_cost).parameters}
             show(branch_cost(**planned), as_json=as_json)
             return
         with console.status("Training branches..."), _keep_if_interrupted(values["output"]):

@@ -21,6 +21,7 @@ from noisescale.lightning.checkpoints import Checkpoint, load_weights
 from noisescale.lightning.resized_loaders import batches_of
 from noisescale.lightning.trainer_access import Callback, takes_batch_idx
 from noisescale.lightning.training import copy_to_train, plain_trainer, seed_all
+from noisescale.plan import Plan
 from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ PATIENCE = 3
 
 
 @dataclass(frozen=True)
-class Ground:
+class BranchSetup:
     """The module, the data and the settings that all branches of a run share."""
 
     module: pl.LightningModule
@@ -42,8 +43,8 @@ class Ground:
 
 
 @dataclass(frozen=True)
-class Course:
-    """The course of a branch: its steps, from step 0, and its losses."""
+class LossCurve:
+    """Of a branch: its steps, from step 0, and its losses."""
 
     steps: tuple[float, ...]
     losses: tuple[float, ...]
@@ -51,7 +52,7 @@ class Course:
     diverged: bool
 
 
-def measure_losses(ground: Ground, checkpoints: Iterable[Checkpoint]) -> list[float]:
+def measure_losses(setup: BranchSetup, checkpoints: Iterable[Checkpoint]) -> list[float]:
     """Return the loss on the held examples for the weights of each checkpoint."""
     losses: list[float] = []
 
@@ -59,26 +60,25 @@ def measure_losses(ground: Ground, checkpoints: Iterable[Checkpoint]) -> list[fl
         def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
             for checkpoint in checkpoints:
                 load_weights(pl_module, checkpoint)
-                losses.append(_loss(trainer, pl_module, ground.held))
+                losses.append(_loss(trainer, pl_module, setup.held))
             trainer.should_stop = True
 
-    _fit(ground, Evaluate(), device_batch_size=1, accumulation=1, steps=1)
+    _fit(setup, Evaluate(), Plan(1, 1), 1)
     return losses
 
 
 def fit_to_loss(
-    ground: Ground,
+    setup: BranchSetup,
     checkpoint: Checkpoint,
+    plan: Plan,
     *,
-    device_batch_size: int,
-    accumulation: int,
     steps: int,
     seed: int,
     goal: float,
     first_look: int,
     adjust: Callable[[torch.optim.Optimizer], None],
     learning_rate: Callable[[int], float],
-) -> Course:
+) -> LossCurve:
     """Train from a checkpoint until the loss is below the goal, and then some more steps.
 
     Learning-rate schedules and learning rates that the module sets are ignored: they count batches,
@@ -86,10 +86,9 @@ def fit_to_loss(
     that the monitor recorded, which is set before each step, after whatever the module sets.
 
     Args:
-        ground: The module and the data.
+        setup: The module and the data.
         checkpoint: A checkpoint with the optimizer's state.
-        device_batch_size: Examples in a micro-batch.
-        accumulation: Micro-batches in each step.
+        plan: How a batch is made up.
         steps: The most steps to take.
         seed: Seed of the order of the data, and of randomness in the module.
         goal: The loss to reach on the held examples.
@@ -97,18 +96,12 @@ def fit_to_loss(
         adjust: A function that changes the optimizer's settings from the checkpoint.
         learning_rate: A function from the branch's steps so far to a factor on the learning rate.
     """
-    look = _Look(ground, checkpoint, goal, first_look, steps, adjust, learning_rate)
+    look = _Look(setup, checkpoint, goal, first_look, steps, adjust, learning_rate)
     seed_all(seed)
     started = time.perf_counter()
-    _fit(
-        ground,
-        look,
-        device_batch_size=device_batch_size,
-        accumulation=accumulation,
-        steps=steps,
-    )
+    _fit(setup, look, plan, steps)
     seconds = time.perf_counter() - started
-    return Course(tuple(look.steps), tuple(look.losses), seconds, look.diverged)
+    return LossCurve(tuple(look.steps), tuple(look.losses), seconds, look.diverged)
 
 
 class _Look(Callback):
@@ -116,7 +109,7 @@ class _Look(Callback):
 
     def __init__(
         self,
-        ground: Ground,
+        setup: BranchSetup,
         checkpoint: Checkpoint,
         goal: float,
         first_look: int,
@@ -124,7 +117,7 @@ class _Look(Callback):
         adjust: Callable[[torch.optim.Optimizer], None],
         learning_rate: Callable[[int], float],
     ) -> None:
-        self._ground, self._checkpoint, self._goal = ground, checkpoint, goal
+        self._setup, self._checkpoint, self._goal = setup, checkpoint, goal
         self._adjust, self._learning_rate = adjust, learning_rate
         self._next, self._last, self._most = first_look, math.inf, most
         self._high = 0
@@ -153,7 +146,7 @@ class _Look(Callback):
             for optimizer in trainer.optimizers
         ]
         self.steps.append(0.0)
-        self.losses.append(_loss(trainer, pl_module, self._ground.held))
+        self.losses.append(_loss(trainer, pl_module, self._setup.held))
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, *_: Any) -> None:
         factor = self._learning_rate(trainer.global_step)
@@ -184,7 +177,7 @@ class _Look(Callback):
         if step < self._next or step == self.steps[-1]:
             return
         self._next = look_after(step)
-        loss = _loss(trainer, pl_module, self._ground.held)
+        loss = _loss(trainer, pl_module, self._setup.held)
         self.steps.append(float(step))
         self.losses.append(loss)
         if loss <= self._goal and math.isinf(self._last):
@@ -278,17 +271,16 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Log nothing, in place of `self.log`."""
 
 
-def _fit(
-    ground: Ground, callback: Any, *, device_batch_size: int, accumulation: int, steps: int
-) -> None:
-    trained = copy_to_train(ground.module)
-    batches = steps * accumulation
+def _fit(setup: BranchSetup, callback: Any, plan: Plan, steps: int) -> None:
+    trained = copy_to_train(setup.module)
+    batches = steps * plan.accumulation
     options = {
         "limit_train_batches": batches,
-        "accumulate_grad_batches": accumulation,
+        "accumulate_grad_batches": plan.accumulation,
         "callbacks": [callback],
-        **ground.trainer_options,
+        **setup.trainer_options,
     }
     trainer = plain_trainer(trained, options)
-    with batches_of(ground.data, device_batch_size, batches, shuffled=True) as loaders:
+    size = int(plan.device_batch_size)
+    with batches_of(setup.data, size, batches, shuffled=True) as loaders:
         trainer.fit(trained, **loaders)

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 from lightning_utilities.core.rank_zero import rank_zero_only
 from torch.optim import Optimizer
 
-from noisescale.history.reading import read_run
 from noisescale.history.segments import Segments
-from noisescale.lab.branch.fit_to_loss import Ground, fit_to_loss, measure_losses
-from noisescale.lab.branch.planning import Branching, plan_branches
+from noisescale.lab.branch.fit_to_loss import BranchSetup, fit_to_loss, measure_losses
+from noisescale.lab.branch.planning import Branching, BranchOptions, plan_branches
 from noisescale.lab.branch.sentences import say_branch, say_course
 from noisescale.lab.jobs.jobs import Training
 from noisescale.lab.jobs.trial_process import RESULT
@@ -67,8 +66,8 @@ def train_branches(
     """
     _check(module, loss_examples, trainer_options)
     with quiet(), isolate_rng():
-        ground = _ground(branching, module, data, loss_examples, trainer_options)
-        branched = _read_or_begin(branching, ground, output, loss_examples)
+        setup = _setup(branching, module, data, loss_examples, trainer_options)
+        branched = _read_or_begin(branching, setup, output, loss_examples)
         progress(say_course(branched))
         done = {(branch.batch_size, branch.order) for branch in branched.branches}
         for order in range(branching.orders):
@@ -76,7 +75,7 @@ def train_branches(
                 if (float(plan.batch_size), order) in done:
                     continue
                 known = [b for b in branched.branches if b.batch_size == float(plan.batch_size)]
-                branch = _train_branch(branching, ground, plan, order, branched.goal, known)
+                branch = _train_branch(branching, setup, plan, order, branched.goal, known)
                 branched = replace(branched, branches=(*branched.branches, branch))
                 _keep(branched, output)
                 many = len(branching.plans) * branching.orders
@@ -99,8 +98,8 @@ def begin_branches(
     """
     _check(module, loss_examples, trainer_options)
     with quiet(), isolate_rng():
-        ground = _ground(branching, module, data, loss_examples, trainer_options)
-        return _read_or_begin(branching, ground, output, loss_examples)
+        setup = _setup(branching, module, data, loss_examples, trainer_options)
+        return _read_or_begin(branching, setup, output, loss_examples)
 
 
 def train_branch_task(
@@ -114,22 +113,14 @@ def train_branch_task(
         spec: From `BranchJob.next_tasks`.
         folder: Of the task.
     """
-    planned = dict(spec["planned"])
-    history = read_run(planned.pop("run"), monitor=planned.pop("monitor"))
-    until = planned.pop("until")
-    branching = plan_branches(
-        history,
-        Path(planned.pop("checkpoint")),
-        until=None if until is None else Path(until),
-        **planned,
-    )
+    branching = plan_branches(BranchOptions(**spec["asked"]))
     options = Training(**spec["training"]).trainer_options
     known = [] if spec["known"] is None else [Branch.from_record(spec["known"])]
     begun = BranchedRun.from_record(spec["begun"])
     with quiet(), isolate_rng():
-        ground = _ground(branching, module, data, spec["loss_examples"], options)
+        setup = _setup(branching, module, data, spec["loss_examples"], options)
         plan = branching.plans[spec["plan"]]
-        branch = _train_branch(branching, ground, plan, spec["order"], begun.goal, known)
+        branch = _train_branch(branching, setup, plan, spec["order"], begun.goal, known)
     if getattr(rank_zero_only, "rank", 0) == 0:
         written = folder / f"{RESULT}.part"
         written.write_text(json.dumps({"branch": asdict(branch)}))
@@ -157,19 +148,19 @@ def _check(
         )
 
 
-def _ground(
+def _setup(
     branching: Branching,
     module: pl.LightningModule,
     data: Any,
     loss_examples: int,
     trainer_options: dict[str, Any],
-) -> Ground:
+) -> BranchSetup:
     history = branching.history
     own = max(1, round(largest_device_batch(history, Segments.of(history))))  # of a device
     seed_all(0)  # the same examples whenever the command is called
     with _with_trainer(data, module, trainer_options):
         held = held_examples(data, loss_examples, own)
-    return Ground(module, data, held, trainer_options)
+    return BranchSetup(module, data, held, trainer_options)
 
 
 @contextmanager
@@ -195,7 +186,7 @@ def _keep(branched: BranchedRun, output: Path) -> None:
 
 def _train_branch(
     branching: Branching,
-    ground: Ground,
+    setup: BranchSetup,
     plan: Plan,
     order: int,
     goal: float,
@@ -213,7 +204,7 @@ def _train_branch(
         factors = [factor for factor in factors if factor <= known[0].learning_rate_factor]
     best, diverged, slower = None, [], []
     for factor in factors:
-        branch = _train(branching, ground, plan, order, goal, factor)
+        branch = _train(branching, setup, plan, order, goal, factor)
         if branch.diverged and best is None:
             diverged.append(factor)
             last = branch
@@ -238,7 +229,7 @@ def _sooner(branch: Branch, other: Branch, goal: float) -> bool:
 
 
 def _train(
-    branching: Branching, ground: Ground, plan: Plan, order: int, goal: float, factor: float
+    branching: Branching, setup: BranchSetup, plan: Plan, order: int, goal: float, factor: float
 ) -> Branch:
     size, ratio = float(plan.batch_size), plan.batch_size / branching.batch_size
     expected = branching.steps_at(size)
@@ -253,11 +244,10 @@ def _train(
                 # The same half-life in examples (Marek et al. 2025).
                 group["betas"] = (beta1, beta2**ratio)
 
-    course = fit_to_loss(
-        ground,
+    curve = fit_to_loss(
+        setup,
         branching.checkpoint,
-        device_batch_size=int(plan.device_batch_size),
-        accumulation=plan.accumulation,
+        plan,
         steps=math.ceil(most * branching.steps * max(1.0, 1 / ratio)),
         seed=1 + order,
         goal=goal,
@@ -265,12 +255,12 @@ def _train(
         adjust=adjust,
         learning_rate=lambda steps: branching.learning_rate_at(clock * steps),
     )
-    seconds = round(course.seconds, 2)
-    return Branch(size, order, factor, course.steps, course.losses, seconds, course.diverged)
+    seconds = round(curve.seconds, 2)
+    return Branch(size, order, factor, curve.steps, curve.losses, seconds, curve.diverged)
 
 
 def _read_or_begin(
-    branching: Branching, ground: Ground, output: Path, loss_examples: int
+    branching: Branching, setup: BranchSetup, output: Path, loss_examples: int
 ) -> BranchedRun:
     """Return the branches in the file, or a new record with the losses of the checkpoints."""
     if output.exists():
@@ -288,7 +278,7 @@ def _read_or_begin(
             )
         return known
     checkpoints = [branching.checkpoint, *(Checkpoint.read(path) for path in branching.course)]
-    losses = measure_losses(ground, checkpoints)
+    losses = measure_losses(setup, checkpoints)
     course = tuple((float(c.step), loss) for c, loss in zip(checkpoints, losses, strict=True))
     parameters = branching.history.parameters
     branched = BranchedRun(
@@ -298,7 +288,7 @@ def _read_or_begin(
         branching.rule,
         parameters=None if math.isnan(parameters) else parameters,
         learning_rate_change=branching.learning_rate_at(branching.steps),
-        of_a_stream=is_stream(ground.held),
+        of_a_stream=is_stream(setup.held),
     )
     if not branched.falls:
         raise Refusal(

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+from noisescale.made.targets import text_of
 
 Record = Mapping[str, Any]
 """What JSON can hold."""
@@ -17,6 +19,15 @@ FAILED = "failed"
 
 TOO_LARGE = "Give a smaller number: larger batches are then accumulated."
 """The remedy if batches do not fit in the memory of a device."""
+
+
+R = TypeVar("R")
+
+
+def picked(kind: type[R], given: Mapping[str, Any]) -> R:
+    """Return a record of those arguments of a function that have the names of its fields."""
+    names = [each.name for each in fields(kind)]  # type: ignore[arg-type]  # of a dataclass
+    return kind(**{name: given[name] for name in names if name in given})
 
 
 @dataclass(frozen=True)
@@ -31,6 +42,16 @@ class Training:
     precision: str | None = None
     gradient_clip_val: float | None = None
     gradient_clip_algorithm: str | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Training:
+        """Return the training of the arguments of a function. Its target and data get names."""
+        data = given["data"]
+        named = {
+            "target": text_of(given["target"], "target"),
+            "data": None if data is None else text_of(data, "data"),
+        }
+        return picked(cls, {**given, **named})
 
     @property
     def trainer_options(self) -> dict[str, Any]:

@@ -6,24 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
 
-from noisescale.lab.jobs.job_progress import JobProgress, end_of
+from noisescale.lab.jobs.job_progress import JobAnswer, end_of
 from noisescale.lab.jobs.worker_options import interruptible
 from noisescale.made.targets import shorten_errors
-from noisescale.report.document import Document
 from noisescale.report.numbers import plural
-
-
-class JobAnswer(Protocol):
-    """The answer of a job of trainings, finished or under way."""
-
-    @property
-    def progress(self) -> JobProgress:
-        """How far the job is."""
-
-    def document(self) -> Document:
-        """Return what the answer says."""
 
 
 @contextmanager

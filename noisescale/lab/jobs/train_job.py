@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, TypeVar
 from noisescale.lab.jobs.workers import Place, WorkersToStart, make_folder
 
 if TYPE_CHECKING:
+    from noisescale.lab.jobs.job_progress import JobAnswer
     from noisescale.lab.jobs.jobs import Entry, Job
     from noisescale.lab.jobs.launchers import Workers
     from noisescale.lab.jobs.ledger import Ledger
 
-Found = TypeVar("Found")
+Found = TypeVar("Found", bound="JobAnswer")
 
 LOOK_EVERY = 2.0
 """Seconds between two looks at the ledger."""
@@ -25,21 +26,19 @@ LOOK_EVERY = 2.0
 def train_job(
     job: Job,
     place: Place,
-    output: Path,
     workers: WorkersToStart,
     found_in: Callable[[Mapping[str, Entry]], Found],
-    write: Callable[[Found], None],
     progress: Callable[[Found], None] | None = None,
 ) -> Found:
     """Begin a job or go on with it, have it trained, and return what was found.
 
+    Its files are written whenever there is a new result.
+
     Args:
         job: The job.
-        place: The storage, and the name of the job in it.
-        output: The folder of the results. It is made if there is none.
+        place: The storage, the name of the job in it, and the folder of the results.
         workers: The workers to start.
         found_in: Returns what the tasks of the ledger have found so far.
-        write: Writes the files of the results. It is called whenever there is a new result.
         progress: Called every `LOOK_EVERY` seconds with what was found so far.
 
     Raises:
@@ -49,6 +48,8 @@ def train_job(
     from noisescale.lab.jobs.ledger import Ledger, results_of
     from noisescale.lab.jobs.storage import retry
 
+    output = place.output
+    assert output is not None
     make_folder(output)
     ledger = Ledger.begin(place.storage, place.name, job, workers.lease)
     written: set[str] | None = None
@@ -57,14 +58,14 @@ def train_job(
         nonlocal written
         found = found_in(entries)
         if written != (ended := set(results_of(entries))):
-            write(found)
+            found.write_files(output)
             written = ended
         if progress is not None:
             progress(found)
 
     train_by_workers(ledger, job, place.storage, output, workers, look)
     found = found_in(retry(ledger.entries))
-    write(found)
+    found.write_files(output)
     return found
 
 
@@ -118,7 +119,7 @@ def train_by_workers(
                     output / "workers",
                     devices=job.devices,
                     accelerator=workers.accelerator,
-                    options=workers.options,
+                    options=workers.launcher_options,
                 )
             elif started is not None and not started.running():
                 _refuse_to_go_on(ledger, job, started)

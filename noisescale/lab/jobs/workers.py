@@ -21,8 +21,7 @@ class WorkersToStart:
 
     workers: int
     launcher: str
-    options: Mapping[str, Any]
-    """The options of the launcher."""
+    launcher_options: Mapping[str, Any] | None
     lease: float
     accelerator: str
     """The accelerator of the trainings."""

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from noisescale.lab.sweep.results import OUT_OF_STEPS
 from noisescale.lab.sweep.settings import SweepJob
-from noisescale.lab.sweep.sweep_record import SweepRecord
+from noisescale.lab.sweep.swept_size import SweptSize
 
 SCHEDULED = (
     "The module has a learning-rate schedule ({}). It stays as it is at all batch sizes, with its"
@@ -61,14 +63,14 @@ def doubts_before(job: SweepJob) -> list[str]:
     return found
 
 
-def doubts_after(found: SweepRecord) -> list[str]:
+def doubts_about(sizes: Sequence[SweptSize], epochs: float) -> list[str]:
     """Return what the trainings of a sweep make doubtful."""
-    doubts = [] if found.law is None else [*found.law.warnings]
-    if alike := [size.batch_size for size in found.sizes if size.repetitions_are_alike]:
+    doubts = []
+    if alike := [size.batch_size for size in sizes if size.repetitions_are_alike]:
         doubts.append(ALIKE.format(_list(alike)))
-    if short := [s.batch_size for s in found.sizes if s.count(OUT_OF_STEPS) and not s.reached]:
-        doubts.append(TOO_SHORT.format(_list(short), found.job.epochs))
-    return doubts + [f"Failed: {key}: {why}" for key, why in found.progress.failures.items()]
+    if short := [s.batch_size for s in sizes if s.count(OUT_OF_STEPS) and not s.reached]:
+        doubts.append(TOO_SHORT.format(_list(short), epochs))
+    return doubts
 
 
 def _list(batch_sizes: list[int]) -> str:

@@ -52,8 +52,6 @@ class Length:
             require_count(STEPS, self.steps, "Give 1000, for example.")
         if self.noise_scale is not None:
             require_positive("noise_scale", self.noise_scale, "Give what a run measured.")
-        if self.epochs is not None and self.steps is not None:
-            refuse(STEPS, f"be left out with `{EPOCHS}`", f"{self.steps}", "Give one of both.")
 
     def factor(self, size: float, base: float) -> float:
         """Return the steps at a batch size that make the progress of one step at the base.
@@ -102,18 +100,7 @@ class TuneJob:
     adjustable: ClassVar[tuple[str, ...]] = ("budget", "trials")
 
     def __post_init__(self) -> None:
-        """Check that the trainings can be had."""
-        if self.budget is None and self.trials is None:
-            refuse("budget", "be given, or `trials`", "neither", "Give 1h, for example.")
-        if self.budget is not None:
-            require_positive("budget", self.budget, "Give 1h, for example.")
-        if self.trials is not None:
-            require_count("trials", self.trials, "Give 50, for example.")
-        if self.max_cost is not None:
-            require_positive("max_cost", self.max_cost, "Give a time such as 10m.")
-        self._check_batch_sizes()
-
-    def _check_batch_sizes(self) -> None:
+        """Check that the batch sizes can be trained."""
         searched = {each.name: each for each in self.parameters}.get(BATCH_SIZE)
         if searched is None:
             self.plan({})

@@ -18,12 +18,11 @@ from noisescale.lab.jobs.workers import Place
 from noisescale.lab.parameter_texts import search_parameters
 from noisescale.lab.parameters import range_parameter
 from noisescale.lab.sweep.settings import Own
-from noisescale.lab.tune.document import progress_sentence
+from noisescale.lab.tune.answer import Tune, progress_sentence
+from noisescale.lab.tune.cost_front import CostFront
 from noisescale.lab.tune.files import write_files
-from noisescale.lab.tune.prior_cost import prior_cost
-from noisescale.lab.tune.suggest import suggest
+from noisescale.lab.tune.suggest import prior_cost, suggest
 from noisescale.lab.tune.tune_job import Length, TuneJob, center_parameters
-from noisescale.lab.tune.tune_record import front_of, tune_record
 
 SEARCH = ("learning_rate=0.001..1", "batch_size=8..256", "width=8..128")
 OWN = Own(1000, 32, 0.05, momentum=0.9)
@@ -98,8 +97,8 @@ def test_a_search_learns_from_results_and_gives_up_what_fails(searched: Ledger) 
     assert list(entries) == [str(k) for k in range(9)]
     assert FAILED in entries["3"].result
     assert len({json.dumps(each) for each in parameters_in(searched)}) > 5
-    found = tune_record(job(trials=9), entries, Place("tune", "tune.journal"))
-    assert (found.successes + len(found.front.failures), found.finished) == (9, True)
+    found = Tune.of(job(trials=9), entries, Place("tune", "tune.journal"))
+    assert (len(found.front.trials), found.finished) == (9, True)
     assert found.progress.device_hours > 0
     assert all(each.cost > 0 for each in found.front.front)
 
@@ -143,7 +142,7 @@ def test_the_budget_ends_the_search_lets_running_trainings_end_and_is_in_the_pro
     assert not begun.is_finished(entries)
     assert begun.next_tasks(over) == []
     assert begun.is_finished(over)
-    said = progress_sentence(tune_record(begun, entries, Place("tune", "tune.journal")))
+    said = progress_sentence(Tune.of(begun, entries, Place("tune", "tune.journal")))
     assert said.startswith("1 training done, 1 without a result, 1 under way, 0.6 of 0.5 ")
     assert said.endswith("val_loss: 0.25 for 90.0 device-seconds")
 
@@ -163,7 +162,7 @@ def test_a_search_goes_on_with_a_larger_budget_and_with_nothing_else_changed(
 
 
 def test_the_files_have_all_trainings_and_the_front(searched: Ledger, tmp_path: Path) -> None:
-    found = front_of(job(trials=9), searched.entries())
+    found = CostFront.of(job(trials=9), searched.entries())
 
     write_files(found, tmp_path)
 
@@ -221,10 +220,6 @@ def test_an_adam_keeps_its_half_life_and_large_batches_are_accumulated() -> None
 @pytest.mark.parametrize(
     ("others", "argument", "got"),
     [
-        ({"trials": None}, "budget", "neither"),
-        ({"trials": 0}, "trials", "0"),
-        ({"trials": None, "budget": 0.0}, "budget", "0.0"),
-        ({"max_cost": -1.0}, "max_cost", "-1.0"),
         ({"own": Own(100, 32, 0.05)}, "search", ""),
         ({"training": Training("t", devices=3)}, "search", "8 to 256"),
         ({"training": Training("t", devices=16)}, "search", "8"),
