@@ -3,25 +3,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from noisescale.lab.branch.planning import BranchOptions
-from noisescale.lab.jobs.jobs import FAILED, Entry, Record, Task, Training
-from noisescale.lab.jobs.ledger import results_of
+from noisescale.lab.jobs.jobs import FAILED, Entry, Job, Record, Task, Training, results_of
 
 
 @dataclass(frozen=True)
-class BranchJob:
+class BranchJob(Job):
     """The branches that `noisescale branch` trains.
 
     The first branch of a batch size also finds the factor on its learning rate. The others begin
     with this factor, so they wait for it.
     """
 
-    training: Training
     asked: BranchOptions
     """With the whole names of files, the rule and the batch sizes that were planned."""
     begun: Mapping[str, Any]
@@ -29,16 +26,6 @@ class BranchJob:
     loss_examples: int
 
     kind: ClassVar[str] = "branch"
-    adjustable: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def devices(self) -> int:
-        """Devices of each training."""
-        return self.training.devices
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON can hold them."""
-        return asdict(self)
 
     @classmethod
     def from_dict(cls, read: Mapping[str, Any]) -> BranchJob:
@@ -59,14 +46,6 @@ class BranchJob:
                 known = first if order > 0 and first is not None and FAILED not in first else None
                 tasks.append(Task(key, self._spec(number, order, known)))
         return tasks
-
-    def is_finished(self, entries: Mapping[str, Entry]) -> bool:
-        """Return whether nothing is left to train."""
-        return not self.next_tasks(entries)
-
-    def limit_of(self, spec: Record, entries: Mapping[str, Entry]) -> float:
-        """Branches end by themselves."""
-        return math.inf
 
     def _spec(self, number: int, order: int, known: Record | None) -> dict[str, Any]:
         return {

@@ -3,19 +3,16 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from noisescale.cli.from_function import Given, Values, command_from
 from noisescale.cli.showing import Json, show
 from noisescale.cli.training import TRAINED, TRAINER
+from noisescale.lab.jobs.live import interruptible
 from noisescale.lab.jobs.worker_options import BY_WORKERS, WORKERS
 from noisescale.printable import printable
 
@@ -54,34 +51,10 @@ def branch_run(
             planned = {name: values[name] for name in signature(branch_cost).parameters}
             show(branch_cost(**planned), as_json=as_json)
             return
-        with console.status("Training branches..."), _keep_if_interrupted(values["output"]):
+        with console.status("Training branches..."), interruptible(values["output"]):
             found = branch(
                 **values,
                 progress=lambda line: console.print(printable(line), markup=False),
             )
     if is_first():
         show(found, as_json=as_json)
-
-
-@contextmanager
-def _keep_if_interrupted(output: Path) -> Iterator[None]:
-    """Take SIGTERM for Ctrl-C, and say after either where the results are."""
-    from noisescale.made.targets import is_first
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit) as stopped:
-        interrupted = isinstance(stopped, KeyboardInterrupt) or stopped.code == 1
-        if interrupted and output.exists() and is_first():
-            print(
-                f"noisescale: stopped. Finished branches are in {printable(output)}. Start the same"
-                " command again to continue.",
-                file=sys.stderr,
-            )
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from noisescale.lab.jobs.jobs import Entry, Job, results_of
+from noisescale.lab.jobs.launchers import Workers, launch
+from noisescale.lab.jobs.storage import retry
+from noisescale.lab.jobs.trial_process import end_with_stdin
 from noisescale.lab.jobs.workers import Place, WorkersToStart, make_folder
 
 if TYPE_CHECKING:
     from noisescale.lab.jobs.job_progress import JobAnswer
-    from noisescale.lab.jobs.jobs import Entry, Job
-    from noisescale.lab.jobs.launchers import Workers
     from noisescale.lab.jobs.ledger import Ledger
 
 Found = TypeVar("Found", bound="JobAnswer")
@@ -45,8 +47,7 @@ def train_job(
         ValueError: If the storage has another job of this name, the folder cannot be made, or every
             worker has stopped before the end.
     """
-    from noisescale.lab.jobs.ledger import Ledger, results_of
-    from noisescale.lab.jobs.storage import retry
+    from noisescale.lab.jobs.ledger import Ledger  # it needs Optuna
 
     output = place.output
     assert output is not None
@@ -90,11 +91,6 @@ def train_by_workers(
     Raises:
         ValueError: If every worker has stopped before the end.
     """
-    from noisescale.lab.jobs.launchers import launch
-    from noisescale.lab.jobs.ledger import results_of
-    from noisescale.lab.jobs.storage import retry
-    from noisescale.lab.jobs.trial_process import end_with_stdin
-
     end_with_stdin(gently=True)
     storage = storage if "://" in storage else str(Path(storage).absolute())
     command = [sys.executable, "-m", "noisescale", "work", "--storage", storage]
@@ -138,8 +134,6 @@ def _end(started: Workers, *, wait: bool) -> None:
 
 
 def _refuse_to_go_on(ledger: Ledger, job: Job, started: Workers) -> None:
-    from noisescale.lab.jobs.storage import retry
-
     if job.is_finished(retry(ledger.entries)):
         return
     printed = [line for line in started.last_output().splitlines() if line.strip()]

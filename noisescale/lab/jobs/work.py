@@ -11,7 +11,8 @@ from pathlib import Path
 
 from noisescale.cli.from_function import Given, Values, command_from
 from noisescale.cli.showing import Json, show
-from noisescale.lab.jobs.worker_options import BY_WORKERS, STORAGE, WORKERS, interruptible
+from noisescale.lab.jobs.live import interruptible
+from noisescale.lab.jobs.worker_options import BY_WORKERS, STORAGE, WORKERS
 from noisescale.lab.jobs.workers import (
     check_workers,
     device_of_worker,

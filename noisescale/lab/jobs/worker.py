@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from noisescale.lab.jobs.jobs import FAILED, Entry, Job, Record, State
-from noisescale.lab.jobs.ledger import Ledger, LostError, results_of
+from noisescale.lab.jobs.jobs import FAILED, Entry, Job, Record, State, results_of
+from noisescale.lab.jobs.ledger import Ledger, LostError
 from noisescale.lab.jobs.storage import retry
 from noisescale.lab.jobs.trial_process import TrialProcess, new_folder
 from noisescale.lab.jobs.warm import Starts
@@ -32,14 +32,6 @@ TELLING = 3
 
 One may fail for its own reasons: a module may refuse a loss that is no number.
 """
-
-
-class AllFailedError(Refusal):
-    """Every training of the job has failed."""
-
-
-class OnlyHereError(Refusal):
-    """Trainings fail on this worker, and not on others."""
 
 
 class Worker:
@@ -86,10 +78,10 @@ class Worker:
         """Work until the job is done.
 
         Raises:
-            AllFailedError: If every training fails, so that there is no reason to go on.
-            OnlyHereError: If every training of this worker fails, while others are at work and have
-                succeeded. The failures are forgotten: others train these tasks.
-            StorageError: If the storage is out of reach for long.
+            ValueError: If every training fails, so that there is no reason to go on; if every
+                training of this worker fails, while others are at work and have succeeded: the
+                failures are forgotten, and others train these tasks; or if the storage is out of
+                reach for long.
         """
         known: dict[str, State] | None = None
         while True:
@@ -152,12 +144,12 @@ class Worker:
         if self._has_trained or len(self._failed) < TELLING:
             return
         entries = retry(self._ledger.entries)
-        if not any(FAILED not in result for result in results_of(entries).values()):
+        if all(FAILED in result for result in results_of(entries).values()):
             return
-        if not workers_of(entries):  # nobody else would train these tasks
-            return
+        if all(entry.state is not State.RUNNING for entry in entries.values()):
+            return  # nobody else would train these tasks
         retry(lambda: self._ledger.forget([entry for entry, _ in self._failed]))
-        raise OnlyHereError(
+        raise Refusal(
             "target",
             "train on this worker as on others",
             f"only failures: {self._failed[-1][1]}",
@@ -191,11 +183,6 @@ class Worker:
 def _refuse_if_all_failed(results: Mapping[str, Record]) -> None:
     failed = [result[FAILED] for result in results.values() if FAILED in result]
     if len(failed) >= TELLING and len(failed) == len(results):
-        raise AllFailedError(
+        raise Refusal(
             "target", "train", "only trainings that failed", f"The last one: {failed[-1]}"
         )
-
-
-def workers_of(entries: Mapping[str, Entry]) -> list[Entry]:
-    """Return the tasks that are being trained, one for each busy worker."""
-    return [entry for entry in entries.values() if entry.state is State.RUNNING]

@@ -3,15 +3,10 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from noisescale.cli.from_function import Given
-from noisescale.lab.jobs.storage import without_password
-from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
 WORKERS = {
@@ -68,30 +63,3 @@ BY_WORKERS: dict[str, Given | str] = {
     " trainings are put back.",
 }
 """Texts of options that differ from those of the functions."""
-
-
-@contextmanager
-def interruptible(place: str) -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C. After either of them, print how to go on, and exit with code 1."""
-
-    def interrupt(*_: Any) -> None:
-        # Who ends a worker by Ctrl-C sends it this signal as well, and the worker is busy then.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    signals = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else a shell has it ignored
-        signals.append(signal.SIGINT)
-    before = {each: signal.signal(each, interrupt) for each in signals}
-    try:
-        yield
-    except KeyboardInterrupt:
-        print(
-            "noisescale: stopped. Finished trainings are kept in"
-            f" {printable(without_password(place))}. The same command goes on.",
-            file=sys.stderr,
-        )
-        raise SystemExit(1) from None
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

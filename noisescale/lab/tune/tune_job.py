@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from noisescale.checks import refuse, require_count, require_positive
-from noisescale.lab.jobs.jobs import Entry, Record, State, Task, Training, device_hours
+from noisescale.lab.jobs.jobs import Entry, Job, State, Task, Training, device_hours
 from noisescale.lab.parameters import (
     BATCH_SIZE,
     EPOCHS,
@@ -23,7 +23,7 @@ from noisescale.lab.parameters import (
     Parameter,
     Value,
 )
-from noisescale.lab.sweep.settings import STREAM, Own, equal_shares
+from noisescale.lab.sweep.settings import Own, equal_shares, training_spec
 from noisescale.plan import Plan
 
 DONE, TOO_DEAR = "done", "too dear"
@@ -69,7 +69,7 @@ Suggest = Callable[["TuneJob", Mapping[str, Entry]], dict[str, Value]]
 
 
 @dataclass(frozen=True)
-class TuneJob:
+class TuneJob(Job):
     """The settings of a search. All workers have the same ones.
 
     A task's key is its number. What it trains depends on the results before it and on what is under
@@ -77,7 +77,6 @@ class TuneJob:
     number at once, the first one counts.
     """
 
-    training: Training
     own: Own
     metric: str
     maximize: bool
@@ -129,11 +128,6 @@ class TuneJob:
             )
 
     @property
-    def devices(self) -> int:
-        """Devices of each training."""
-        return self.training.devices
-
-    @property
     def base(self) -> float:
         """The batch size of the module's loader."""
         return self.own.batch_size or 1
@@ -148,24 +142,16 @@ class TuneJob:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as JSON can hold them."""
-        examples = self.own.examples if math.isfinite(self.own.examples) else None
         settings = asdict(self)
         del settings["suggest"]
-        return {
-            **settings,
-            "own": {**asdict(self.own), "examples": examples},
-            "parameters": [each.as_dict() for each in self.parameters],
-        }
+        return {**settings, "parameters": [each.as_dict() for each in self.parameters]}
 
     @classmethod
     def from_dict(cls, read: Mapping[str, Any], suggest: Suggest) -> TuneJob:
         """Return what `as_dict` was called on."""
-        own = dict(read["own"])
-        own["examples"] = math.inf if own["examples"] is None else own["examples"]
-        own["schedules"] = tuple(own["schedules"])
         fields = {
             "training": Training(**read["training"]),
-            "own": Own(**own),
+            "own": Own.from_dict(read["own"]),
             "parameters": tuple(Parameter.from_dict(each) for each in read["parameters"]),
             "length": Length(**read["length"]),
             "timings": tuple(tuple(each) for each in read["timings"]),
@@ -184,12 +170,8 @@ class TuneJob:
         if not steps:
             epochs = float(parameters.get(EPOCHS, self.length.epochs or 1.0))
             equal = self.length.noise_scale is not None
-            steps = epochs * self._steps_of_epoch(self.base if equal else size)
+            steps = epochs * self.own.steps_of_epoch(self.base if equal else size)
         return max(1, math.ceil(steps * self.length.factor(size, self.base)))
-
-    def _steps_of_epoch(self, size: float) -> int:
-        examples = self.own.examples if math.isfinite(self.own.examples) else STREAM
-        return max(1, math.floor(examples / size))
 
     def next_tasks(self, entries: Mapping[str, Entry]) -> list[Task]:
         """Return what waits; else a new training, while the budget lasts; else what is under way.
@@ -212,38 +194,19 @@ class TuneJob:
             return True
         return self.budget is not None and device_hours(entries.values()) >= self.budget
 
-    def limit_of(self, spec: Record, entries: Mapping[str, Entry]) -> float:
-        """Trainings end by themselves."""
-        return math.inf
-
     def spec(self, number: int, parameters: Mapping[str, Value]) -> dict[str, Any]:
         """Return what a training needs to know."""
         plan, steps = self.plan(parameters), self.steps_of(parameters)
-        size = plan.batch_size
         numbers = {name: parameters[name] for name in SWEPT if name in parameters}
-        found: dict[str, Any] = {
+        return {
             "kind": self.kind,
             "training": asdict(self.training),
             "metric": self.metric,
             "parameters": dict(parameters),
             "arguments": {k: value for k, value in parameters.items() if k not in FITTED},
-            "batch_size": int(size),
-            "device_batch_size": int(plan.device_batch_size),
-            "accumulation": plan.accumulation,
-            "hyperparameters": numbers,
-            "beta2": None,
-            "seed": self.seed + number,
-            "most_steps": steps,
-            "most_epochs": -1,
-            "batches_of_epoch": None,
+            **training_spec(self.own, plan, steps, self.base, numbers, self.seed + number),
             "most_seconds": None if self.max_cost is None else self.max_cost / self.devices,
         }
-        if math.isfinite(self.own.examples):
-            found["batches_of_epoch"] = self._steps_of_epoch(size) * plan.accumulation
-            found["most_epochs"] = math.ceil(steps / self._steps_of_epoch(size))
-        if self.own.beta2 is not None:  # as in a sweep: the same half-life in examples
-            found["beta2"] = self.own.beta2 ** (size / self.base)
-        return found
 
 
 def values_of(own: Own) -> dict[str, Any]:

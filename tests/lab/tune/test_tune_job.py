@@ -12,7 +12,6 @@ from refused import refused
 from noisescale.lab.jobs.jobs import FAILED, Entry, State, Training
 from noisescale.lab.jobs.known_jobs import job_from
 from noisescale.lab.jobs.ledger import Ledger
-from noisescale.lab.jobs.storage import StorageError
 from noisescale.lab.jobs.worker import Worker
 from noisescale.lab.jobs.workers import Place
 from noisescale.lab.parameter_texts import search_parameters
@@ -23,6 +22,7 @@ from noisescale.lab.tune.cost_front import CostFront
 from noisescale.lab.tune.files import write_files
 from noisescale.lab.tune.suggest import prior_cost, suggest
 from noisescale.lab.tune.tune_job import Length, TuneJob, center_parameters
+from noisescale.refusal import Refusal
 
 SEARCH = ("learning_rate=0.001..1", "batch_size=8..256", "width=8..128")
 OWN = Own(1000, 32, 0.05, momentum=0.9)
@@ -157,7 +157,7 @@ def test_a_search_goes_on_with_a_larger_budget_and_with_nothing_else_changed(
     assert len(more.entries()) == 3
     assert parameters_in(more)[:2] == parameters_in(ledger)[:2]
     assert job_from(more.job) == job(trials=3)
-    with pytest.raises(StorageError, match="`seed`"):
+    with pytest.raises(Refusal, match="`seed`"):
         Ledger.begin(str(tmp_path / "more.journal"), "tune", job(trials=3, seed=1))
 
 
