@@ -6,17 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from noisescale.lab.branch.sentences import say_branch, say_course
+from noisescale.lab.branch.branch_job import BranchJob, branch_name
+from noisescale.lab.branch.planning import Branching, BranchOptions
+from noisescale.lab.branch.train_branches import begin_branches, say_branch, say_course
+from noisescale.lab.jobs.jobs import FAILED, Entry, Task, Training
 from noisescale.lab.jobs.train_job import train_by_workers
+from noisescale.lab.jobs.workers import WorkersToStart
+from noisescale.prediction.branches import Branch, BranchedRun
 from noisescale.refusal import Refusal
-
-if TYPE_CHECKING:
-    from noisescale.lab.branch.planning import Branching, BranchOptions
-    from noisescale.lab.jobs.jobs import Entry, Training
-    from noisescale.lab.jobs.workers import WorkersToStart
-    from noisescale.prediction.branches import BranchedRun
 
 
 def branch_by_workers(
@@ -37,11 +36,7 @@ def branch_by_workers(
     Raises:
         ValueError: If a branch was given up.
     """
-    from noisescale.lab.branch.branch_job import BranchJob, branch_name
-    from noisescale.lab.branch.train_branches import begin_branches
-    from noisescale.lab.jobs.jobs import FAILED, Task
-    from noisescale.lab.jobs.ledger import Ledger
-    from noisescale.prediction.branches import Branch
+    from noisescale.lab.jobs.ledger import Ledger  # it needs Optuna
 
     options = training.trainer_options
     found = begin_branches(branching, module, data, output, loss_examples=loss_examples, **options)

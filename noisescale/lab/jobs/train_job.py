@@ -13,7 +13,8 @@ from noisescale.lab.jobs.jobs import Entry, Job, results_of
 from noisescale.lab.jobs.launchers import Workers, launch
 from noisescale.lab.jobs.storage import retry
 from noisescale.lab.jobs.trial_process import end_with_stdin
-from noisescale.lab.jobs.workers import Place, WorkersToStart, make_folder
+from noisescale.lab.jobs.workers import Place, WorkersToStart
+from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
     from noisescale.lab.jobs.job_progress import JobAnswer
@@ -51,7 +52,7 @@ def train_job(
 
     output = place.output
     assert output is not None
-    make_folder(output)
+    _make_folder(output)
     ledger = Ledger.begin(place.storage, place.name, job, workers.lease)
     written: set[str] | None = None
 
@@ -123,6 +124,18 @@ def train_by_workers(
     finally:
         if started is not None:
             _end(started, wait=not sys.exc_info()[0])
+
+
+def _make_folder(output: Path) -> None:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refusal(
+            "output",
+            "be a folder that can be written",
+            f"{output}: {error.strerror}",
+            "Name another folder.",
+        ) from error
 
 
 def _end(started: Workers, *, wait: bool) -> None:

@@ -74,23 +74,6 @@ def check_workers(workers: int, lease: float, per_device: int = 1) -> None:
         raise Refusal("lease", "be at least 1 second, and finite", f"{lease:g}", "Give 60.")
 
 
-def make_folder(output: Path) -> None:
-    """Make the folder of the results.
-
-    Raises:
-        ValueError: If it cannot be made.
-    """
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Refusal(
-            "output",
-            "be a folder that can be written",
-            f"{output}: {error.strerror}",
-            "Name another folder.",
-        ) from error
-
-
 def device_of_worker(accelerator: str) -> str:
     """Return the name of the devices that a launcher gave to this worker; "" if it gave none."""
     if accelerator == "cpu":

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from noisescale.csv_lines import write_csv
 from noisescale.lab.compare.compare_trials import compare_trials
 from noisescale.lab.compare.document import statements_of_sweep
 from noisescale.lab.compare.outcomes import Outcome
@@ -18,14 +19,52 @@ from noisescale.lab.compare.swept import Swept, sweep_of
 from noisescale.lab.jobs.job_progress import JobAnswer, JobProgress, duration, progress_tables
 from noisescale.lab.jobs.jobs import FAILED, Entry
 from noisescale.lab.jobs.workers import Place
-from noisescale.lab.sweep.doubts import doubts_about, doubts_before
-from noisescale.lab.sweep.files import SWEEP, TRIALS, write_files
 from noisescale.lab.sweep.results import DIVERGED, OUT_OF_STEPS, PRUNED
 from noisescale.lab.sweep.settings import SweepJob
 from noisescale.lab.sweep.swept_size import SweptSize
 from noisescale.report.document import Cell, Document, Figure, Line, Statement, Table
 from noisescale.report.numbers import count, hours, number, plural
 from noisescale.report.records import finite
+
+SWEEP, TRIALS = "sweep.csv", "trials.csv"
+"""The files: the steps to the goal at each batch size, and all evaluations."""
+
+SCHEDULED = (
+    "The module has a learning-rate schedule ({}). It stays as it is at all batch sizes, with its"
+    " peak at the searched learning rate. If the learning rate falls before the goal is reached,"
+    " trainings take longer or miss the goal, and B_crit is wrong: for a sweep leave the decay out."
+)
+
+OF_A_BATCH = (
+    "{} is logged by the training step: it is that of one batch. It scatters most at small batch"
+    " sizes, where a lucky batch may reach the goal early. So B_crit may be wrong. For a sweep log"
+    " a metric in `validation_step`."
+)
+
+MET = (
+    "A single step has met {}. Steps to it say nothing. Stop, and begin another sweep with a harder"
+    " goal and another `--output`."
+)
+
+SEEDED = (
+    "{} sets a seed: all repetitions begin with the same weights. So their steps scatter less than"
+    " those of other weights would. For a sweep set no seed."
+)
+
+TOO_SHORT = (
+    "Batch size {}: trainings ended before the goal, by `--epochs {:g}`. Begin another sweep with"
+    " more epochs, or an easier goal, and another `--output`."
+)
+FIXED = (
+    "The module has a hyperparameter `batch_size` = {}. It stays as it is at all batch sizes. If"
+    " the loss or a schedule is made with it, steps and B_crit are wrong: use the size of the batch"
+    " instead."
+)
+
+ALIKE = (
+    "All repetitions at batch size {} are the same: weights and order of the data do not follow the"
+    " seed. How much the steps scatter is not known. Set no seed, and give no seeded generator."
+)
 
 _HOW_TO_READ = (
     "Steps are those of the middle repetition of the best setting at each batch size. Below the"
@@ -94,8 +133,20 @@ class Sweep(JobAnswer):
         return [each.outcome for each in every if len(each.steps)]
 
     def write_files(self, folder: Path) -> None:
-        """Write `sweep.csv` and `trials.csv`."""
-        write_files(self.sizes, self.job.goal.metric, folder)
+        """Write the files of a sweep.
+
+        `sweep.csv` has a line for each repetition of the best point that reached the goal, at each
+        batch size whose search is done. A batch size has none if the middle repetition missed the
+        goal: the others were lucky. It has none either if the best learning rate is still at the
+        edge: a better one may lie beyond, and `compare` leaves it out of the law, too.
+        `noisescale fit` and `predict --sweep` take it.
+
+        `trials.csv` has all evaluations, for `noisescale compare`. Both are the same whoever
+        trained what, except for the times of `trials.csv` and how far trainings without a chance
+        were trained.
+        """
+        write_csv(folder / SWEEP, _best(self.sizes))
+        write_csv(folder / TRIALS, _evaluations(self.sizes, self.job.goal.metric))
 
     def document(self) -> Document:
         """Return what a sweep says; while it is under way, how far it is at each batch size."""
@@ -225,3 +276,54 @@ def _next(found: Sweep) -> list[str]:
         fit = shlex.join(["noisescale", "fit", str(folder / SWEEP)])
         after.insert(0, f"See how well the law fits: {fit}")
     return after
+
+
+def _best(sizes: Sequence[SweptSize]) -> Iterator[Sequence[Any]]:
+    yield "batch_size", "steps", "learning_rate", "seed"
+    for size in sizes:
+        if not size.finished or size.best is None or size.best_is_at_edge:
+            continue
+        for each in size.search.best:
+            if each.reached:
+                steps = f"{each.outcome.at('steps'):.15g}"
+                yield size.batch_size, steps, f"{each.learning_rate:g}", each.seed
+
+
+def _evaluations(sizes: Sequence[SweptSize], metric: str) -> Iterator[Sequence[Any]]:
+    results = [each for size in sizes for each in size.results]
+    names = list(dict.fromkeys(name for each in results for name in each.hyperparameters))
+    yield "batch_size", *names, "seed", "step", "seconds", metric, "ended"
+    for each in results:
+        setting = f"{each.batch_size:.15g}", *(f"{each.hyperparameters[n]:g}" for n in names)
+        for step, seconds, value in zip(each.steps, each.seconds, each.values, strict=True):
+            yield *setting, each.seed, step, seconds, value, each.ended
+
+
+def doubts_before(job: SweepJob) -> list[str]:
+    """Return what makes a sweep doubtful before anything is trained."""
+    found = []
+    if job.own.schedules:
+        found.append(SCHEDULED.format(", ".join(job.own.schedules)))
+    if job.own.met:
+        found.append(MET.format(job.goal))
+    if job.own.seeded and job.search.repeats > 1:
+        found.append(SEEDED.format(job.training.target))
+    if job.own.of_a_batch:
+        found.append(OF_A_BATCH.format(job.goal.metric))
+    if job.own.fixed_batch_size is not None:
+        found.append(FIXED.format(job.own.fixed_batch_size))
+    return found
+
+
+def doubts_about(sizes: Sequence[SweptSize], epochs: float) -> list[str]:
+    """Return what the trainings of a sweep make doubtful."""
+    doubts = []
+    if alike := [size.batch_size for size in sizes if size.repetitions_are_alike]:
+        doubts.append(ALIKE.format(_list(alike)))
+    if short := [s.batch_size for s in sizes if s.count(OUT_OF_STEPS) and not s.reached]:
+        doubts.append(TOO_SHORT.format(_list(short), epochs))
+    return doubts
+
+
+def _list(batch_sizes: list[int]) -> str:
+    return ", ".join(f"{size:,}" for size in batch_sizes)

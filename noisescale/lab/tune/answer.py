@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from noisescale.csv_lines import write_csv
 from noisescale.lab.jobs.job_progress import JobAnswer, JobProgress, progress_tables
 from noisescale.lab.jobs.jobs import Entry
 from noisescale.lab.jobs.workers import Place
 from noisescale.lab.tune.cost_front import CostFront, Setting
-from noisescale.lab.tune.files import FRONT, TRIALS, write_files
 from noisescale.lab.tune.tables import cost_unit, front_table, settings_of, tables_of
 from noisescale.lab.tune.tune_job import TuneJob, values_of
 from noisescale.report.document import Document, Figure, Statement
 from noisescale.report.numbers import Duration, four_digits, hours, plural
 from noisescale.report.records import fields_of, finite
+
+TRIALS, FRONT = "trials.csv", "front.csv"
+"""The files: all trainings, and those of the front."""
 
 MOST_UNDER_WAY = 12
 """Lines of the front that are shown while the search goes on."""
@@ -82,8 +85,33 @@ class Tune(JobAnswer):
         return cls(progress, front, job.budget, job.trials, tuple(doubts_about(job)))
 
     def write_files(self, folder: Path) -> None:
-        """Write the trainings and the front as CSV files."""
-        write_files(self.front, folder)
+        """Write the trainings and the front as CSV files. Neither is ever left half-written."""
+        found = self.front
+        names = [each.name for each in found.searched]
+        every: list[Sequence[Any]] = [
+            (
+                "trial",
+                *names,
+                "examples_of_a_step",
+                "steps",
+                "device_seconds",
+                found.metric,
+                "ended",
+            )
+        ]
+        for trial in found.trials:
+            values = [trial.parameters[name] for name in names]
+            numbers = (trial.batch_size, trial.steps, trial.cost, trial.value)
+            every.append((trial.number, *values, *map(_number, numbers), trial.ended))
+        best: list[Sequence[Any]] = [
+            ("device_seconds", found.metric, *names, "trainings", "first trial")
+        ]
+        for each in found.front:
+            values = [each.first.parameters[name] for name in names]
+            means = (each.cost, each.value)
+            best.append((*map(_number, means), *values, len(each.trials), each.first.number))
+        write_csv(folder / TRIALS, every)
+        write_csv(folder / FRONT, best)
 
     def document(self) -> Document:
         """Return what a search says. While it is under way, the front has its best lines alone."""
@@ -255,3 +283,7 @@ def doubts_about(job: TuneJob) -> list[str]:
     if job.own.fixed_batch_size is not None:
         found.append(FIXED.format(job.own.fixed_batch_size))
     return found
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.10g}"

@@ -26,8 +26,7 @@ from noisescale.lab.jobs.jobs import FAILED, Entry, Task
 from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.jobs.trial_process import ColdProcess, TrialProcess, command_of
 from noisescale.lab.jobs.workers import Place
-from noisescale.lab.sweep.answer import Sweep
-from noisescale.lab.sweep.doubts import doubts_before
+from noisescale.lab.sweep.answer import Sweep, doubts_before
 from noisescale.lab.sweep.make_job import SweepOptions, sweep_job
 from noisescale.lab.sweep.settings import SweepJob
 from noisescale.tradeoff.sweep_files import read_sweeps

@@ -18,8 +18,6 @@ from noisescale.lab.parameter_texts import search_parameters
 from noisescale.lab.parameters import range_parameter
 from noisescale.lab.sweep.settings import Own
 from noisescale.lab.tune.answer import Tune, progress_sentence
-from noisescale.lab.tune.cost_front import CostFront
-from noisescale.lab.tune.files import write_files
 from noisescale.lab.tune.suggest import prior_cost, suggest
 from noisescale.lab.tune.tune_job import Length, TuneJob, center_parameters
 from noisescale.refusal import Refusal
@@ -162,9 +160,9 @@ def test_a_search_goes_on_with_a_larger_budget_and_with_nothing_else_changed(
 
 
 def test_the_files_have_all_trainings_and_the_front(searched: Ledger, tmp_path: Path) -> None:
-    found = CostFront.of(job(trials=9), searched.entries())
+    found = Tune.of(job(trials=9), searched.entries(), Place("tune", "tune.journal"))
 
-    write_files(found, tmp_path)
+    found.write_files(tmp_path)
 
     names, first, _, _, failed, *_ = lines = (tmp_path / "trials.csv").read_text().splitlines()
     assert names == (
@@ -174,7 +172,7 @@ def test_the_files_have_all_trainings_and_the_front(searched: Ledger, tmp_path: 
     assert failed.endswith(",,,failed")
     assert len(lines) == 10
     front = (tmp_path / "front.csv").read_text().splitlines()
-    assert len(front) == 1 + len(found.front)
+    assert len(front) == 1 + len(found.front.front)
 
 
 def test_equal_progress_gives_each_batch_size_the_steps_of_the_law() -> None:
