@@ -39,8 +39,7 @@ from noisescale.lab.jobs.jobs import Entry, State, Training
 from noisescale.lab.parameter_texts import search_parameters
 from noisescale.lab.sweep.settings import Own
 from noisescale.lab.tune.cost_front import CostFront
-from noisescale.lab.tune.suggest import suggest
-from noisescale.lab.tune.tune_job import Length, TuneJob, center_parameters
+from noisescale.lab.tune.tune_job import Length, TuneJob, center_parameters, suggest
 
 SEARCH = ("learning_rate=0.003..3", "batch_size=8..512", "epochs=1..20")
 OWN = Own(1400, 32, 0.05)
@@ -109,7 +108,7 @@ def searched(
     """The best loss, the area under the front, and the number of trainings."""
     length = Length(epochs=EPOCHS, noise_scale=noise_scale)
     parameters = center_parameters(search_parameters(SEARCH), OWN, length, {})
-    settings: dict[str, Any] = {"trials": 999, "seed": seed, "suggest": suggest}
+    settings: dict[str, Any] = {"trials": 999, "seed": seed}
     job = TuneJob(Training("-"), OWN, "val_loss", False, parameters, length, **settings)
     entries: dict[str, Entry] = {}
     spent, allowed = 0.0, math.inf

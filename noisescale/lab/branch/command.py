@@ -27,7 +27,6 @@ EXAMPLE = (
         **TRAINED,
         **BY_WORKERS,
         "run": Given(Path, "Folder of a TensorBoard or CSVLogger run."),
-        "output": "File of the results. The same command with the same file continues.",
     },
     positional="run checkpoint target",
     panels=TRAINER | WORKERS,

@@ -3,22 +3,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from noisescale.lab.branch.branch_job import BranchJob
 from noisescale.lab.jobs.jobs import Job, Record
 from noisescale.lab.sweep.settings import SweepJob
-from noisescale.lab.tune.suggest import suggest
 from noisescale.lab.tune.tune_job import TuneJob
 from noisescale.refusal import Refusal
 
-_KINDS: dict[str, Any] = {
-    SweepJob.kind: SweepJob.from_dict,
-    BranchJob.kind: BranchJob.from_dict,
-    TuneJob.kind: partial(TuneJob.from_dict, suggest=suggest),
-}
-"""What makes each job from what its `as_dict` says."""
+_KINDS: dict[str, Any] = {each.kind: each for each in (SweepJob, BranchJob, TuneJob)}
 
 
 def job_from(record: Record) -> Job:
@@ -30,7 +23,7 @@ def job_from(record: Record) -> Job:
     fields = dict(record)
     kind = fields.pop("kind")
     try:
-        job: Job = _KINDS[kind](fields)
+        job: Job = _KINDS[kind].from_dict(fields)
     except (KeyError, TypeError) as error:
         raise Refusal(
             "storage",

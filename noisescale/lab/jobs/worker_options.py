@@ -39,17 +39,8 @@ def launcher_options(texts: Sequence[str] | None) -> dict[str, Any]:
     return found
 
 
-STORAGE = Given(
-    str,
-    "Where the state is kept: a journal file, also on a shared disk; the URL of a database"
-    " (postgresql+psycopg://..., mysql+pymysql://..., sqlite:///...); or grpc://host:port of"
-    " Optuna's proxy.",
-    metavar="PLACE",
-)
 BY_WORKERS: dict[str, Given | str] = {
     "storage": Given(metavar="PLACE"),
-    "workers": "Workers that this command starts. 0: it only watches, and the work is done by"
-    " `noisescale work` elsewhere.",
     "launcher_options": Given(
         list[str],
         "Option of the launcher, as name=value. For slurm a parameter of submitit's AutoExecutor,"
@@ -59,7 +50,5 @@ BY_WORKERS: dict[str, Given | str] = {
         metavar="OPTION",
         read=launcher_options,
     ),
-    "lease": "Seconds of silence after which the workers of this command count as lost, and their"
-    " trainings are put back.",
 }
 """Texts of options that differ from those of the functions."""

@@ -23,10 +23,7 @@ from noisescale.lab.jobs.jobs import Record, Training
 from noisescale.lab.jobs.trial_process import LIMIT, RESULT
 from noisescale.lab.sweep.hyperparameters import (
     last_as_long,
-    own_beta2,
-    own_learning_rate,
-    own_momentum,
-    own_weight_decay,
+    own_values,
     refuse_unsearchable,
 )
 from noisescale.lab.sweep.results import DIVERGED, OUT_OF_STEPS, PRUNED, REACHED
@@ -184,17 +181,14 @@ class _Describe(Callback):
         self.own = Own(
             float(examples_of_epoch(loader)),
             _batch_size_of(loader),
-            own_learning_rate(trainer.optimizers),
-            own_beta2(trainer.optimizers),
-            tuple(type(each.scheduler).__name__ for each in configs),
+            schedules=tuple(type(each.scheduler).__name__ for each in configs),
             schedules_fit=last_as_long(
                 [each.scheduler for each in configs if not each.reduce_on_plateau],
                 trainer.estimated_stepping_batches,
             )
             and all(each.interval == "step" or each.reduce_on_plateau for each in configs),
             fixed_batch_size=_number(pl_module.hparams.get("batch_size")),
-            momentum=own_momentum(trainer.optimizers),
-            weight_decay=own_weight_decay(trainer.optimizers),
+            **own_values(trainer.optimizers),
         )
 
     def on_train_batch_end(

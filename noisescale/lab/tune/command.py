@@ -35,8 +35,6 @@ EXAMPLE = (
             metavar="VALUES",
             read=lambda texts: texts or (),
         ),
-        "maximize": "The metric is to rise, as an accuracy is.",
-        "trials": "The most trainings.",
         "output": "Folder of the results.",
         "storage": Given(str, metavar="PLACE"),
     },

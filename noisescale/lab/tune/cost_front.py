@@ -11,8 +11,7 @@ from functools import cached_property
 from noisescale.lab.jobs.jobs import FAILED, Entry
 from noisescale.lab.parameters import Parameter, Value
 from noisescale.lab.tune.scaling_laws import PowerLaw, power_law
-from noisescale.lab.tune.suggest import cost_of
-from noisescale.lab.tune.tune_job import DONE, TuneJob
+from noisescale.lab.tune.tune_job import DONE, TuneJob, cost_of
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,6 @@ def tune_job(training: Training, asked: TuneOptions) -> TuneJob:
     """Return the settings of the search, once module and data were tried for one step."""
     from noisescale.history.metrics import Goal
     from noisescale.lab.parameters import FITTED, SWEPT
-    from noisescale.lab.tune.suggest import suggest
     from noisescale.lab.tune.tune_job import TuneJob, center_parameters
 
     _check_metric(asked.metric)
@@ -98,7 +97,6 @@ def tune_job(training: Training, asked: TuneOptions) -> TuneJob:
         asked.seed,
         known.timings,
         asked.max_device_batch_size,
-        suggest=suggest,
     )
 
 

@@ -315,7 +315,7 @@ def test_who_watches_waits_for_a_storage_that_is_out_of_reach(
         Squares(0),
         str(tmp_path / "j"),
         tmp_path,
-        WorkersToStart(1, "local", {}, 60.0, "auto"),
+        WorkersToStart(),
         lambda found: shown.append(len(found)),
     )
 

@@ -18,8 +18,7 @@ from noisescale.lab.parameter_texts import search_parameters
 from noisescale.lab.parameters import range_parameter
 from noisescale.lab.sweep.settings import Own
 from noisescale.lab.tune.answer import Tune, progress_sentence
-from noisescale.lab.tune.suggest import prior_cost, suggest
-from noisescale.lab.tune.tune_job import Length, TuneJob, center_parameters
+from noisescale.lab.tune.tune_job import Length, TuneJob, center_parameters, prior_cost
 from noisescale.refusal import Refusal
 
 SEARCH = ("learning_rate=0.001..1", "batch_size=8..256", "width=8..128")
@@ -41,9 +40,7 @@ def job(*search: str, own: Own = OWN, **others: Any) -> TuneJob:
     parameters = center_parameters(search_parameters(search or SEARCH), own, length, {"width": 16})
     training = others.pop("training", Training("train.py:make"))
     settings: dict[str, Any] = {"trials": 6} | others
-    return TuneJob(
-        training, own, "val_loss", False, parameters, length, suggest=suggest, **settings
-    )
+    return TuneJob(training, own, "val_loss", False, parameters, length, **settings)
 
 
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, **others: Any) -> Ledger:
