@@ -16,7 +16,7 @@ from noisescale.lab.branch.branch_by_workers import branch_by_workers
 from noisescale.lab.branch.cost import BranchCost
 from noisescale.lab.branch.planning import BranchOptions, plan_branches
 from noisescale.lab.branch.train_branches import train_branches
-from noisescale.lab.jobs.jobs import Training, picked
+from noisescale.lab.jobs.jobs import Training, options_of
 from noisescale.lab.jobs.workers import WorkersToStart
 from noisescale.made.data import train_and_val
 from noisescale.made.targets import module_and_data, refuse_out_of_memory
@@ -110,15 +110,15 @@ def branch(
     given = locals()
     output = Path(output)
     require_folder_of("output", output)
-    started = picked(WorkersToStart, {**given, "launcher": launcher or "local"})
+    started = options_of(WorkersToStart, {**given, "launcher": launcher or "local"})
     by_workers = launcher is not None or storage is not None
     if by_workers:
         need("optuna", "Training by workers")
         training = Training.of(given)
         _refuse_for_workers(run, nodes)
     else:  # nobody else loads the target
-        training = picked(Training, {**given, "target": "", "data": None})
-    asked = _asked(given)
+        training = options_of(Training, {**given, "target": "", "data": None})
+    asked = _branch_options(given)
     branching = plan_branches(asked)
     say = progress or (lambda _: None)
     cost = BranchCost(branching, loss_examples).document()
@@ -164,13 +164,13 @@ def branch_cost(
         ValueError: If an argument is wrong or does not fit the run.
         OSError: If a file cannot be read.
     """
-    branching = plan_branches(_asked(locals()))
+    branching = plan_branches(_branch_options(locals()))
     module_and_data(target, data)  # refuses what `branch` would refuse
     return BranchCost(branching, loss_examples)
 
 
-def _asked(given: Mapping[str, Any]) -> BranchOptions:
-    return picked(BranchOptions, {**given, "devices": given["devices"] * given["nodes"]})
+def _branch_options(given: Mapping[str, Any]) -> BranchOptions:
+    return options_of(BranchOptions, {**given, "devices": given["devices"] * given["nodes"]})
 
 
 def _refuse_for_workers(run: Run, nodes: int) -> None:

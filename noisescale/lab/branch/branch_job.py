@@ -20,7 +20,7 @@ class BranchJob(Job):
     """
 
     asked: BranchOptions
-    """With the whole names of files, the rule and the batch sizes that were planned."""
+    """The options, with whole names of files, and the rule and batch sizes of the plan."""
     begun: Mapping[str, Any]
     """The record of the run without branches, from `BranchedRun`."""
     loss_examples: int

@@ -12,8 +12,7 @@ import typer
 from noisescale.cli.from_function import Given, Values, command_from
 from noisescale.cli.showing import Json, show
 from noisescale.cli.training import TRAINED, TRAINER
-from noisescale.lab.jobs.live import interruptible
-from noisescale.lab.jobs.worker_options import BY_WORKERS, WORKERS
+from noisescale.lab.jobs.live import BY_WORKERS, WORKERS, interruptible
 from noisescale.printable import printable
 
 EXAMPLE = (

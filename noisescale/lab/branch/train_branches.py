@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.rank_zero import rank_zero_only
-from torch.optim import Optimizer
 
 from noisescale.history.segments import Segments
 from noisescale.lab.branch.fit_to_loss import BranchSetup, fit_to_loss, measure_losses
@@ -30,12 +29,6 @@ from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
-
-MOST_STEPS = 1.5
-"""A branch at a larger batch size is stopped after this many times the steps of the run."""
-
-MOST_STEPS_ALIKE = 3.0
-"""`MOST_STEPS` for branches at the run's own batch size. Their steps scatter most."""
 
 
 def train_branches(
@@ -203,7 +196,7 @@ def _train_branch(
         factors = [factor for factor in factors if factor <= known[0].learning_rate_factor]
     best, diverged, slower = None, [], []
     for factor in factors:
-        branch = _train(branching, setup, plan, order, goal, factor)
+        branch = fit_to_loss(branching, setup, plan, order, goal, factor)
         if branch.diverged and best is None:
             diverged.append(factor)
             last = branch
@@ -225,37 +218,6 @@ def _sooner(branch: Branch, other: Branch, goal: float) -> bool:
     if steps is None:
         return others is None and not branch.diverged and branch.losses[-1] < other.losses[-1]
     return others is None or steps < others
-
-
-def _train(
-    branching: Branching, setup: BranchSetup, plan: Plan, order: int, goal: float, factor: float
-) -> Branch:
-    size, ratio = float(plan.batch_size), plan.batch_size / branching.batch_size
-    expected = branching.steps_at(size)
-    clock = branching.steps / expected.value
-    most = MOST_STEPS if ratio > 1.5 else MOST_STEPS_ALIKE
-
-    def adjust(optimizer: Optimizer) -> None:
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * factor
-            if "betas" in group and len(group["betas"]) == 2:
-                beta1, beta2 = group["betas"]
-                # The same half-life in examples (Marek et al. 2025).
-                group["betas"] = (beta1, beta2**ratio)
-
-    curve = fit_to_loss(
-        setup,
-        branching.checkpoint,
-        plan,
-        steps=math.ceil(most * branching.steps * max(1.0, 1 / ratio)),
-        seed=1 + order,
-        goal=goal,
-        first_look=branching.first_look(size),
-        adjust=adjust,
-        learning_rate=lambda steps: branching.learning_rate_at(clock * steps),
-    )
-    seconds = round(curve.seconds, 2)
-    return Branch(size, order, factor, curve.steps, curve.losses, seconds, curve.diverged)
 
 
 def _read_or_begin(

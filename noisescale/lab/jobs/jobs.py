@@ -26,7 +26,7 @@ TOO_LARGE = "Give a smaller number: larger batches are then accumulated."
 R = TypeVar("R")
 
 
-def picked(kind: type[R], given: Mapping[str, Any]) -> R:
+def options_of(kind: type[R], given: Mapping[str, Any]) -> R:
     """Return a record of those arguments of a function that have the names of its fields."""
     names = [each.name for each in fields(kind)]  # type: ignore[arg-type]  # of a dataclass
     return kind(**{name: given[name] for name in names if name in given})
@@ -53,7 +53,7 @@ class Training:
             "target": text_of(given["target"], "target"),
             "data": None if data is None else text_of(data, "data"),
         }
-        return picked(cls, {**given, **named})
+        return options_of(cls, {**given, **named})
 
     @property
     def trainer_options(self) -> dict[str, Any]:

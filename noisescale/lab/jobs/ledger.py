@@ -26,7 +26,7 @@ from noisescale.lab.jobs.jobs import FAILED, Entry, Job, Record, State, Task, re
 from noisescale.lab.jobs.storage import open_storage, without_password
 from noisescale.refusal import Refusal
 
-need("optuna", "A job of trainings")
+need("optuna", "A sweep")
 
 from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage

@@ -1,21 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command shows while a job is under way."""
+"""What the commands of jobs share: options of workers, and what is shown under way."""
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from noisescale.cli.from_function import Given
 from noisescale.lab.jobs.job_progress import JobAnswer, end_of
 from noisescale.lab.jobs.storage import without_password
 from noisescale.made.targets import is_first, shorten_errors
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 from noisescale.report.numbers import plural
+
+WORKERS = {
+    "Workers and machines": "storage name workers launcher launcher_options lease cold per_device"
+}
+
+
+def launcher_options(texts: Sequence[str] | None) -> dict[str, Any]:
+    """Return the options of a launcher from texts like "timeout_min=60".
+
+    Raises:
+        ValueError: If one is not written as name=value.
+
+    Examples:
+        >>> launcher_options(["timeout_min=60", "slurm_partition=gpu"])
+        {'timeout_min': 60, 'slurm_partition': 'gpu'}
+    """
+    found: dict[str, Any] = {}
+    for text in texts or ():
+        name, sign, value = text.partition("=")
+        if not (name and sign and value):
+            raise Refusal(
+                "--launcher-option",
+                "be written as name=value",
+                repr(text),
+                "Write, for example, slurm_partition=gpu.",
+            )
+        number = value.lstrip("-").isdigit()
+        found[name] = int(value) if number else {"true": True, "false": False}.get(value, value)
+    return found
+
+
+BY_WORKERS: dict[str, Given | str] = {
+    "storage": Given(metavar="PLACE"),
+    "launcher_options": Given(
+        list[str],
+        "Option of the launcher, as name=value. For slurm a parameter of submitit's AutoExecutor,"
+        " such as slurm_partition=gpu; for ray an argument of ray.init, such as address=auto. May"
+        " be repeated.",
+        flag="--launcher-option",
+        metavar="OPTION",
+        read=launcher_options,
+    ),
+}
+"""Texts of options that differ from those of the functions."""
 
 
 @contextmanager

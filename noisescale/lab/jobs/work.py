@@ -11,8 +11,7 @@ from pathlib import Path
 
 from noisescale.cli.from_function import Given, Values, command_from
 from noisescale.cli.showing import Json, show
-from noisescale.lab.jobs.live import interruptible
-from noisescale.lab.jobs.worker_options import BY_WORKERS, WORKERS
+from noisescale.lab.jobs.live import BY_WORKERS, WORKERS, interruptible
 from noisescale.lab.jobs.workers import WorkersToStart
 from noisescale.made.targets import refuse_if_not_here
 from noisescale.printable import printable
@@ -47,8 +46,8 @@ def work_on(values: Values) -> None:
     Start it in the folder in which the command was started, or in a copy of it: the function that
     makes module and data must be there.
     """
-    from noisescale.lab.jobs.known_jobs import job_from
     from noisescale.lab.jobs.ledger import Ledger
+    from noisescale.lab.jobs.status import job_from
     from noisescale.lab.jobs.trial_process import end_with_stdin
     from noisescale.lab.jobs.worker import Worker
 

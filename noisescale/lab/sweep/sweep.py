@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from noisescale.extras import need
-from noisescale.lab.jobs.jobs import Training, picked
+from noisescale.lab.jobs.jobs import Training, options_of
 from noisescale.lab.jobs.train_job import train_job
 from noisescale.lab.jobs.workers import Place, WorkersToStart
 from noisescale.lab.sweep.answer import Sweep
@@ -117,6 +117,6 @@ def sweep(
     given = locals()
     need("optuna", "`noisescale.sweep`")
     place = Place(name, str(storage or Path(output) / JOURNAL), Path(output))
-    started = picked(WorkersToStart, given)
-    job = sweep_job(Training.of(given), picked(SweepOptions, given))
+    started = options_of(WorkersToStart, given)
+    job = sweep_job(Training.of(given), options_of(SweepOptions, given))
     return train_job(job, place, started, lambda found: Sweep.of(job, found, place), progress)

@@ -10,8 +10,7 @@ from noisescale.cli.from_function import Given, Values, command_from
 from noisescale.cli.showing import Html, Json, show
 from noisescale.cli.training import TRAINED, TRAINER
 from noisescale.extras import need
-from noisescale.lab.jobs.live import in_sight
-from noisescale.lab.jobs.worker_options import BY_WORKERS, WORKERS
+from noisescale.lab.jobs.live import BY_WORKERS, WORKERS, in_sight
 from noisescale.refusal import rename_arguments
 
 EXAMPLE = (

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from noisescale.extras import need
-from noisescale.lab.jobs.jobs import Training, picked
+from noisescale.lab.jobs.jobs import Training, options_of
 from noisescale.lab.jobs.train_job import train_job
 from noisescale.lab.jobs.workers import Place, WorkersToStart
 from noisescale.lab.tune.answer import Tune
@@ -129,6 +129,6 @@ def tune(
     for package in ("optuna", "sklearn"):
         need(package, "`noisescale.tune`", extra="tune")
     place = Place(name, str(storage or Path(output) / JOURNAL), Path(output))
-    started = picked(WorkersToStart, given)
-    job = tune_job(Training.of(given), picked(TuneOptions, given))
+    started = options_of(WorkersToStart, given)
+    job = tune_job(Training.of(given), options_of(TuneOptions, given))
     return train_job(job, place, started, lambda found: Tune.of(job, found, place), progress)

@@ -78,7 +78,7 @@ _LEAST = 1e-4
 """Device-seconds of a training that took no time that a clock would show."""
 
 Prior = Callable[[Mapping[str, Value]], float]
-"""From parameters to the device-seconds that a training of them is expected to cost."""
+"""A function from parameters to the device-seconds that their training is to cost."""
 
 
 @dataclass(frozen=True)

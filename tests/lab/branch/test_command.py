@@ -166,7 +166,7 @@ def test_a_branch_is_stopped_and_goes_on_with_the_same_command(
 ) -> None:
     from noisescale.lab.branch import train_branches
 
-    file, train = tmp_path / "branches.json", train_branches._train
+    file, train = tmp_path / "branches.json", train_branches.fit_to_loss
     options = [*OPTIONS, "--orders", 2, "--output", file]
 
     def stopped(*arguments: Any) -> Any:
@@ -175,7 +175,7 @@ def test_a_branch_is_stopped_and_goes_on_with_the_same_command(
         return train(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train_branches, "_train", stopped)
+        patch.setattr(train_branches, "fit_to_loss", stopped)
         code, _, errors = ended("branch", *RUN, *options)
     assert code != 0
     assert str(file) in errors

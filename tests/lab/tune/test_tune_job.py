@@ -10,8 +10,8 @@ from lab.jobs.jobs_for_tests import scripted
 from refused import refused
 
 from noisescale.lab.jobs.jobs import FAILED, Entry, State, Training
-from noisescale.lab.jobs.known_jobs import job_from
 from noisescale.lab.jobs.ledger import Ledger
+from noisescale.lab.jobs.status import job_from
 from noisescale.lab.jobs.worker import Worker
 from noisescale.lab.jobs.workers import Place
 from noisescale.lab.parameter_texts import search_parameters
