@@ -39,7 +39,9 @@ def branch_by_workers(
     from noisescale.lab.jobs.ledger import Ledger  # it needs Optuna
 
     options = training.trainer_options
-    found = begin_branches(branching, module, data, output, loss_examples=loss_examples, **options)
+    found, _ = begin_branches(
+        branching, module, data, output, loss_examples=loss_examples, **options
+    )
     progress(say_course(found))
     planned = replace(
         asked,

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,17 +10,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_utilities.core.rank_zero import rank_zero_only
-
 from noisescale.history.segments import Segments
 from noisescale.lab.branch.fit_to_loss import BranchSetup, fit_to_loss, measure_losses
 from noisescale.lab.branch.planning import Branching, BranchOptions, plan_branches
 from noisescale.lab.jobs.jobs import Training
-from noisescale.lab.jobs.trial_process import RESULT
+from noisescale.lab.jobs.trial_process import write_result
 from noisescale.lightning.checkpoints import Checkpoint
 from noisescale.lightning.resized_loaders import held_examples, is_stream
 from noisescale.lightning.trainer_access import isolate_rng
 from noisescale.lightning.training import plain_trainer, quiet, seed_all
+from noisescale.made.targets import is_first
 from noisescale.plan import Plan
 from noisescale.prediction.branches import Branch, BranchedRun
 from noisescale.prediction.run_hardware import largest_device_batch
@@ -56,11 +54,11 @@ def train_branches(
         ValueError: If the file has branches with other settings, the checkpoints are of another
             module, or the run's loss did not fall.
     """
-    _check(module, loss_examples, trainer_options)
+    branched, setup = begin_branches(
+        branching, module, data, output, loss_examples=loss_examples, **trainer_options
+    )
+    progress(say_course(branched))
     with quiet(), isolate_rng():
-        setup = _setup(branching, module, data, loss_examples, trainer_options)
-        branched = _read_or_begin(branching, setup, output, loss_examples)
-        progress(say_course(branched))
         done = {(branch.batch_size, branch.order) for branch in branched.branches}
         for order in range(branching.orders):
             for plan in branching.plans:
@@ -83,7 +81,7 @@ def begin_branches(
     *,
     loss_examples: int = 2048,
     **trainer_options: Any,
-) -> BranchedRun:
+) -> tuple[BranchedRun, BranchSetup]:
     """Return the branches that the file has, or measure the losses of the run's checkpoints.
 
     The arguments are those of `train_branches`. Nothing is trained.
@@ -91,7 +89,7 @@ def begin_branches(
     _check(module, loss_examples, trainer_options)
     with quiet(), isolate_rng():
         setup = _setup(branching, module, data, loss_examples, trainer_options)
-        return _read_or_begin(branching, setup, output, loss_examples)
+        return _read_or_begin(branching, setup, output, loss_examples), setup
 
 
 def train_branch_task(
@@ -113,10 +111,8 @@ def train_branch_task(
         setup = _setup(branching, module, data, spec["loss_examples"], options)
         plan = branching.plans[spec["plan"]]
         branch = _train_branch(branching, setup, plan, spec["order"], begun.goal, known)
-    if getattr(rank_zero_only, "rank", 0) == 0:
-        written = folder / f"{RESULT}.part"
-        written.write_text(json.dumps({"branch": asdict(branch)}))
-        written.replace(folder / RESULT)
+    if is_first():
+        write_result({"branch": asdict(branch)}, folder)
 
 
 def _check(
@@ -172,7 +168,7 @@ def _with_trainer(
 
 def _keep(branched: BranchedRun, output: Path) -> None:
     """Write the file on one rank."""
-    if getattr(rank_zero_only, "rank", 0) == 0:
+    if is_first():
         branched.to_file(output)
 
 

@@ -107,9 +107,9 @@ class Worker:
 
     def _train(self, entry: Entry, limit: float) -> None:
         self._on_event(f"{entry.key}: begun")
-        process = None
+        trial = None
         try:
-            process = TrialProcess(
+            trial = TrialProcess(
                 new_folder((self._output / "trials").absolute(), entry.key),
                 entry.spec,
                 self._job.devices,
@@ -117,10 +117,10 @@ class Worker:
                 limit=limit,
                 sharing=self._sharing,
             )
-            self._attend(entry, process)
-            result = process.result()
+            self._attend(entry, trial)
+            result = trial.result()
             if result is None:
-                reason = process.reason()
+                reason = trial.reason()
                 self._on_event(f"{entry.key}: failed: {reason}")
                 retry(lambda: self._ledger.fail(entry, reason))
                 self._failed.append((entry, reason))
@@ -137,8 +137,8 @@ class Worker:
                 self._on_event(f"{entry.key}: put back")
             raise
         finally:
-            if process is not None:
-                process.stop()
+            if trial is not None:
+                trial.process.kill()
 
     def _refuse_if_only_this_one_fails(self) -> None:
         if self._has_trained or len(self._failed) < TELLING:
@@ -157,7 +157,7 @@ class Worker:
             " it, with the same packages.",
         )
 
-    def _attend(self, entry: Entry, process: TrialProcess) -> None:
+    def _attend(self, entry: Entry, trial: TrialProcess) -> None:
         """Wait for the end of a training, renew its lease, and keep its limit up to date.
 
         A process that has told its result and does not end, as some thread of it goes on, is ended.
@@ -165,11 +165,11 @@ class Worker:
         every = self._ledger.lease / RENEWALS
         renewed = looked = time.monotonic()
         wait = LOOK
-        while not process.wait(wait):
+        while not trial.process.wait(wait):
             wait = min(1.1 * wait, 2.0, every)
             now = time.monotonic()
-            if process.lingers():
-                process.stop()
+            if trial.lingers():
+                trial.process.kill()
                 return
             if now - renewed > every:
                 retry(lambda: self._ledger.renew(entry))
@@ -177,7 +177,7 @@ class Worker:
             if now - looked < min(every, 2.0):
                 continue
             looked = now
-            process.set_limit(self._job.limit_of(entry.spec, retry(self._ledger.entries)))
+            trial.set_limit(self._job.limit_of(entry.spec, retry(self._ledger.entries)))
 
 
 def _refuse_if_all_failed(results: Mapping[str, Record]) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from noisescale.history.metrics import Goal
 from noisescale.lab.branch.planning import look_after
 from noisescale.lab.jobs.jobs import Record, Training
-from noisescale.lab.jobs.trial_process import LIMIT, RESULT
+from noisescale.lab.jobs.trial_process import LIMIT, write_result
 from noisescale.lab.sweep.hyperparameters import (
     last_as_long,
     own_values,
@@ -154,10 +153,8 @@ def train_by_spec(made: Made, spec: Record, run: TimedRun, folder: Path) -> None
         size = spec["device_batch_size"]
         with loaders_of(made.data, size, size, training.devices) as loaders:
             trainer.fit(module, **loaders)
-    if trainer.is_global_zero:  # whole or not at all
-        written = folder / f"{RESULT}.part"
-        written.write_text(json.dumps(run.result()))
-        written.replace(folder / RESULT)
+    if trainer.is_global_zero:
+        write_result(run.result(), folder)
 
 
 class _Describe(Callback):

@@ -168,8 +168,8 @@ def train_on_two_ranks(here: Path, spec: dict[str, Any]) -> None:
         for name, command in commands.items():
             with mock.patch.object(trial_process, "command_of", lambda *_, words=command: words):
                 process = TrialProcess(here / name, spec, 2, lambda folder: ColdProcess(folder, 2))
-            process.wait(100)
-            process.stop()
+            process.process.wait(100)
+            process.process.kill()
             found.append((process.result(), process.reason()))
     (here / "both.json").write_text(json.dumps(found))
 
