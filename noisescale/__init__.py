@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from noisescale.lab.compare.profiles import algoperf_score as algoperf_score
     from noisescale.lab.compare.profiles import performance_profile as performance_profile
     from noisescale.lab.compare.steps_to_result import steps_to_result as steps_to_result
-    from noisescale.lab.sweep.sweep import Sweep as Sweep
+    from noisescale.lab.sweep.answer import Sweep as Sweep
     from noisescale.lab.sweep.sweep import sweep as sweep
     from noisescale.lab.tune.carbs.sampler import CarbsSampler as CarbsSampler
-    from noisescale.lab.tune.tune import Tune as Tune
+    from noisescale.lab.tune.answer import Tune as Tune
     from noisescale.lab.tune.tune import tune as tune
     from noisescale.lightning.monitor.noise_scale_monitor import (
         NoiseScaleMonitor as NoiseScaleMonitor,
@@ -97,10 +97,10 @@ _HOME = {
     "Prediction": "prediction.prediction",
     "RepeatedAugmentationSampler": "methods.repeated_augmentation",
     "Rescale": "rules.rescale",
-    "Sweep": "lab.sweep.sweep",
+    "Sweep": "lab.sweep.answer",
     "Tradeoff": "tradeoff.tradeoff",
     "TradeoffFit": "tradeoff.fit",
-    "Tune": "lab.tune.tune",
+    "Tune": "lab.tune.answer",
     "adasum": "methods.adasum.rule",
     "adasum_all_reduce_": "methods.adasum.all_reduce",
     "algoperf_score": "lab.compare.profiles",

@@ -38,9 +38,8 @@ from noisescale import NoiseScaleMonitor, predict
 from noisescale.lab.jobs.jobs import Entry, State, Training
 from noisescale.lab.parameter_texts import search_parameters
 from noisescale.lab.sweep.settings import Own
-from noisescale.lab.tune.suggest import suggest
-from noisescale.lab.tune.tune_job import Length, TuneJob, center_parameters
-from noisescale.lab.tune.tune_record import front_of
+from noisescale.lab.tune.cost_front import CostFront
+from noisescale.lab.tune.tune_job import Length, TuneJob, center_parameters, suggest
 
 SEARCH = ("learning_rate=0.003..3", "batch_size=8..512", "epochs=1..20")
 OWN = Own(1400, 32, 0.05)
@@ -109,7 +108,7 @@ def searched(
     """The best loss, the area under the front, and the number of trainings."""
     length = Length(epochs=EPOCHS, noise_scale=noise_scale)
     parameters = center_parameters(search_parameters(SEARCH), OWN, length, {})
-    settings: dict[str, Any] = {"trials": 999, "seed": seed, "suggest": suggest}
+    settings: dict[str, Any] = {"trials": 999, "seed": seed}
     job = TuneJob(Training("-"), OWN, "val_loss", False, parameters, length, **settings)
     entries: dict[str, Entry] = {}
     spent, allowed = 0.0, math.inf
@@ -122,7 +121,7 @@ def searched(
         spent += result["seconds"]
         if len(entries) == 1:
             allowed = trainings * result["seconds"]
-    front = front_of(job, entries).front
+    front = CostFront.of(job, entries).front
     costs = np.log([*(each.cost for each in front), 4.0])
     losses = np.minimum([each.value for each in front], 2.0)
     gains = (2.0 - losses) * np.diff(np.maximum(np.minimum(costs, math.log(4.0)), math.log(0.02)))

@@ -145,7 +145,7 @@ def branched_run(task: Task) -> Row:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-    from noisescale.lab.branch.planning import plan_branches
+    from noisescale.lab.branch.planning import BranchOptions, plan_branches
     from noisescale.lab.branch.train_branches import train_branches
 
     name, batch_size, lr, seed, steps, *_ = task
@@ -195,9 +195,9 @@ def branched_run(task: Task) -> Row:
             enable_model_summary=False,
         ).fit(module, DataLoader(data, batch_size=batch_size // 2, sampler=drawn))
         started = time.perf_counter()
-        branching = plan_branches(
-            monitor.history, folder, batch_sizes=BRANCHES, max_device_batch_size=TIMES * batch_size
-        )
+        most = TIMES * batch_size
+        asked = BranchOptions(monitor.history, folder, BRANCHES, max_device_batch_size=most)
+        branching = plan_branches(asked)
         branched = train_branches(
             branching, Module(), data, folder / "branches.json", accelerator="cpu"
         )

@@ -180,8 +180,8 @@ def trains(worker: psutil.Process) -> bool:
 def idle(at: Path, swept: str) -> dict[str, Any]:
     """What a worker costs while there is nothing to train: its one task is taken by another."""
     from noisescale.lab.jobs.jobs import Task
-    from noisescale.lab.jobs.known_jobs import job_from
     from noisescale.lab.jobs.ledger import Ledger
+    from noisescale.lab.jobs.status import job_from
 
     place = at / swept / "sweep.journal"
     done = Ledger.open(str(place))

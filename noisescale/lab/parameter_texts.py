@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -55,7 +56,9 @@ def sweep_parameters(searched: Searched) -> tuple[Parameter, ...]:
     return tuple(found)
 
 
-def search_parameters(searched: Searched, space: Path | None = None) -> tuple[Parameter, ...]:
+def search_parameters(
+    searched: Searched, space: str | PathLike[str] | None = None
+) -> tuple[Parameter, ...]:
     """Return the parameters of a search, which are given and in a file.
 
     Raises:
@@ -67,7 +70,9 @@ def search_parameters(searched: Searched, space: Path | None = None) -> tuple[Pa
         batch_size pow2 16 to 1024
         dropout linear 0 to 0.5
     """
-    found = _refuse_repeats([*(_read_space(space) if space else ()), *map(_read, _texts(searched))])
+    found = _refuse_repeats(
+        [*(_read_space(Path(space)) if space else ()), *map(_read, _texts(searched))]
+    )
     if not found:
         refuse("search", "name a parameter to search", "none", _EXAMPLE)
     if {"epochs", "steps"} <= {each.name for each in found}:

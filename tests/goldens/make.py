@@ -172,8 +172,8 @@ def of_sweep() -> Made:
 
 def tasks(journal: str) -> str:
     """What the search wanted at each number of results: its tasks, as workers get them."""
-    from noisescale.lab.jobs.known_jobs import job_from
     from noisescale.lab.jobs.ledger import Ledger
+    from noisescale.lab.jobs.status import job_from
 
     ledger = Ledger.open(journal, None)
     job = job_from(ledger.job)

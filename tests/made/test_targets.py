@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from noisescale import History, profile
 from noisescale.history.metrics import Goal
 from noisescale.lab.branch.planning import Branching
-from noisescale.lab.branch.train_branches import _ground
+from noisescale.lab.branch.train_branches import _setup
 from noisescale.lab.jobs.jobs import Training
 from noisescale.lab.sweep.trial_fit import Made, describe, loaders_of
 from noisescale.made.data import train_and_val
@@ -88,9 +88,9 @@ def test_profile_and_branch_take_each_form(make: Callable[[], Any]) -> None:
 
     assert [timing.device_batch_size for timing in found.timings] == [4]
     module, data = module_and_data(make)
-    # The losses of checkpoints, and branches themselves, use this ground.
-    ground = _ground(planned(), module, train_and_val(data)[0], 16, {"accelerator": "cpu"})
-    assert len(ground.held.dataset) == 16
+    # The losses of checkpoints, and branches themselves, use this setup.
+    setup = _setup(planned(), module, train_and_val(data)[0], 16, {"accelerator": "cpu"})
+    assert len(setup.held.dataset) == 16
 
 
 @pytest.mark.parametrize("make", FORMS)

@@ -11,7 +11,7 @@ from refused import refused
 
 from noisescale import History, predict
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
-from noisescale.lab.branch.measured_branches import BranchesRecord
+from noisescale.lab.branch.answer import Branches
 from noisescale.prediction.branches import Branch, BranchedRun
 from noisescale.prediction.calibration import Calibration
 
@@ -197,7 +197,7 @@ def test_a_calibrated_run_predicts_by_it() -> None:
 
 def test_predict_takes_what_branch_returns_and_its_file(tmp_path: Path) -> None:
     run, found = history(), branched(branch(512))
-    answer = BranchesRecord(found, found.by_noise_scale(run), str(tmp_path / "branches.json"))
+    answer = Branches(found, found.by_noise_scale(run), str(tmp_path / "branches.json"))
     found.to_file(answer.output)
 
     expected = predict(run, calibration=calibrated(run, found)).to_dict()

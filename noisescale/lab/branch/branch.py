@@ -10,37 +10,19 @@ from typing import Any
 
 from noisescale.checks import require_folder_of
 from noisescale.extras import need
-from noisescale.history.history import as_history
-from noisescale.history.reading import read_run
 from noisescale.history.segments import Array
+from noisescale.lab.branch.answer import Branches
 from noisescale.lab.branch.branch_by_workers import branch_by_workers
-from noisescale.lab.branch.cost_document import BranchCostRecord, cost_as_dict, document_of_cost
-from noisescale.lab.branch.document import as_dict, document_of
-from noisescale.lab.branch.measured_branches import BranchesRecord
-from noisescale.lab.branch.planning import Branching, plan_branches
+from noisescale.lab.branch.cost import BranchCost
+from noisescale.lab.branch.planning import BranchOptions, plan_branches
 from noisescale.lab.branch.train_branches import train_branches
-from noisescale.lab.jobs.jobs import Training
-from noisescale.lab.jobs.workers import WorkersToStart, check_workers
+from noisescale.lab.jobs.jobs import Training, options_of
+from noisescale.lab.jobs.workers import WorkersToStart
 from noisescale.made.data import train_and_val
-from noisescale.made.targets import module_and_data, refuse_out_of_memory, text_of
-from noisescale.refusal import Refusal, rename_arguments
-from noisescale.report.answer import Answer
+from noisescale.made.targets import module_and_data, refuse_out_of_memory
+from noisescale.refusal import Refusal
 
 Run = Mapping[str, Array] | str | PathLike[str]
-
-
-class Branches(BranchesRecord, Answer):
-    """What `branch` found, and the ways to show it."""
-
-    document = document_of
-    to_dict = as_dict
-
-
-class BranchCost(BranchCostRecord, Answer):
-    """What `branch_cost` found, and the ways to show it."""
-
-    document = document_of_cost
-    to_dict = cost_as_dict
 
 
 def branch(
@@ -125,85 +107,37 @@ def branch(
             module, the run's loss did not fall, or a worker gave a branch up.
         OSError: If a file cannot be read or written.
     """
+    given = locals()
     output = Path(output)
     require_folder_of("output", output)
-    check_workers(workers, lease)
+    started = options_of(WorkersToStart, {**given, "launcher": launcher or "local"})
     by_workers = launcher is not None or storage is not None
     if by_workers:
         need("optuna", "Training by workers")
-        target, data = text_of(target, "target"), None if data is None else text_of(data, "data")
-    if by_workers and nodes > 1:
-        raise Refusal(
-            "nodes",
-            "be 1 for branches by workers",
-            f"{nodes}: a worker trains on one machine",
-            "Leave `launcher` and `storage` out.",
-        )
-    if by_workers and isinstance(run, Mapping):
-        raise Refusal(
-            "run",
-            "be a folder for branches by workers",
-            "a history, which other processes cannot read",
-            "Give the folder of the run, or leave `launcher` and `storage` out.",
-        )
-    branching = _plan(
-        *(run, checkpoint, batch_sizes, until, orders, learning_rate),
-        *(max_device_batch_size, devices * nodes, monitor),
-    )
+        training = Training.of(given)
+        _refuse_for_workers(run, nodes)
+    else:  # nobody else loads the target
+        training = options_of(Training, {**given, "target": "", "data": None})
+    asked = _branch_options(given)
+    branching = plan_branches(asked)
     say = progress or (lambda _: None)
     cost = BranchCost(branching, loss_examples).document()
     for line in (cost.headline, *(f"{one.label} {one.sentence}" for one in cost.answers)):
         say(f"{line}.")
     module, examples = module_and_data(target, data)
-    training = Training(
-        target=target if by_workers else "",  # only workers load them
-        data=data if by_workers else None,
-        devices=devices,
-        accelerator=accelerator,
-        strategy=strategy,
-        precision=precision,
-        gradient_clip_val=gradient_clip_val,
-        gradient_clip_algorithm=gradient_clip_algorithm,
-    )
+    setting = (branching, module, train_and_val(examples)[0], output)
+    options: dict[str, Any] = {"loss_examples": loss_examples, "progress": say}
     with refuse_out_of_memory(
         "max_device_batch_size",
         "Finished branches are kept. Give a smaller number: larger batches are then accumulated.",
     ):
         if by_workers:
-            branched = branch_by_workers(
-                branching,
-                module,
-                train_and_val(examples)[0],
-                output,
-                training,
-                run=Path(run),  # type: ignore[arg-type]  # a mapping was refused
-                monitor=monitor,
-                orders=orders,
-                max_device_batch_size=max_device_batch_size,
-                loss_examples=loss_examples,
-                place=storage or str(output.with_suffix(".journal")),
-                to_start=WorkersToStart(
-                    workers,
-                    launcher or "local",
-                    dict(launcher_options or {}),
-                    lease,
-                    accelerator,
-                    cold,
-                ),
-                progress=say,
-            )
+            place = storage or str(output.with_suffix(".journal"))
+            branched = branch_by_workers(*setting, asked, training, place, started, **options)
         else:
-            branched = train_branches(
-                branching,
-                module,
-                train_and_val(examples)[0],
-                output,
-                loss_examples=loss_examples,
-                progress=say,
-                **training.trainer_options,
-                num_nodes=nodes,
-            )
-    by_noise_scale = branched.by_noise_scale(as_history(branching.history))
+            options |= training.trainer_options
+            branched = train_branches(*setting, **options, num_nodes=nodes)
+    by_noise_scale = branched.by_noise_scale(branching.history)
     folder = None if isinstance(run, Mapping) else str(run)
     return Branches(branched, by_noise_scale, str(output), folder)
 
@@ -230,34 +164,27 @@ def branch_cost(
         ValueError: If an argument is wrong or does not fit the run.
         OSError: If a file cannot be read.
     """
-    branching = _plan(
-        *(run, checkpoint, batch_sizes, until, orders, learning_rate),
-        *(max_device_batch_size, devices * nodes, monitor),
-    )
+    branching = plan_branches(_branch_options(locals()))
     module_and_data(target, data)  # refuses what `branch` would refuse
     return BranchCost(branching, loss_examples)
 
 
-def _plan(
-    run: Run,
-    checkpoint: str | PathLike[str],
-    batch_sizes: Sequence[str | float] | str,
-    until: str | PathLike[str] | None,
-    orders: int,
-    learning_rate: str,
-    max_device_batch_size: int | None,
-    devices: int,
-    monitor: str | None,
-) -> Branching:
-    history = run if isinstance(run, Mapping) else read_run(run, monitor=monitor)
-    with rename_arguments({"rule": "learning_rate"}):
-        return plan_branches(
-            history,
-            Path(checkpoint),
-            until=None if until is None else Path(until),
-            batch_sizes=batch_sizes.split(",") if isinstance(batch_sizes, str) else batch_sizes,
-            orders=orders,
-            rule=learning_rate,
-            devices=devices,
-            max_device_batch_size=max_device_batch_size,
+def _branch_options(given: Mapping[str, Any]) -> BranchOptions:
+    return options_of(BranchOptions, {**given, "devices": given["devices"] * given["nodes"]})
+
+
+def _refuse_for_workers(run: Run, nodes: int) -> None:
+    if nodes > 1:
+        raise Refusal(
+            "nodes",
+            "be 1 for branches by workers",
+            f"{nodes}: a worker trains on one machine",
+            "Leave `launcher` and `storage` out.",
+        )
+    if isinstance(run, Mapping):
+        raise Refusal(
+            "run",
+            "be a folder for branches by workers",
+            "a history, which other processes cannot read",
+            "Give the folder of the run, or leave `launcher` and `storage` out.",
         )

@@ -3,30 +3,21 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from noisescale.cli.from_function import Given, Values, command_from
 from noisescale.cli.showing import Json, show
 from noisescale.cli.training import TRAINED, TRAINER
-from noisescale.lab.jobs.worker_options import BY_WORKERS, WORKERS
+from noisescale.lab.jobs.live import BY_WORKERS, WORKERS, interruptible
 from noisescale.printable import printable
 
 EXAMPLE = (
     "noisescale branch lightning_logs/version_0 lightning_logs/version_0/checkpoints train.py:make"
 )
-
-NOT_PLANNED = (
-    "gradient_clip_val gradient_clip_algorithm accelerator strategy precision output storage"
-    " launcher launcher_options workers lease cold"
-)
-"""What changes nothing of the cost."""
 
 
 @command_from(
@@ -35,7 +26,6 @@ NOT_PLANNED = (
         **TRAINED,
         **BY_WORKERS,
         "run": Given(Path, "Folder of a TensorBoard or CSVLogger run."),
-        "output": "File of the results. The same command with the same file continues.",
     },
     positional="run checkpoint target",
     panels=TRAINER | WORKERS,
@@ -56,37 +46,13 @@ def branch_run(
     console = Console(stderr=True, highlight=False, quiet=not is_first())
     with shorten_errors():
         if dry_run:
-            planned = {name: values[name] for name in values.keys() - NOT_PLANNED.split()}
+            planned = {name: values[name] for name in signature(branch_cost).parameters}
             show(branch_cost(**planned), as_json=as_json)
             return
-        with console.status("Training branches..."), _keep_if_interrupted(values["output"]):
+        with console.status("Training branches..."), interruptible(values["output"]):
             found = branch(
                 **values,
                 progress=lambda line: console.print(printable(line), markup=False),
             )
     if is_first():
         show(found, as_json=as_json)
-
-
-@contextmanager
-def _keep_if_interrupted(output: Path) -> Iterator[None]:
-    """Take SIGTERM for Ctrl-C, and say after either where the results are."""
-    from noisescale.made.targets import is_first
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit) as stopped:
-        interrupted = isinstance(stopped, KeyboardInterrupt) or stopped.code == 1
-        if interrupted and output.exists() and is_first():
-            print(
-                f"noisescale: stopped. Finished branches are in {printable(output)}. Start the same"
-                " command again to continue.",
-                file=sys.stderr,
-            )
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)

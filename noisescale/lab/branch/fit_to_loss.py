@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,22 +16,30 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from noisescale.history.metrics import Goal
-from noisescale.lab.branch.planning import BEYOND, look_after
+from noisescale.lab.branch.planning import BEYOND, Branching, look_after
 from noisescale.lightning.checkpoints import Checkpoint, load_weights
 from noisescale.lightning.resized_loaders import batches_of
 from noisescale.lightning.trainer_access import Callback, takes_batch_idx
 from noisescale.lightning.training import copy_to_train, plain_trainer, seed_all
+from noisescale.plan import Plan
+from noisescale.prediction.branches import Branch
 from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
+
+MOST_STEPS = 1.5
+"""A branch at a larger batch size is stopped after this many times the steps of the run."""
+
+MOST_STEPS_ALIKE = 3.0
+"""`MOST_STEPS` for branches at the run's own batch size. Their steps scatter most."""
 
 PATIENCE = 3
 """A branch is stopped after this many high losses in a row."""
 
 
 @dataclass(frozen=True)
-class Ground:
+class BranchSetup:
     """The module, the data and the settings that all branches of a run share."""
 
     module: pl.LightningModule
@@ -41,17 +49,7 @@ class Ground:
     trainer_options: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Course:
-    """The course of a branch: its steps, from step 0, and its losses."""
-
-    steps: tuple[float, ...]
-    losses: tuple[float, ...]
-    seconds: float
-    diverged: bool
-
-
-def measure_losses(ground: Ground, checkpoints: Iterable[Checkpoint]) -> list[float]:
+def measure_losses(setup: BranchSetup, checkpoints: Iterable[Checkpoint]) -> list[float]:
     """Return the loss on the held examples for the weights of each checkpoint."""
     losses: list[float] = []
 
@@ -59,74 +57,51 @@ def measure_losses(ground: Ground, checkpoints: Iterable[Checkpoint]) -> list[fl
         def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
             for checkpoint in checkpoints:
                 load_weights(pl_module, checkpoint)
-                losses.append(_loss(trainer, pl_module, ground.held))
+                losses.append(_loss(trainer, pl_module, setup.held))
             trainer.should_stop = True
 
-    _fit(ground, Evaluate(), device_batch_size=1, accumulation=1, steps=1)
+    _fit(setup, Evaluate(), Plan(1, 1), 1)
     return losses
 
 
 def fit_to_loss(
-    ground: Ground,
-    checkpoint: Checkpoint,
-    *,
-    device_batch_size: int,
-    accumulation: int,
-    steps: int,
-    seed: int,
-    goal: float,
-    first_look: int,
-    adjust: Callable[[torch.optim.Optimizer], None],
-    learning_rate: Callable[[int], float],
-) -> Course:
-    """Train from a checkpoint until the loss is below the goal, and then some more steps.
+    branching: Branching, setup: BranchSetup, plan: Plan, order: int, goal: float, factor: float
+) -> Branch:
+    """Train from the checkpoint until the loss is below the goal, and then some more steps.
 
     Learning-rate schedules and learning rates that the module sets are ignored: they count batches,
     epochs and horizons of a Trainer that a branch does not have. A branch follows the learning rate
     that the monitor recorded, which is set before each step, after whatever the module sets.
 
     Args:
-        ground: The module and the data.
-        checkpoint: A checkpoint with the optimizer's state.
-        device_batch_size: Examples in a micro-batch.
-        accumulation: Micro-batches in each step.
-        steps: The most steps to take.
-        seed: Seed of the order of the data, and of randomness in the module.
+        branching: The plan of all branches.
+        setup: The module and the data.
+        plan: How a batch is made up.
+        order: The number of the order of the data, which is also that of the module's randomness.
         goal: The loss to reach on the held examples.
-        first_look: The first step after which the loss is evaluated.
-        adjust: A function that changes the optimizer's settings from the checkpoint.
-        learning_rate: A function from the branch's steps so far to a factor on the learning rate.
+        factor: On the learning rate of the run.
     """
-    look = _Look(ground, checkpoint, goal, first_look, steps, adjust, learning_rate)
-    seed_all(seed)
+    look = _Look(branching, setup, plan, goal, factor)
+    seed_all(1 + order)
     started = time.perf_counter()
-    _fit(
-        ground,
-        look,
-        device_batch_size=device_batch_size,
-        accumulation=accumulation,
-        steps=steps,
-    )
-    seconds = time.perf_counter() - started
-    return Course(tuple(look.steps), tuple(look.losses), seconds, look.diverged)
+    _fit(setup, look, plan, look.most)
+    seconds = round(time.perf_counter() - started, 2)
+    size, steps, losses = float(plan.batch_size), tuple(look.steps), tuple(look.losses)
+    return Branch(size, order, factor, steps, losses, seconds, look.diverged)
 
 
 class _Look(Callback):
     """Load the checkpoint, set the learning rate, and evaluate the loss from time to time."""
 
     def __init__(
-        self,
-        ground: Ground,
-        checkpoint: Checkpoint,
-        goal: float,
-        first_look: int,
-        most: int,
-        adjust: Callable[[torch.optim.Optimizer], None],
-        learning_rate: Callable[[int], float],
+        self, branching: Branching, setup: BranchSetup, plan: Plan, goal: float, factor: float
     ) -> None:
-        self._ground, self._checkpoint, self._goal = ground, checkpoint, goal
-        self._adjust, self._learning_rate = adjust, learning_rate
-        self._next, self._last, self._most = first_look, math.inf, most
+        size, self._ratio = float(plan.batch_size), plan.batch_size / branching.batch_size
+        most = MOST_STEPS if self._ratio > 1.5 else MOST_STEPS_ALIKE
+        self.most = math.ceil(most * branching.steps * max(1.0, 1 / self._ratio))
+        self._branching, self._setup, self._goal, self._factor = branching, setup, goal, factor
+        self._clock = branching.steps / branching.steps_at(size).value
+        self._next, self._last = branching.first_look(size), math.inf
         self._high = 0
         self._steps_before_epoch = 0
         self.steps: list[float] = []
@@ -134,18 +109,24 @@ class _Look(Callback):
         self.diverged = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        load_weights(pl_module, self._checkpoint)
-        if len(trainer.optimizers) != len(self._checkpoint.optimizers):
+        checkpoint = self._branching.checkpoint
+        load_weights(pl_module, checkpoint)
+        if len(trainer.optimizers) != len(checkpoint.optimizers):
             raise Refusal(
                 "checkpoint",
                 "be of this module",
-                f"{len(self._checkpoint.optimizers)} optimizers in the checkpoint and"
+                f"{len(checkpoint.optimizers)} optimizers in the checkpoint and"
                 f" {len(trainer.optimizers)} in the module",
                 "Name a checkpoint of the same module.",
             )
-        for optimizer, state in zip(trainer.optimizers, self._checkpoint.optimizers, strict=True):
-            _load_state(optimizer, state, self._checkpoint)
-            self._adjust(optimizer)
+        for optimizer, state in zip(trainer.optimizers, checkpoint.optimizers, strict=True):
+            _load_state(optimizer, state, checkpoint)
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * self._factor
+                if "betas" in group and len(group["betas"]) == 2:
+                    beta1, beta2 = group["betas"]
+                    # The same half-life in examples (Marek et al. 2025).
+                    group["betas"] = (beta1, beta2**self._ratio)
         trainer.strategy.lr_scheduler_configs = []  # they go by batches of another size
         trainer.fit_loop.max_epochs = -1  # a stream that ends begins anew
         self._set: list[list[float]] = [
@@ -153,10 +134,10 @@ class _Look(Callback):
             for optimizer in trainer.optimizers
         ]
         self.steps.append(0.0)
-        self.losses.append(_loss(trainer, pl_module, self._ground.held))
+        self.losses.append(_loss(trainer, pl_module, self._setup.held))
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, *_: Any) -> None:
-        factor = self._learning_rate(trainer.global_step)
+        factor = self._branching.learning_rate_at(self._clock * trainer.global_step)
         for optimizer, set_to in zip(trainer.optimizers, self._set, strict=True):
             for group, lr in zip(optimizer.param_groups, set_to, strict=True):
                 if isinstance(group["lr"], Tensor):
@@ -178,13 +159,13 @@ class _Look(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
     ) -> None:
         step = trainer.global_step
-        if step >= self._most:
+        if step >= self.most:
             trainer.should_stop = True
             self._next = min(self._next, step)
         if step < self._next or step == self.steps[-1]:
             return
         self._next = look_after(step)
-        loss = _loss(trainer, pl_module, self._ground.held)
+        loss = _loss(trainer, pl_module, self._setup.held)
         self.steps.append(float(step))
         self.losses.append(loss)
         if loss <= self._goal and math.isinf(self._last):
@@ -278,17 +259,16 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Log nothing, in place of `self.log`."""
 
 
-def _fit(
-    ground: Ground, callback: Any, *, device_batch_size: int, accumulation: int, steps: int
-) -> None:
-    trained = copy_to_train(ground.module)
-    batches = steps * accumulation
+def _fit(setup: BranchSetup, callback: Any, plan: Plan, steps: int) -> None:
+    trained = copy_to_train(setup.module)
+    batches = steps * plan.accumulation
     options = {
         "limit_train_batches": batches,
-        "accumulate_grad_batches": accumulation,
+        "accumulate_grad_batches": plan.accumulation,
         "callbacks": [callback],
-        **ground.trainer_options,
+        **setup.trainer_options,
     }
     trainer = plain_trainer(trained, options)
-    with batches_of(ground.data, device_batch_size, batches, shuffled=True) as loaders:
+    size = int(plan.device_batch_size)
+    with batches_of(setup.data, size, batches, shuffled=True) as loaders:
         trainer.fit(trained, **loaders)

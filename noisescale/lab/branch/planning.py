@@ -6,13 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 
 import numpy as np
 
 from noisescale.bounded import Bounded
-from noisescale.history.history import History
+from noisescale.checks import require_count
+from noisescale.history.history import History, as_history
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix, has_decayed
+from noisescale.history.reading import read_run
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
 from noisescale.lightning.checkpoints import Checkpoint, steps_in
@@ -44,6 +47,39 @@ ALIKE = 1.1
 """Two factors on the learning rate count as the same if their ratio is below this."""
 
 RULES = ("auto", "linear", "sqrt", "adascale", "capped_sqrt", "none")
+
+
+@dataclass(frozen=True)
+class BranchOptions:
+    """The arguments of `branch` that say which branches are trained."""
+
+    run: Mapping[str, Array] | str | PathLike[str]
+    checkpoint: str | PathLike[str]
+    """A file that ModelCheckpoint wrote, with the optimizer's state; or a folder of such files."""
+    batch_sizes: Sequence[str | float] | str = "1x,4x,16x"
+    """"4x" is four times the run's batch size. "1x" checks that branches train like the run."""
+    until: str | PathLike[str] | None = None
+    """None for the last checkpoint of the run."""
+    orders: int = 3
+    learning_rate: str = "auto"
+    """The rule by which the learning rate follows the batch size: one of `RULES`."""
+    devices: int = 1
+    """The devices on which each branch is trained, on all nodes."""
+    max_device_batch_size: int | None = None
+    """None for the number in the run."""
+    monitor: str | None = None
+
+    def history(self) -> History:
+        """Return the history of the run.
+
+        Raises:
+            ValueError: If it is none.
+            OSError: If it cannot be read.
+        """
+        read = self.run
+        return as_history(
+            read if isinstance(read, Mapping) else read_run(read, monitor=self.monitor)
+        )
 
 
 @dataclass(frozen=True)
@@ -158,85 +194,17 @@ def look_after(step: int) -> int:
     return max(step + 1, math.ceil(step * MORE_STEPS))
 
 
-def plan_branches(
-    history: Mapping[str, Array],
-    checkpoint: Path,
-    *,
-    until: Path | None = None,
-    batch_sizes: Sequence[str | float] = ("1x", "4x", "16x"),
-    orders: int = 3,
-    rule: str = "auto",
-    devices: int = 1,
-    max_device_batch_size: int | None = None,
-) -> Branching:
+def plan_branches(asked: BranchOptions) -> Branching:
     """Check the arguments and plan the branches, before anything is trained.
-
-    Args:
-        history: The history of the run.
-        checkpoint: A file that ModelCheckpoint wrote, with the optimizer's state. In a folder of
-            such files, the checkpoint nearest to the middle of the run is used.
-        until: A later checkpoint. Branches train until they reach its loss. Default: the latest
-            checkpoint in the folder of `checkpoint`.
-        batch_sizes: Batch sizes of the branches. "4x" is four times the run's; a number counts
-            examples. A branch at the run's own batch size checks that branches train like the run.
-        orders: Number of branches at each batch size. Each has its own order of the data.
-        rule: Rule for the learning rate, see `factors_for`. "auto" is the square root for Adam and
-            its variants. For SGD it is the gain of a step, (1 + b/B0)/(1 + b/B). Far below the
-            noise scale b this is B/B0. If the noise scale is not resolved, it is B/B0.
-        devices: Number of devices on which branches are trained.
-        max_device_batch_size: The most examples on a device at once. Default: as in the run.
 
     Raises:
         ValueError: If an argument is wrong, or does not fit the run.
-        OSError: If a checkpoint cannot be read.
+        OSError: If a checkpoint or the run cannot be read.
     """
-    if not isinstance(history, History):
-        history = History.from_columns(dict(history))
-    last = float(history["step"][-1])
-    if rule not in RULES:
-        raise Refusal("rule", f"be one of {', '.join(RULES)}", repr(rule), "Give auto.")
-    for name, given, usual in (("orders", orders, "3"), ("devices", devices, "1")):
-        if given < 1:
-            raise Refusal(name, "be at least 1", given, f"Give {usual}.")
-    if max_device_batch_size is not None and max_device_batch_size < 1:
-        raise Refusal(
-            "max_device_batch_size",
-            "be at least 1",
-            max_device_batch_size,
-            "Leave it out to use the run's own.",
-        )
-    if checkpoint.is_dir():
-        checkpoint = _middle(checkpoint, last)
-    first = Checkpoint.read(checkpoint, to_train=True)
-    ends = {path: step for path, step in steps_in(checkpoint.parent).items() if path != checkpoint}
-    if until is None:
-        within = [path for path, step in ends.items() if first.step < step <= last]
-        if not within:
-            raise Refusal(
-                "until",
-                "be a later checkpoint of the run",
-                f"no checkpoint beside {first.path.name} (step {first.step}) up to step"
-                f" {last:,.0f}",
-                "Name a later checkpoint, or an earlier one to start from.",
-            )
-        until = max(within, key=lambda path: ends[path])
-    last_one = Checkpoint.read(until, name="until")
-    end = last_one.step
-    if not first.step < end <= last:
-        raise Refusal(
-            "until",
-            f"be a checkpoint after `checkpoint` (step {first.step}) and within the run"
-            f" ({last:,.0f} steps)",
-            f"step {end}",
-            "Name another checkpoint.",
-        )
-    between = sorted(
-        (path for path, step in ends.items() if first.step < step < end), key=lambda x: ends[x]
-    )
-    if len(between) > MOST_CHECKPOINTS:
-        chosen = np.linspace(0, len(between) - 1, MOST_CHECKPOINTS).round().astype(int)
-        between = [between[k] for k in chosen]
-    span = Segments.of(history.between(first.step, end))
+    _check(asked)
+    history = asked.history()
+    first, last, course = _checkpoints(asked, float(history["step"][-1]))
+    span = Segments.of(history.between(first.step, last.step))
     if span.batch_size.max() > SAME_SIZE * span.batch_size.min():
         raise Refusal(
             "run",
@@ -245,27 +213,105 @@ def plan_branches(
             "Name checkpoints between which the batch size did not change.",
         )
     size = float((span.steps * span.batch_size).sum() / span.steps.sum())
-    learning_rates = _learning_rates(history, first, last_one)
-    kinds = {OptimizerKind.OTHER} if history.optimizer is None else {*history.optimizer.kinds}
-    most = max_device_batch_size or round(largest_device_batch(history, Segments.of(history)))
-    wanted = [_batch_size(given, size) for given in batch_sizes]
-    plans = tuple(dict.fromkeys(_plan(x, devices, most) for x in wanted))
-    if not any(plan.batch_size > 1.5 * size or plan.batch_size < size / 1.5 for plan in plans):
+    by_noise_scale = RunLaw.of(span, Bounded(1.0, 1.0, 1.0)).critical_batch_size
+    return Branching(
+        history,
+        first,
+        course,
+        last.step,
+        _learning_rates(history, first, last),
+        size,
+        _plans(asked, history, size),
+        asked.orders,
+        _rule(asked.learning_rate, history, by_noise_scale),
+        by_noise_scale,
+    )
+
+
+def _check(asked: BranchOptions) -> None:
+    if asked.learning_rate not in RULES:
+        got = repr(asked.learning_rate)
+        raise Refusal("learning_rate", f"be one of {', '.join(RULES)}", got, "Give auto.")
+    require_count("orders", asked.orders, "Give 3.")
+    require_count("devices", asked.devices, "Give 1.")
+    if asked.max_device_batch_size is not None:
+        remedy = "Leave it out to use the run's own."
+        require_count("max_device_batch_size", asked.max_device_batch_size, remedy)
+
+
+def _checkpoints(
+    asked: BranchOptions, last_step: float
+) -> tuple[Checkpoint, Checkpoint, tuple[Path, ...]]:
+    """Return the first and the last checkpoint, and the files of all after the first one."""
+    checkpoint = Path(asked.checkpoint)
+    if checkpoint.is_dir():
+        checkpoint = _middle(checkpoint, last_step)
+    first = Checkpoint.read(checkpoint, to_train=True)
+    steps = {path: step for path, step in steps_in(checkpoint.parent).items() if path != checkpoint}
+    later = sorted((path for path in steps if steps[path] > first.step), key=steps.__getitem__)
+    within = [path for path in later if steps[path] <= last_step]
+    if asked.until is None and not within:
+        raise Refusal(
+            "until",
+            "be a later checkpoint of the run",
+            f"no checkpoint beside {first.path.name} (step {first.step}) up to step"
+            f" {last_step:,.0f}",
+            "Name a later checkpoint, or an earlier one to start from.",
+        )
+    until = within[-1] if asked.until is None else Path(asked.until)
+    last = Checkpoint.read(until, name="until")
+    if not first.step < last.step <= last_step:
+        raise Refusal(
+            "until",
+            f"be a checkpoint after `checkpoint` (step {first.step}) and within the run"
+            f" ({last_step:,.0f} steps)",
+            f"step {last.step}",
+            "Name another checkpoint.",
+        )
+    between = [path for path in later if steps[path] < last.step]
+    if len(between) > MOST_CHECKPOINTS:
+        chosen = np.linspace(0, len(between) - 1, MOST_CHECKPOINTS).round().astype(int)
+        between = [between[k] for k in chosen]
+    return first, last, (*between, until)
+
+
+def _plans(asked: BranchOptions, history: History, own: float) -> tuple[Plan, ...]:
+    """Return how the batches of each batch size are made up.
+
+    Args:
+        asked: What was asked for.
+        history: Of the run.
+        own: The batch size of the run.
+    """
+    given = asked.batch_sizes
+    sizes = given.split(",") if isinstance(given, str) else given
+    device_batch = largest_device_batch(history, Segments.of(history))
+    most = asked.max_device_batch_size or round(device_batch)
+    wanted = [_batch_size(size, own) for size in sizes]
+    plans = tuple(dict.fromkeys(_plan(size, asked.devices, most) for size in wanted))
+    if not any(plan.batch_size > 1.5 * own or plan.batch_size < own / 1.5 for plan in plans):
         raise Refusal(
             "batch_sizes",
-            f"have a batch size that differs from the run's own, {size:.4g}",
-            ", ".join(map(str, batch_sizes)),
+            f"have a batch size that differs from the run's own, {own:.4g}",
+            ", ".join(map(str, sizes)),
             "Give 4x,16x.",
         )
-    by_noise_scale = RunLaw.of(span, Bounded(1.0, 1.0, 1.0)).critical_batch_size
-    if rule == "auto" and kinds <= {OptimizerKind.SGD, OptimizerKind.MOMENTUM}:
-        rule = "adascale" if math.isfinite(by_noise_scale.value) else "linear"
-    elif rule == "auto":
-        rule = "sqrt"
-    course = (*between, until)
-    return Branching(
-        history, first, course, end, learning_rates, size, plans, orders, rule, by_noise_scale
-    )
+    return plans
+
+
+def _rule(rule: str, history: History, by_noise_scale: Bounded) -> str:
+    """Return the rule for the learning rate. "auto" follows the optimizer of the run.
+
+    It is the square root for Adam and its variants. For SGD it is the gain of a step,
+    (1 + b/B0)/(1 + b/B). Far below the noise scale b this is B/B0, which is also taken if the
+    noise scale is not resolved.
+    """
+    if rule != "auto":
+        return rule
+    kinds = {OptimizerKind.OTHER} if history.optimizer is None else {*history.optimizer.kinds}
+    if not kinds <= {OptimizerKind.SGD, OptimizerKind.MOMENTUM}:
+        return "sqrt"
+    return "adascale" if math.isfinite(by_noise_scale.value) else "linear"
 
 
 def _learning_rates(history: History, first: Checkpoint, last: Checkpoint) -> tuple[Array, Array]:
@@ -281,14 +327,6 @@ def _learning_rates(history: History, first: Checkpoint, last: Checkpoint) -> tu
     within = (history["step"] > first.step) & (history["step"] < last.step)
     recorded = history["learning_rate"]
     within &= np.isfinite(recorded)
-    if not within.any() and math.isfinite(end) and not math.isclose(start, end, rel_tol=1e-3):
-        raise Refusal(
-            "run",
-            "have recorded its learning rate",
-            "a log of an older version without it",
-            f"The rate changed from {start:g} to {end:g} between the checkpoints. Train"
-            " the run again.",
-        )
     steps = [float(first.step), *history["step"][within], float(last.step)]
     rates = [start, *recorded[within], end]
     if math.isnan(end):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,20 +10,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_utilities.core.rank_zero import rank_zero_only
-from torch.optim import Optimizer
-
-from noisescale.history.reading import read_run
 from noisescale.history.segments import Segments
-from noisescale.lab.branch.fit_to_loss import Ground, fit_to_loss, measure_losses
-from noisescale.lab.branch.planning import Branching, plan_branches
-from noisescale.lab.branch.sentences import say_branch, say_course
+from noisescale.lab.branch.fit_to_loss import BranchSetup, fit_to_loss, measure_losses
+from noisescale.lab.branch.planning import Branching, BranchOptions, plan_branches
 from noisescale.lab.jobs.jobs import Training
-from noisescale.lab.jobs.trial_process import RESULT
+from noisescale.lab.jobs.trial_process import write_result
 from noisescale.lightning.checkpoints import Checkpoint
 from noisescale.lightning.resized_loaders import held_examples, is_stream
 from noisescale.lightning.trainer_access import isolate_rng
 from noisescale.lightning.training import plain_trainer, quiet, seed_all
+from noisescale.made.targets import is_first
 from noisescale.plan import Plan
 from noisescale.prediction.branches import Branch, BranchedRun
 from noisescale.prediction.run_hardware import largest_device_batch
@@ -32,12 +27,6 @@ from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
-
-MOST_STEPS = 1.5
-"""A branch at a larger batch size is stopped after this many times the steps of the run."""
-
-MOST_STEPS_ALIKE = 3.0
-"""`MOST_STEPS` for branches at the run's own batch size. Their steps scatter most."""
 
 
 def train_branches(
@@ -65,18 +54,18 @@ def train_branches(
         ValueError: If the file has branches with other settings, the checkpoints are of another
             module, or the run's loss did not fall.
     """
-    _check(module, loss_examples, trainer_options)
+    branched, setup = begin_branches(
+        branching, module, data, output, loss_examples=loss_examples, **trainer_options
+    )
+    progress(say_course(branched))
     with quiet(), isolate_rng():
-        ground = _ground(branching, module, data, loss_examples, trainer_options)
-        branched = _read_or_begin(branching, ground, output, loss_examples)
-        progress(say_course(branched))
         done = {(branch.batch_size, branch.order) for branch in branched.branches}
         for order in range(branching.orders):
             for plan in branching.plans:
                 if (float(plan.batch_size), order) in done:
                     continue
                 known = [b for b in branched.branches if b.batch_size == float(plan.batch_size)]
-                branch = _train_branch(branching, ground, plan, order, branched.goal, known)
+                branch = _train_branch(branching, setup, plan, order, branched.goal, known)
                 branched = replace(branched, branches=(*branched.branches, branch))
                 _keep(branched, output)
                 many = len(branching.plans) * branching.orders
@@ -92,15 +81,15 @@ def begin_branches(
     *,
     loss_examples: int = 2048,
     **trainer_options: Any,
-) -> BranchedRun:
+) -> tuple[BranchedRun, BranchSetup]:
     """Return the branches that the file has, or measure the losses of the run's checkpoints.
 
     The arguments are those of `train_branches`. Nothing is trained.
     """
     _check(module, loss_examples, trainer_options)
     with quiet(), isolate_rng():
-        ground = _ground(branching, module, data, loss_examples, trainer_options)
-        return _read_or_begin(branching, ground, output, loss_examples)
+        setup = _setup(branching, module, data, loss_examples, trainer_options)
+        return _read_or_begin(branching, setup, output, loss_examples), setup
 
 
 def train_branch_task(
@@ -114,26 +103,16 @@ def train_branch_task(
         spec: From `BranchJob.next_tasks`.
         folder: Of the task.
     """
-    planned = dict(spec["planned"])
-    history = read_run(planned.pop("run"), monitor=planned.pop("monitor"))
-    until = planned.pop("until")
-    branching = plan_branches(
-        history,
-        Path(planned.pop("checkpoint")),
-        until=None if until is None else Path(until),
-        **planned,
-    )
+    branching = plan_branches(BranchOptions(**spec["asked"]))
     options = Training(**spec["training"]).trainer_options
     known = [] if spec["known"] is None else [Branch.from_record(spec["known"])]
     begun = BranchedRun.from_record(spec["begun"])
     with quiet(), isolate_rng():
-        ground = _ground(branching, module, data, spec["loss_examples"], options)
+        setup = _setup(branching, module, data, spec["loss_examples"], options)
         plan = branching.plans[spec["plan"]]
-        branch = _train_branch(branching, ground, plan, spec["order"], begun.goal, known)
-    if getattr(rank_zero_only, "rank", 0) == 0:
-        written = folder / f"{RESULT}.part"
-        written.write_text(json.dumps({"branch": asdict(branch)}))
-        written.replace(folder / RESULT)
+        branch = _train_branch(branching, setup, plan, spec["order"], begun.goal, known)
+    if is_first():
+        write_result({"branch": asdict(branch)}, folder)
 
 
 def _check(
@@ -157,19 +136,19 @@ def _check(
         )
 
 
-def _ground(
+def _setup(
     branching: Branching,
     module: pl.LightningModule,
     data: Any,
     loss_examples: int,
     trainer_options: dict[str, Any],
-) -> Ground:
+) -> BranchSetup:
     history = branching.history
     own = max(1, round(largest_device_batch(history, Segments.of(history))))  # of a device
     seed_all(0)  # the same examples whenever the command is called
     with _with_trainer(data, module, trainer_options):
         held = held_examples(data, loss_examples, own)
-    return Ground(module, data, held, trainer_options)
+    return BranchSetup(module, data, held, trainer_options)
 
 
 @contextmanager
@@ -189,13 +168,13 @@ def _with_trainer(
 
 def _keep(branched: BranchedRun, output: Path) -> None:
     """Write the file on one rank."""
-    if getattr(rank_zero_only, "rank", 0) == 0:
+    if is_first():
         branched.to_file(output)
 
 
 def _train_branch(
     branching: Branching,
-    ground: Ground,
+    setup: BranchSetup,
     plan: Plan,
     order: int,
     goal: float,
@@ -213,7 +192,7 @@ def _train_branch(
         factors = [factor for factor in factors if factor <= known[0].learning_rate_factor]
     best, diverged, slower = None, [], []
     for factor in factors:
-        branch = _train(branching, ground, plan, order, goal, factor)
+        branch = fit_to_loss(branching, setup, plan, order, goal, factor)
         if branch.diverged and best is None:
             diverged.append(factor)
             last = branch
@@ -237,40 +216,8 @@ def _sooner(branch: Branch, other: Branch, goal: float) -> bool:
     return others is None or steps < others
 
 
-def _train(
-    branching: Branching, ground: Ground, plan: Plan, order: int, goal: float, factor: float
-) -> Branch:
-    size, ratio = float(plan.batch_size), plan.batch_size / branching.batch_size
-    expected = branching.steps_at(size)
-    clock = branching.steps / expected.value
-    most = MOST_STEPS if ratio > 1.5 else MOST_STEPS_ALIKE
-
-    def adjust(optimizer: Optimizer) -> None:
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * factor
-            if "betas" in group and len(group["betas"]) == 2:
-                beta1, beta2 = group["betas"]
-                # The same half-life in examples (Marek et al. 2025).
-                group["betas"] = (beta1, beta2**ratio)
-
-    course = fit_to_loss(
-        ground,
-        branching.checkpoint,
-        device_batch_size=int(plan.device_batch_size),
-        accumulation=plan.accumulation,
-        steps=math.ceil(most * branching.steps * max(1.0, 1 / ratio)),
-        seed=1 + order,
-        goal=goal,
-        first_look=branching.first_look(size),
-        adjust=adjust,
-        learning_rate=lambda steps: branching.learning_rate_at(clock * steps),
-    )
-    seconds = round(course.seconds, 2)
-    return Branch(size, order, factor, course.steps, course.losses, seconds, course.diverged)
-
-
 def _read_or_begin(
-    branching: Branching, ground: Ground, output: Path, loss_examples: int
+    branching: Branching, setup: BranchSetup, output: Path, loss_examples: int
 ) -> BranchedRun:
     """Return the branches in the file, or a new record with the losses of the checkpoints."""
     if output.exists():
@@ -288,7 +235,7 @@ def _read_or_begin(
             )
         return known
     checkpoints = [branching.checkpoint, *(Checkpoint.read(path) for path in branching.course)]
-    losses = measure_losses(ground, checkpoints)
+    losses = measure_losses(setup, checkpoints)
     course = tuple((float(c.step), loss) for c, loss in zip(checkpoints, losses, strict=True))
     parameters = branching.history.parameters
     branched = BranchedRun(
@@ -298,7 +245,7 @@ def _read_or_begin(
         branching.rule,
         parameters=None if math.isnan(parameters) else parameters,
         learning_rate_change=branching.learning_rate_at(branching.steps),
-        of_a_stream=is_stream(ground.held),
+        of_a_stream=is_stream(setup.held),
     )
     if not branched.falls:
         raise Refusal(
@@ -310,3 +257,27 @@ def _read_or_begin(
         )
     _keep(branched, output)
     return branched
+
+
+def say_course(found: BranchedRun) -> str:
+    """Return where branches start, and what loss they train for."""
+    return (
+        f"The loss of the run is {found.course[0][1]:.4g} at step {found.start:,.0f} and"
+        f" {found.goal:.4g} at step {found.end:,.0f}. Branches train until they reach the"
+        " second one."
+    )
+
+
+def say_branch(branch: Branch, done: int, many: int) -> str:
+    """Return how a branch ended, and how many of all branches are done."""
+    diverged = ""
+    if branch.diverged_at:
+        tried = ", ".join(f"{factor:.3g}" for factor in branch.diverged_at)
+        diverged = (
+            f"; learning rate x {branch.learning_rate_factor:.3g}, after it diverged at x {tried}"
+        )
+    return (
+        f"Branch {done} of {many}: batch size {branch.batch_size:,.4g}, order {branch.order + 1}:"
+        f" loss {branch.losses[-1]:.4g} after {branch.steps[-1]:,.0f} steps,"
+        f" {branch.seconds:,.0f} s{diverged}"
+    )

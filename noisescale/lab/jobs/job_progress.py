@@ -6,19 +6,22 @@ from __future__ import annotations
 import math
 import shlex
 import time
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from noisescale.lab.jobs.jobs import FAILED, Entry, Job, State, device_hours
 from noisescale.lab.jobs.workers import Place
-from noisescale.report.document import Cell, Line, Table
+from noisescale.report.answer import Answer
+from noisescale.report.document import Cell, Document, Line, Table
 from noisescale.report.numbers import count, hours, plural
 
 
 @dataclass(frozen=True)
-class JobProgress:
-    """How far a job is, whatever its kind."""
+class JobProgress(Answer):
+    """How far a job is, whatever its kind. For branches it is all that the storage says."""
 
     place: Place
     kind: str
@@ -31,13 +34,42 @@ class JobProgress:
     finished: bool
     """Whether nothing is left to train."""
 
+    @classmethod
+    def of(
+        cls, job: Job, entries: Mapping[str, Entry], place: Place, *, finished: bool
+    ) -> JobProgress:
+        """Return how far a job is. `finished` says whether nothing is left to train."""
+        return cls(
+            place=place,
+            kind=job.kind,
+            ended=tuple(each for each in entries.values() if each.result),
+            running=tuple(each for each in entries.values() if each.state is State.RUNNING),
+            device_hours=device_hours(entries.values()),
+            finished=finished,
+        )
+
     @property
     def failures(self) -> dict[str, str]:
         """The reason of each training that was given up, by the key of its task."""
         return {each.key: each.result[FAILED] for each in self.ended if FAILED in each.result}
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the progress as JSON can hold it."""
+    def document(self) -> Document:
+        """Return how far the job is, and who trains what."""
+        done = f"{plural(len(self.ended), 'training')} done"
+        running = "" if self.finished else f", {plural(len(self.running), 'training')} under way"
+        headline = f"{done}{running}, {hours(self.device_hours)} device-hours spent"
+        return Document(
+            title=headline,
+            headline=headline,
+            answers=(),
+            tables=progress_tables(self),
+            doubts=self.doubts,
+            status="done" if self.finished else "under way",
+            next=() if self.finished else [self.join],
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the progress in builtins."""
         return {
             "name": self.place.name,
             "kind": self.kind,
@@ -60,6 +92,11 @@ class JobProgress:
         }
 
     @property
+    def doubts(self) -> list[str]:
+        """A sentence for each training that was given up."""
+        return [f"Failed: {key}: {why}" for key, why in self.failures.items()]
+
+    @property
     def devices_at_work(self) -> float:
         """The devices under way, in those of one training: two that share one count half each."""
         return sum(1 / _sharing_of(each) for each in self.running)
@@ -80,18 +117,20 @@ class JobProgress:
         return f"Further workers join with: {shlex.join(self.place.work_command)}"
 
 
-def progress_of_job(
-    job: Job, entries: Mapping[str, Entry], place: Place, *, finished: bool
-) -> JobProgress:
-    """Return how far a job is. `finished` says whether nothing is left to train."""
-    return JobProgress(
-        place=place,
-        kind=job.kind,
-        ended=tuple(each for each in entries.values() if each.result),
-        running=tuple(each for each in entries.values() if each.state is State.RUNNING),
-        device_hours=device_hours(entries.values()),
-        finished=finished,
-    )
+@dataclass(frozen=True)
+class JobAnswer(Answer):
+    """The answer of a job of trainings, finished or under way."""
+
+    progress: JobProgress
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.progress.finished
+
+    @abstractmethod
+    def write_files(self, folder: Path) -> None:
+        """Write the files of the results. None is ever left half-written."""
 
 
 def workers_table(progress: JobProgress) -> Table:
@@ -130,7 +169,7 @@ def devices_table(progress: JobProgress) -> Table:
                 Cell(hours(each["device_hours"])),
             ]
         )
-        for each in progress.as_dict()["devices"]
+        for each in progress.to_dict()["devices"]
     ]
     headings = ["device", "workers", "trainings", "failed", "device-hours"]
     return Table("What each device did", headings, lines)

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, ClassVar, TypeVar
+
+from noisescale.made.targets import text_of
 
 Record = Mapping[str, Any]
 """What JSON can hold."""
@@ -17,6 +21,15 @@ FAILED = "failed"
 
 TOO_LARGE = "Give a smaller number: larger batches are then accumulated."
 """The remedy if batches do not fit in the memory of a device."""
+
+
+R = TypeVar("R")
+
+
+def options_of(kind: type[R], given: Mapping[str, Any]) -> R:
+    """Return a record of those arguments of a function that have the names of its fields."""
+    names = [each.name for each in fields(kind)]  # type: ignore[arg-type]  # of a dataclass
+    return kind(**{name: given[name] for name in names if name in given})
 
 
 @dataclass(frozen=True)
@@ -31,6 +44,16 @@ class Training:
     precision: str | None = None
     gradient_clip_val: float | None = None
     gradient_clip_algorithm: str | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Training:
+        """Return the training of the arguments of a function. Its target and data get names."""
+        data = given["data"]
+        named = {
+            "target": text_of(given["target"], "target"),
+            "data": None if data is None else text_of(data, "data"),
+        }
+        return options_of(cls, {**given, **named})
 
     @property
     def trainer_options(self) -> dict[str, Any]:
@@ -79,6 +102,11 @@ class Entry:
     """What came of it; empty before it is known. If the task was given up, `FAILED` says why."""
 
 
+def results_of(entries: Mapping[str, Entry]) -> dict[str, Record]:
+    """Return the results of tasks that are done or given up, by their keys."""
+    return {key: each.result for key, each in entries.items() if each.result}
+
+
 def device_hours(entries: Iterable[Entry]) -> float:
     """Return what trainings have taken, with the starts of processes and with evaluations.
 
@@ -87,24 +115,27 @@ def device_hours(entries: Iterable[Entry]) -> float:
     return sum(float(e.result.get("device_seconds", 0.0)) for e in entries) / 3600
 
 
-class Job(Protocol):
+@dataclass(frozen=True)
+class Job(ABC):
     """A job of many trainings. It is the same for all workers, and never changes."""
 
-    @property
-    def kind(self) -> str:
-        """The name of the kind of job."""
+    training: Training
+
+    kind: ClassVar[str]
+    """The name of the kind of job."""
+    adjustable: ClassVar[tuple[str, ...]] = ()
+    """Settings that the command may change when it goes on, such as a budget."""
 
     @property
     def devices(self) -> int:
         """Devices of each training."""
-
-    @property
-    def adjustable(self) -> tuple[str, ...]:
-        """Settings that the command may change when it goes on, such as a budget."""
+        return self.training.devices
 
     def as_dict(self) -> dict[str, Any]:
         """Return the job as JSON can hold it."""
+        return asdict(self)
 
+    @abstractmethod
     def next_tasks(self, entries: Mapping[str, Entry]) -> list[Task]:
         """Return the tasks that can be trained now and have no result. None left: the job is done.
 
@@ -117,7 +148,9 @@ class Job(Protocol):
         """
 
     def is_finished(self, entries: Mapping[str, Entry]) -> bool:
-        """Return whether nothing is left to train. It costs less than `next_tasks`."""
+        """Return whether nothing is left to train."""
+        return not self.next_tasks(entries)
 
     def limit_of(self, spec: Record, entries: Mapping[str, Entry]) -> float:
         """Return the steps after which a training cannot win any more; infinite for no limit."""
+        return math.inf

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E402 - the package of the extra is asked for before it is imported.
 """The state of a job, kept in a storage of Optuna: which task is waiting, running, done.
 
 Each attempt at a task is a trial of an Optuna study. Workers change a trial's state from waiting to
@@ -17,15 +18,20 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from noisescale.extras import need
 from noisescale.history.metrics import Goal
-from noisescale.lab.jobs.jobs import FAILED, Entry, Job, Record, State, Task
-from noisescale.lab.jobs.storage import StorageError, open_storage, without_password
+from noisescale.lab.jobs.jobs import FAILED, Entry, Job, Record, State, Task, results_of
+from noisescale.lab.jobs.storage import open_storage, without_password
+from noisescale.refusal import Refusal
 
-if TYPE_CHECKING:
-    from optuna.storages import BaseStorage
-    from optuna.trial import FrozenTrial
+need("optuna", "A sweep")
+
+from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
+from optuna.storages import BaseStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 ATTEMPTS = 2
 """A task that fails this many times is given up."""
@@ -74,11 +80,8 @@ class Ledger:
         Failures of an earlier time are forgotten, so that their tasks are tried again.
 
         Raises:
-            StorageError: If the storage has a job of this name with other settings.
+            ValueError: If the storage has a job of this name with other settings.
         """
-        from optuna.exceptions import DuplicatedStudyError
-        from optuna.study import StudyDirection
-
         storage = open_storage(place, new=True)
         try:
             made = storage.create_new_study([StudyDirection.MINIMIZE], name)
@@ -91,7 +94,7 @@ class Ledger:
         goes_on = {**known, **adjusted} != known
         known |= adjusted
         if differing := ", ".join(_differences(known, now)):
-            raise StorageError(
+            raise Refusal(
                 "storage",
                 "have a job with the same settings",
                 f"{without_password(place)} with the job {name!r}, which differs in {differing}",
@@ -113,7 +116,7 @@ class Ledger:
             lease: Seconds after which this worker counts as lost if it is silent.
 
         Raises:
-            StorageError: If there is no such job.
+            ValueError: If there is no such job.
         """
         storage = open_storage(place)
         names = [
@@ -124,7 +127,7 @@ class Ledger:
         if name not in names:
             found = ", ".join(map(repr, names)) or "none"
             wanted = f"the job {name!r}" if name else "one job, or `--name` given"
-            raise StorageError(
+            raise Refusal(
                 "storage",
                 f"have {wanted}",
                 found,
@@ -146,7 +149,7 @@ class Ledger:
         ):
             if _KEY in trial.user_attrs:
                 of_key.setdefault(trial.user_attrs[_KEY], []).append(trial)
-        forgotten = set(self._storage.get_study_user_attrs(self._study).get(_FORGOTTEN, ()))
+        forgotten = self._forgotten()
         found = {}
         for key, trials in of_key.items():
             found[key] = _entry(key, trials, [t for t in trials if t.number not in forgotten])
@@ -158,26 +161,30 @@ class Ledger:
 
     def want(self, tasks: Iterable[Task]) -> None:
         """Add the tasks that are not in the ledger, and attempts at tasks whose last one failed."""
-        from optuna.trial import TrialState, create_trial
-
-        known = self.entries()
-        for task in tasks:
-            if task.key in known and known[task.key].state is not State.FAILED:
-                continue
-            template = create_trial(state=TrialState.WAITING, user_attrs=_attributes(task))
-            self._storage.create_new_trial(self._study, template)
+        self._add(
+            (task, create_trial(state=TrialState.WAITING, user_attrs=_attributes(task)))
+            for task in tasks
+        )
 
     def take(self, done: Iterable[tuple[Task, Record]]) -> None:
         """Add tasks with results that were found elsewhere, so that nobody trains them again."""
-        from optuna.trial import TrialState, create_trial
+        self._add(
+            (
+                task,
+                create_trial(
+                    state=TrialState.COMPLETE,
+                    value=0.0,
+                    user_attrs=_attributes(task) | {_RESULT: json.dumps(dict(result))},
+                ),
+            )
+            for task, result in done
+        )
 
+    def _add(self, attempts: Iterable[tuple[Task, FrozenTrial]]) -> None:
         known = self.entries()
-        for task, result in done:
-            if task.key in known and known[task.key].state is not State.FAILED:
-                continue
-            attributes = _attributes(task) | {_RESULT: json.dumps(dict(result))}
-            template = create_trial(state=TrialState.COMPLETE, value=0.0, user_attrs=attributes)
-            self._storage.create_new_trial(self._study, template)
+        for task, attempt in attempts:
+            if task.key not in known or known[task.key].state is State.FAILED:
+                self._storage.create_new_trial(self._study, attempt)
 
     def claim(self, keys: Iterable[str], worker: Record) -> Entry | None:
         """Make this worker the one that trains a task; None if no task is waiting.
@@ -186,9 +193,6 @@ class Ledger:
             keys: The tasks, in the order in which they are to be tried.
             worker: Host, process and name of the worker.
         """
-        from optuna.exceptions import UpdateFinishedTrialError
-        from optuna.trial import TrialState
-
         entries = self.entries()
         for key in keys:
             entry = entries.get(key)
@@ -223,8 +227,6 @@ class Ledger:
         Raises:
             LostError: If the task was put back. The result is not kept.
         """
-        from optuna.trial import TrialState
-
         self._set(entry, _RESULT, json.dumps(dict(result)))
         self._end(entry.trial_id, TrialState.COMPLETE)
 
@@ -234,8 +236,6 @@ class Ledger:
         Raises:
             LostError: If the task was put back.
         """
-        from optuna.trial import TrialState
-
         self._set(entry, _REASON, reason)
         self._end(entry.trial_id, TrialState.FAIL)
 
@@ -245,16 +245,12 @@ class Ledger:
 
     def forget(self, entries: Iterable[Entry]) -> None:
         """Forget attempts that have failed, so that they do not count against their tasks."""
-        numbers = [self._storage.get_trial(entry.trial_id).number for entry in entries]
-        known = self._storage.get_study_user_attrs(self._study).get(_FORGOTTEN, ())
-        forgotten = sorted({*known, *numbers})
+        numbers = (self._storage.get_trial(entry.trial_id).number for entry in entries)
+        forgotten = sorted({*self._forgotten(), *numbers})
         self._storage.set_study_user_attr(self._study, _FORGOTTEN, forgotten)
 
     def put_back_lost(self) -> list[str]:
         """Put back the tasks whose leases have not changed for too long, and return their keys."""
-        from optuna.exceptions import UpdateFinishedTrialError
-        from optuna.trial import TrialState
-
         now, lost = time.monotonic(), []
         for trial in self._storage.get_all_trials(
             self._study, deepcopy=False, states=(TrialState.RUNNING,)
@@ -279,28 +275,26 @@ class Ledger:
             if _JOB in self._storage.get_study_user_attrs(found):
                 return found
             time.sleep(0.1)
-        raise StorageError(
+        raise Refusal(
             "storage",
             "have a job of noisescale",
             f"a study {self.name!r} that is none",
             "Give another `--name`.",
         )
 
+    def _forgotten(self) -> set[int]:
+        return set(self._storage.get_study_user_attrs(self._study).get(_FORGOTTEN, ()))
+
     def _job_text(self) -> str:
         return str(self._storage.get_study_user_attrs(self._study)[_JOB])
 
     def _set(self, entry: Entry, name: str, value: Any) -> None:
-        from optuna.exceptions import UpdateFinishedTrialError
-
         try:
             self._storage.set_trial_user_attr(entry.trial_id, name, value)
         except UpdateFinishedTrialError as error:
             raise LostError(entry.key) from error
 
     def _end(self, trial_id: int, state: Any) -> None:
-        from optuna.exceptions import UpdateFinishedTrialError
-        from optuna.trial import TrialState
-
         values = [0.0] if state is TrialState.COMPLETE else None
         try:
             self._storage.set_trial_state_values(trial_id, state, values)
@@ -308,19 +302,12 @@ class Ledger:
             raise LostError(str(trial_id)) from error
 
     def _forget_failures(self) -> None:
-        from optuna.trial import TrialState
-
         failed = self._storage.get_all_trials(
             self._study, deepcopy=False, states=(TrialState.FAIL,)
         )
         if failed:
             numbers = [trial.number for trial in failed]
             self._storage.set_study_user_attr(self._study, _FORGOTTEN, numbers)
-
-
-def results_of(entries: Mapping[str, Entry]) -> dict[str, Record]:
-    """Return the results of tasks that are done or given up, by their keys."""
-    return {key: each.result for key, each in entries.items() if each.result}
 
 
 def _attributes(task: Task) -> dict[str, Any]:
@@ -338,8 +325,6 @@ def _entry(key: str, every: list[FrozenTrial], trials: list[FrozenTrial]) -> Ent
         every: All attempts.
         trials: The attempts that count, without the forgotten attempts.
     """
-    from optuna.trial import TrialState
-
     failed = [trial for trial in trials if trial.state == TrialState.FAIL]
     live = [trial for trial in trials if trial.state != TrialState.FAIL]
     done = [trial for trial in live if trial.state == TrialState.COMPLETE]
@@ -376,8 +361,6 @@ def _job_text(job: Job) -> str:
 
 def _differences(known: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Name the settings that differ, as options are named, with both values.
-
-    A setting that was not known before is new in this version. It does not count.
 
     Examples:
         >>> _differences({"search": {"trials": 3}}, {"search": {"trials": 9}})

@@ -1,57 +1,121 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command shows while a job is under way."""
+"""What the commands of jobs share: options of workers, and what is shown under way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
+from pathlib import Path
+from typing import Any
 
-from noisescale.lab.jobs.job_progress import JobProgress, end_of
-from noisescale.lab.jobs.worker_options import interruptible
-from noisescale.made.targets import shorten_errors
-from noisescale.report.document import Document
+from noisescale.cli.from_function import Given
+from noisescale.lab.jobs.job_progress import JobAnswer, end_of
+from noisescale.lab.jobs.storage import without_password
+from noisescale.made.targets import is_first, shorten_errors
+from noisescale.printable import printable
+from noisescale.refusal import Refusal
 from noisescale.report.numbers import plural
 
+WORKERS = {
+    "Workers and machines": "storage name workers launcher launcher_options lease cold per_device"
+}
 
-class JobAnswer(Protocol):
-    """The answer of a job of trainings, finished or under way."""
 
-    @property
-    def progress(self) -> JobProgress:
-        """How far the job is."""
+def launcher_options(texts: Sequence[str] | None) -> dict[str, Any]:
+    """Return the options of a launcher from texts like "timeout_min=60".
 
-    def document(self) -> Document:
-        """Return what the answer says."""
+    Raises:
+        ValueError: If one is not written as name=value.
+
+    Examples:
+        >>> launcher_options(["timeout_min=60", "slurm_partition=gpu"])
+        {'timeout_min': 60, 'slurm_partition': 'gpu'}
+    """
+    found: dict[str, Any] = {}
+    for text in texts or ():
+        name, sign, value = text.partition("=")
+        if not (name and sign and value):
+            raise Refusal(
+                "--launcher-option",
+                "be written as name=value",
+                repr(text),
+                "Write, for example, slurm_partition=gpu.",
+            )
+        number = value.lstrip("-").isdigit()
+        found[name] = int(value) if number else {"true": True, "false": False}.get(value, value)
+    return found
+
+
+BY_WORKERS: dict[str, Given | str] = {
+    "storage": Given(metavar="PLACE"),
+    "launcher_options": Given(
+        list[str],
+        "Option of the launcher, as name=value. For slurm a parameter of submitit's AutoExecutor,"
+        " such as slurm_partition=gpu; for ray an argument of ray.init, such as address=auto. May"
+        " be repeated.",
+        flag="--launcher-option",
+        metavar="OPTION",
+        read=launcher_options,
+    ),
+}
+"""Texts of options that differ from those of the functions."""
+
+
+@contextmanager
+def interruptible(place: str | Path) -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C. After either of them, print how to go on, and exit with code 1.
+
+    Args:
+        place: Where finished trainings are kept.
+    """
+
+    def interrupt(*_: Any) -> None:
+        # Who ends a worker by Ctrl-C sends it this signal as well, and the worker is busy then.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signals = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else a shell has it ignored
+        signals.append(signal.SIGINT)
+    before = {each: signal.signal(each, interrupt) for each in signals}
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as stopped:
+        if isinstance(stopped, SystemExit) and stopped.code != 1:  # with 1 Lightning was stopped
+            raise
+        kept = printable(without_password(str(place)))
+        if is_first():
+            print(
+                f"noisescale: stopped. Finished trainings are kept in {kept}. The same command"
+                " goes on.",
+                file=sys.stderr,
+            )
+        raise SystemExit(1) from None
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 @contextmanager
 def in_sight(storage: str) -> Iterator[Callable[[JobAnswer], None]]:
     """Have a job trained by a command: its errors are one line, and its progress is shown.
 
+    At first it prints how further workers join, and what makes the job doubtful. Then a terminal
+    has the latest headline and tables. A file has a line for each training that has ended.
+
     Args:
         storage: Where the state is kept, for who stops the command.
     """
-    with interruptible(storage), shorten_errors(), live() as progress:
-        yield progress
-
-
-@contextmanager
-def live() -> Iterator[Callable[[JobAnswer], None]]:
-    """Yield a function that shows an answer on the error stream while it is under way.
-
-    At first it prints how further workers join, and what makes the job doubtful. Then a terminal
-    has the latest headline and tables. A file has a line for each training that has ended.
-    """
     from rich.console import Console
 
-    from noisescale.printable import printable
     from noisescale.report.text import text_of
 
     console = Console(stderr=True, highlight=False)
     told: set[str] | None = None
-    with console.status("Starting...") as status:
+    with interruptible(storage), shorten_errors(), console.status("Starting...") as status:
 
         def show(answer: JobAnswer) -> None:
             nonlocal told

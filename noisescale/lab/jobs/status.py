@@ -1,44 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`status`: how far a job of any kind is, from its storage."""
+"""`status`: how far the job of a storage is, for who looks at it from elsewhere."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from noisescale.lab.jobs.job_progress import JobProgress, progress_of_job, progress_tables
-from noisescale.lab.jobs.known_jobs import job_from
+from noisescale.lab.branch.branch_job import BranchJob
+from noisescale.lab.jobs.job_progress import JobProgress
+from noisescale.lab.jobs.jobs import Job, Record
 from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.jobs.workers import Place
-from noisescale.lab.sweep import sweep
+from noisescale.lab.sweep.answer import Sweep
 from noisescale.lab.sweep.settings import SweepJob
-from noisescale.lab.tune import tune
+from noisescale.lab.tune.answer import Tune
 from noisescale.lab.tune.tune_job import TuneJob
+from noisescale.refusal import Refusal
 from noisescale.report.answer import Answer
-from noisescale.report.document import Document
-from noisescale.report.numbers import hours, plural
 
-
-class JobStatus(JobProgress, Answer):
-    """How far a job is whose answer is not in its storage, such as branches."""
-
-    def document(self) -> Document:
-        """Return how far the job is, and who trains what."""
-        done = f"{plural(len(self.ended), 'training')} done"
-        running = "" if self.finished else f", {plural(len(self.running), 'training')} under way"
-        headline = f"{done}{running}, {hours(self.device_hours)} device-hours spent"
-        return Document(
-            title=headline,
-            headline=headline,
-            answers=(),
-            tables=progress_tables(self),
-            doubts=[f"Failed: {key}: {why}" for key, why in self.failures.items()],
-            status="done" if self.finished else "under way",
-            next=() if self.finished else [self.join],
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the progress in builtins."""
-        return self.as_dict()
+_KINDS: dict[str, Any] = {each.kind: each for each in (SweepJob, BranchJob, TuneJob)}
 
 
 def status(storage: str, name: str | None = None) -> Answer:
@@ -56,9 +35,27 @@ def status(storage: str, name: str | None = None) -> Answer:
     job, entries = job_from(ledger.job), ledger.entries()
     place = Place(ledger.name, storage)
     if isinstance(job, SweepJob):
-        return sweep.answer_of(job, entries, place)
+        return Sweep.of(job, entries, place)
     if isinstance(job, TuneJob):
-        return tune.answer_of(job, entries, place)
-    return JobStatus(
-        **vars(progress_of_job(job, entries, place, finished=job.is_finished(entries)))
-    )
+        return Tune.of(job, entries, place)
+    return JobProgress.of(job, entries, place, finished=job.is_finished(entries))
+
+
+def job_from(record: Record) -> Job:
+    """Return the job whose record a ledger has.
+
+    Raises:
+        ValueError: If the record is of a newer version of the package.
+    """
+    fields = dict(record)
+    kind = fields.pop("kind")
+    try:
+        job: Job = _KINDS[kind].from_dict(fields)
+    except (KeyError, TypeError) as error:
+        raise Refusal(
+            "storage",
+            "have a job of this version of noisescale",
+            f"{kind!r} with other settings ({error})",
+            "Use the same version on all machines.",
+        ) from error
+    return job

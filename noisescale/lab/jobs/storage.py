@@ -26,10 +26,6 @@ GRACE = 30
 GRPC = "grpc://"
 
 
-class StorageError(Refusal):
-    """A storage cannot be opened, or does not have what is asked for."""
-
-
 def open_storage(place: str, *, new: bool = False) -> BaseStorage:
     """Open a storage.
 
@@ -42,10 +38,8 @@ def open_storage(place: str, *, new: bool = False) -> BaseStorage:
         new: Whether a journal is created if there is none.
 
     Raises:
-        StorageError: If the storage cannot be opened.
-        MissingExtraError: If Optuna is not installed.
+        ValueError: If the storage cannot be opened.
     """
-    need("optuna", "A sweep")
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -76,7 +70,7 @@ def retry(call: Callable[[], T], seconds: float = 60.0) -> T:
         seconds: For this long.
 
     Raises:
-        StorageError: If the storage is still out of reach.
+        ValueError: If the storage is still out of reach.
     """
     started, wait = time.monotonic(), 0.5
     while True:
@@ -86,7 +80,7 @@ def retry(call: Callable[[], T], seconds: float = 60.0) -> T:
             if not _is_of_storage(error):
                 raise
             if time.monotonic() - started > seconds:
-                raise StorageError(
+                raise Refusal(
                     "storage",
                     "be within reach",
                     f"{type(error).__name__}: {str(error)[:200]}",
@@ -109,14 +103,14 @@ def _journal(path: Path, new: bool) -> BaseStorage:
 
     path = path.absolute()
     if path.is_dir():
-        raise StorageError(
+        raise Refusal(
             "storage",
             "be a file",
             f"the folder {path}",
             "Name a file in it, for example sweep.journal.",
         )
     if not path.exists() and not new:
-        raise StorageError(
+        raise Refusal(
             "storage",
             "exist",
             f"{path}, which does not",
@@ -137,14 +131,14 @@ def _journal(path: Path, new: bool) -> BaseStorage:
 
         return JournalStorage(Backend(str(path), lock))
     except OSError as error:
-        raise StorageError(
+        raise Refusal(
             "storage",
             "be a file that can be written",
             f"{path}: {error.strerror}",
             "Name another file.",
         ) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise StorageError(
+        raise Refusal(
             "storage",
             "be a journal of Optuna",
             f"{path}, which cannot be read: {error}",
@@ -189,7 +183,7 @@ def _database(url: str) -> BaseStorage:
             warnings.simplefilter("ignore")  # of SQLAlchemy about Optuna
             return get_storage(url)
     except Exception as error:  # of SQLAlchemy, of a driver, or of Optuna
-        raise StorageError(
+        raise Refusal(
             "storage",
             "be a database within reach",
             f"{without_password(url)}: {type(error).__name__}: {str(error)[:200]}",
@@ -203,7 +197,7 @@ def _proxy(place: str) -> BaseStorage:
 
     host, _, port = place.removeprefix(GRPC).rpartition(":")
     if not host or not port.isdigit():
-        raise StorageError(
+        raise Refusal(
             "storage",
             "have a host and a port",
             place,
@@ -216,7 +210,7 @@ def _proxy(place: str) -> BaseStorage:
     try:
         storage.wait_server_ready(timeout=10)
     except Exception as error:  # of gRPC, which is not imported here
-        raise StorageError(
+        raise Refusal(
             "storage",
             "be a gRPC proxy of Optuna within reach",
             f"{place} without an answer",

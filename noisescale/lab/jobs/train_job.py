@@ -9,14 +9,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from noisescale.lab.jobs.workers import Place, WorkersToStart, make_folder
+from noisescale.lab.jobs.jobs import Entry, Job, results_of
+from noisescale.lab.jobs.launchers import Workers, launch
+from noisescale.lab.jobs.storage import retry
+from noisescale.lab.jobs.trial_process import end_with_stdin
+from noisescale.lab.jobs.workers import Place, WorkersToStart
+from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
-    from noisescale.lab.jobs.jobs import Entry, Job
-    from noisescale.lab.jobs.launchers import Workers
+    from noisescale.lab.jobs.job_progress import JobAnswer
     from noisescale.lab.jobs.ledger import Ledger
 
-Found = TypeVar("Found")
+Found = TypeVar("Found", bound="JobAnswer")
 
 LOOK_EVERY = 2.0
 """Seconds between two looks at the ledger."""
@@ -25,31 +29,30 @@ LOOK_EVERY = 2.0
 def train_job(
     job: Job,
     place: Place,
-    output: Path,
     workers: WorkersToStart,
     found_in: Callable[[Mapping[str, Entry]], Found],
-    write: Callable[[Found], None],
     progress: Callable[[Found], None] | None = None,
 ) -> Found:
     """Begin a job or go on with it, have it trained, and return what was found.
 
+    Its files are written whenever there is a new result.
+
     Args:
         job: The job.
-        place: The storage, and the name of the job in it.
-        output: The folder of the results. It is made if there is none.
+        place: The storage, the name of the job in it, and the folder of the results.
         workers: The workers to start.
         found_in: Returns what the tasks of the ledger have found so far.
-        write: Writes the files of the results. It is called whenever there is a new result.
         progress: Called every `LOOK_EVERY` seconds with what was found so far.
 
     Raises:
         ValueError: If the storage has another job of this name, the folder cannot be made, or every
             worker has stopped before the end.
     """
-    from noisescale.lab.jobs.ledger import Ledger, results_of
-    from noisescale.lab.jobs.storage import retry
+    from noisescale.lab.jobs.ledger import Ledger  # it needs Optuna
 
-    make_folder(output)
+    output = place.output
+    assert output is not None
+    _make_folder(output)
     ledger = Ledger.begin(place.storage, place.name, job, workers.lease)
     written: set[str] | None = None
 
@@ -57,14 +60,14 @@ def train_job(
         nonlocal written
         found = found_in(entries)
         if written != (ended := set(results_of(entries))):
-            write(found)
+            found.write_files(output)
             written = ended
         if progress is not None:
             progress(found)
 
     train_by_workers(ledger, job, place.storage, output, workers, look)
     found = found_in(retry(ledger.entries))
-    write(found)
+    found.write_files(output)
     return found
 
 
@@ -89,11 +92,6 @@ def train_by_workers(
     Raises:
         ValueError: If every worker has stopped before the end.
     """
-    from noisescale.lab.jobs.launchers import launch
-    from noisescale.lab.jobs.ledger import results_of
-    from noisescale.lab.jobs.storage import retry
-    from noisescale.lab.jobs.trial_process import end_with_stdin
-
     end_with_stdin(gently=True)
     storage = storage if "://" in storage else str(Path(storage).absolute())
     command = [sys.executable, "-m", "noisescale", "work", "--storage", storage]
@@ -118,7 +116,7 @@ def train_by_workers(
                     output / "workers",
                     devices=job.devices,
                     accelerator=workers.accelerator,
-                    options=workers.options,
+                    options=workers.launcher_options,
                 )
             elif started is not None and not started.running():
                 _refuse_to_go_on(ledger, job, started)
@@ -126,6 +124,18 @@ def train_by_workers(
     finally:
         if started is not None:
             _end(started, wait=not sys.exc_info()[0])
+
+
+def _make_folder(output: Path) -> None:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refusal(
+            "output",
+            "be a folder that can be written",
+            f"{output}: {error.strerror}",
+            "Name another folder.",
+        ) from error
 
 
 def _end(started: Workers, *, wait: bool) -> None:
@@ -137,8 +147,6 @@ def _end(started: Workers, *, wait: bool) -> None:
 
 
 def _refuse_to_go_on(ledger: Ledger, job: Job, started: Workers) -> None:
-    from noisescale.lab.jobs.storage import retry
-
     if job.is_finished(retry(ledger.entries)):
         return
     printed = [line for line in started.last_output().splitlines() if line.strip()]

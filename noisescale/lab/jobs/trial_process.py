@@ -131,20 +131,14 @@ class TrialProcess:
         self._told: float | None = None
         self._ended: float | None = None
         self._started = time.monotonic()
-        self._process = start(folder)
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for some seconds, and return whether the process has ended."""
-        return self._process.wait(seconds)
+        self.process = start(folder)
 
     def set_limit(self, steps: float) -> None:
         """Have the training stop at a number of steps. A limit is never raised."""
         if steps >= self._limit:
             return
         self._limit = steps
-        written = self.folder / f"{LIMIT}.part"
-        written.write_text(str(steps))
-        written.replace(self.folder / LIMIT)
+        _write(str(steps), self.folder / LIMIT)
 
     def lingers(self) -> bool:
         """Return whether the result has been there for `PATIENCE`, and the process goes on."""
@@ -168,11 +162,18 @@ class TrialProcess:
 
     def reason(self) -> str:
         """Return why the training failed: its own last line, or the signal that ended it."""
-        return reason_in(self.folder, self._process.code)
+        return reason_in(self.folder, self.process.code)
 
-    def stop(self) -> None:
-        """End the process, if it has not ended by itself."""
-        self._process.kill()
+
+def write_result(found: Record, folder: Path) -> None:
+    """Write what a training has found, whole or not at all."""
+    _write(json.dumps(found), folder / RESULT)
+
+
+def _write(text: str, path: Path) -> None:
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text)
+    part.replace(path)
 
 
 def new_folder(parent: Path, key: str) -> Path:

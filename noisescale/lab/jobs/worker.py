@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from noisescale.lab.jobs.jobs import FAILED, Entry, Job, Record, State
-from noisescale.lab.jobs.ledger import Ledger, LostError, results_of
+from noisescale.lab.jobs.jobs import FAILED, Entry, Job, Record, State, results_of
+from noisescale.lab.jobs.ledger import Ledger, LostError
 from noisescale.lab.jobs.storage import retry
 from noisescale.lab.jobs.trial_process import TrialProcess, new_folder
 from noisescale.lab.jobs.warm import Starts
@@ -32,14 +32,6 @@ TELLING = 3
 
 One may fail for its own reasons: a module may refuse a loss that is no number.
 """
-
-
-class AllFailedError(Refusal):
-    """Every training of the job has failed."""
-
-
-class OnlyHereError(Refusal):
-    """Trainings fail on this worker, and not on others."""
 
 
 class Worker:
@@ -86,10 +78,10 @@ class Worker:
         """Work until the job is done.
 
         Raises:
-            AllFailedError: If every training fails, so that there is no reason to go on.
-            OnlyHereError: If every training of this worker fails, while others are at work and have
-                succeeded. The failures are forgotten: others train these tasks.
-            StorageError: If the storage is out of reach for long.
+            ValueError: If every training fails, so that there is no reason to go on; if every
+                training of this worker fails, while others are at work and have succeeded: the
+                failures are forgotten, and others train these tasks; or if the storage is out of
+                reach for long.
         """
         known: dict[str, State] | None = None
         while True:
@@ -115,9 +107,9 @@ class Worker:
 
     def _train(self, entry: Entry, limit: float) -> None:
         self._on_event(f"{entry.key}: begun")
-        process = None
+        trial = None
         try:
-            process = TrialProcess(
+            trial = TrialProcess(
                 new_folder((self._output / "trials").absolute(), entry.key),
                 entry.spec,
                 self._job.devices,
@@ -125,10 +117,10 @@ class Worker:
                 limit=limit,
                 sharing=self._sharing,
             )
-            self._attend(entry, process)
-            result = process.result()
+            self._attend(entry, trial)
+            result = trial.result()
             if result is None:
-                reason = process.reason()
+                reason = trial.reason()
                 self._on_event(f"{entry.key}: failed: {reason}")
                 retry(lambda: self._ledger.fail(entry, reason))
                 self._failed.append((entry, reason))
@@ -145,19 +137,19 @@ class Worker:
                 self._on_event(f"{entry.key}: put back")
             raise
         finally:
-            if process is not None:
-                process.stop()
+            if trial is not None:
+                trial.process.kill()
 
     def _refuse_if_only_this_one_fails(self) -> None:
         if self._has_trained or len(self._failed) < TELLING:
             return
         entries = retry(self._ledger.entries)
-        if not any(FAILED not in result for result in results_of(entries).values()):
+        if all(FAILED in result for result in results_of(entries).values()):
             return
-        if not workers_of(entries):  # nobody else would train these tasks
-            return
+        if all(entry.state is not State.RUNNING for entry in entries.values()):
+            return  # nobody else would train these tasks
         retry(lambda: self._ledger.forget([entry for entry, _ in self._failed]))
-        raise OnlyHereError(
+        raise Refusal(
             "target",
             "train on this worker as on others",
             f"only failures: {self._failed[-1][1]}",
@@ -165,7 +157,7 @@ class Worker:
             " it, with the same packages.",
         )
 
-    def _attend(self, entry: Entry, process: TrialProcess) -> None:
+    def _attend(self, entry: Entry, trial: TrialProcess) -> None:
         """Wait for the end of a training, renew its lease, and keep its limit up to date.
 
         A process that has told its result and does not end, as some thread of it goes on, is ended.
@@ -173,11 +165,11 @@ class Worker:
         every = self._ledger.lease / RENEWALS
         renewed = looked = time.monotonic()
         wait = LOOK
-        while not process.wait(wait):
+        while not trial.process.wait(wait):
             wait = min(1.1 * wait, 2.0, every)
             now = time.monotonic()
-            if process.lingers():
-                process.stop()
+            if trial.lingers():
+                trial.process.kill()
                 return
             if now - renewed > every:
                 retry(lambda: self._ledger.renew(entry))
@@ -185,17 +177,12 @@ class Worker:
             if now - looked < min(every, 2.0):
                 continue
             looked = now
-            process.set_limit(self._job.limit_of(entry.spec, retry(self._ledger.entries)))
+            trial.set_limit(self._job.limit_of(entry.spec, retry(self._ledger.entries)))
 
 
 def _refuse_if_all_failed(results: Mapping[str, Record]) -> None:
     failed = [result[FAILED] for result in results.values() if FAILED in result]
     if len(failed) >= TELLING and len(failed) == len(results):
-        raise AllFailedError(
+        raise Refusal(
             "target", "train", "only trainings that failed", f"The last one: {failed[-1]}"
         )
-
-
-def workers_of(entries: Mapping[str, Entry]) -> list[Entry]:
-    """Return the tasks that are being trained, one for each busy worker."""
-    return [entry for entry in entries.values() if entry.state is State.RUNNING]

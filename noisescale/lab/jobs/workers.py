@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +18,12 @@ from noisescale.refusal import Refusal
 class WorkersToStart:
     """The workers that a command or a function starts."""
 
-    workers: int
-    launcher: str
-    options: Mapping[str, Any]
-    """The options of the launcher."""
-    lease: float
-    accelerator: str
+    workers: int = 1
+    launcher: str = "local"
+    launcher_options: Mapping[str, Any] | None = None
+    lease: float = 60.0
+    """Seconds of silence after which a worker counts as lost."""
+    accelerator: str = "auto"
     """The accelerator of the trainings."""
     cold: bool = False
     """Whether each training imports its packages anew."""
@@ -33,12 +32,18 @@ class WorkersToStart:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        check_workers(self.workers, self.lease, self.per_device)
+        require_count("per_device", self.per_device, "Give 1.")
+        if self.workers < 0:
+            raise Refusal("workers", "not be negative", self.workers, "Give 1.")
+        if not 1 <= self.lease < math.inf:
+            got = f"{self.lease:g}"
+            raise Refusal("lease", "be at least 1 second, and finite", got, "Give 60.")
 
     @property
     def work_options(self) -> list[str]:
         """The options of `noisescale work` that say how these workers train."""
-        return work_options(self.lease, self.per_device, cold=self.cold)
+        options = ["--lease", f"{self.lease:g}", "--per-device", str(self.per_device)]
+        return [*options, "--cold"] if self.cold else options
 
 
 @dataclass(frozen=True)
@@ -58,48 +63,3 @@ class Place:
         storage = without_password(self.storage)
         output = [] if self.output is None else ["--output", str(self.output)]
         return ["noisescale", "work", "--storage", storage, "--name", self.name, *output]
-
-
-def work_options(lease: float, per_device: int, *, cold: bool) -> list[str]:
-    """Return options of `noisescale work`."""
-    options = ["--lease", f"{lease:g}", "--per-device", str(per_device)]
-    return [*options, "--cold"] if cold else options
-
-
-def check_workers(workers: int, lease: float, per_device: int = 1) -> None:
-    """Raise a ValueError if a number of workers, or their lease, is impossible."""
-    require_count("per_device", per_device, "Give 1.")
-    if workers < 0:
-        raise Refusal("workers", "not be negative", workers, "Give 1.")
-    if not 1 <= lease < math.inf:
-        raise Refusal("lease", "be at least 1 second, and finite", f"{lease:g}", "Give 60.")
-
-
-def make_folder(output: Path) -> None:
-    """Make the folder of the results.
-
-    Raises:
-        ValueError: If it cannot be made.
-    """
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Refusal(
-            "output",
-            "be a folder that can be written",
-            f"{output}: {error.strerror}",
-            "Name another folder.",
-        ) from error
-
-
-def device_of_worker(accelerator: str) -> str:
-    """Return the name of the devices that a launcher gave to this worker; "" if it gave none."""
-    if accelerator == "cpu":
-        return "CPU"
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return f"GPU {gpus}" if gpus else ""
-
-
-def name_by_launcher() -> str:
-    """Return the name that the launcher gave to this worker; "" without a launcher."""
-    return os.environ.get("SLURM_JOB_ID", "")

@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import typer
 
 from noisescale.cli.from_function import Given, Values, command_from
 from noisescale.cli.showing import Json, show
 from noisescale.cli.training import TRAINED, TRAINER
 from noisescale.extras import need
-from noisescale.lab.jobs.live import in_sight
-from noisescale.lab.jobs.worker_options import BY_WORKERS, STORAGE, WORKERS
+from noisescale.lab.jobs.live import BY_WORKERS, WORKERS, in_sight
 
 EXAMPLE = 'noisescale sweep train.py:make --goal "val_loss<=0.15" --batch-sizes 16..2048'
 
@@ -35,9 +32,7 @@ EXAMPLE = 'noisescale sweep train.py:make --goal "val_loss<=0.15" --batch-sizes 
             read=lambda texts: texts or (),
         ),
         "output": "Folder of the results.",
-        "storage": replace(
-            STORAGE, help=f"{STORAGE.help} Default: sweep.journal in the folder of the results."
-        ),
+        "storage": Given(str, metavar="PLACE"),
     },
     positional="target",
     panels={

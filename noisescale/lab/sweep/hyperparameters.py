@@ -14,29 +14,25 @@ from noisescale.scheduling.learning_rate import Factors
 from noisescale.scheduling.scaled_steps import ScaledSteps
 
 
-def own_learning_rate(optimizers: Sequence[Optimizer]) -> float:
-    """Return the largest learning rate of the schedules, as far as they say it.
+def own_values(optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+    """Return the hyperparameters of a module's optimizers, by the names of the fields of `Own`.
 
-    A schedule that begins with a warm-up has a small one at first.
+    They are the largest learning rate of the schedules, as far as they say it: a schedule that
+    begins with a warm-up has a small one at first; the momentum, or the first beta of an Adam; the
+    second beta of an Adam; and the largest weight decay. None stands for what no optimizer has.
     """
-    return max(
-        float(group.get("max_lr", group.get("initial_lr", group["lr"])))
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-    )
-
-
-def own_beta2(optimizers: Sequence[Optimizer]) -> float | None:
-    """Return the second beta of an Adam; None if no optimizer has one."""
-    betas = [g["betas"] for o in optimizers for g in o.param_groups if "betas" in g]
-    return next((float(pair[1]) for pair in betas if len(pair) == 2), None)
-
-
-def own_momentum(optimizers: Sequence[Optimizer]) -> float | None:
-    """Return the momentum, or the first beta of an Adam; None if no optimizer has one."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    betas = [float(g["betas"][0]) for g in groups if "betas" in g]
-    return next(iter([*betas, *(float(g["momentum"]) for g in groups if "momentum" in g)]), None)
+    pairs = [group["betas"] for group in groups if "betas" in group]
+    momenta = [*(pair[0] for pair in pairs), *(g["momentum"] for g in groups if "momentum" in g)]
+    seconds = [float(pair[1]) for pair in pairs if len(pair) == 2]
+    decays = [float(group["weight_decay"]) for group in groups if "weight_decay" in group]
+    rates = (group.get("max_lr", group.get("initial_lr", group["lr"])) for group in groups)
+    return {
+        LEARNING_RATE: max(map(float, rates)),
+        MOMENTUM: float(momenta[0]) if momenta else None,
+        "beta2": seconds[0] if seconds else None,
+        WEIGHT_DECAY: max(decays, default=None),
+    }
 
 
 def last_as_long(schedules: Sequence[Any], steps: float) -> bool:
@@ -60,12 +56,6 @@ def _lengths(schedule: Any) -> list[Any]:
     for rule in getattr(schedule, "lr_lambdas", ()):
         found.append(getattr(rule, "keywords", {}).get("num_training_steps"))
     return found
-
-
-def own_weight_decay(optimizers: Sequence[Optimizer]) -> float | None:
-    """Return the largest weight decay; None if no optimizer has any."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    return max((float(g["weight_decay"]) for g in groups if "weight_decay" in g), default=None)
 
 
 def set_values(
@@ -98,7 +88,7 @@ def set_values(
     for group in decayed:
         if "weight_decay" in group and WEIGHT_DECAY in values:
             group["weight_decay"] = values[WEIGHT_DECAY]
-    own = own_learning_rate(optimizers)
+    own = own_values(optimizers)[LEARNING_RATE]
     if not own > 0:
         raise Refusal(
             "configure_optimizers",

@@ -40,14 +40,11 @@ class TrialResult:
 
     It is 0 if it is not known, as for a training that failed.
     """
-    reason: str = ""
-    """The reason of a failure."""
 
     @classmethod
     def of(cls, entry: Entry) -> TrialResult:
         """Return the result of a task that is done or given up."""
         spec, result = entry.spec, entry.result
-        failure = result.get(FAILED, "")
         return cls(
             Goal(**spec["goal"]),
             spec["batch_size"],
@@ -56,9 +53,8 @@ class TrialResult:
             result.get("steps", ()),
             [math.nan if value is None else value for value in result.get("values", ())],
             result.get("seconds", ()),
-            FAILED if failure else result["ended"],
+            FAILED if FAILED in result else result["ended"],
             float(result.get("device_seconds", 0.0)),
-            failure,
         )
 
     @property

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from noisescale.checks import refuse, require_count, require_positive
 from noisescale.history.metrics import Goal
-from noisescale.lab.jobs.jobs import Entry, Record, Task, Training
+from noisescale.lab.jobs.jobs import Entry, Job, Record, Task, Training
 from noisescale.lab.parameters import LEARNING_RATE, LOG, SWEPT, Parameter, range_parameter
 from noisescale.lab.sweep.results import TrialResult, trial_name
 from noisescale.lab.sweep.search import Progress, Search, limit_of, progress_of
@@ -53,12 +53,21 @@ class Own:
     weight_decay: float | None = None
     """Where there is some, else 0."""
 
+    @classmethod
+    def from_dict(cls, read: Mapping[str, Any]) -> Own:
+        """Return what `asdict` was called on, also if JSON had it."""
+        return cls(**{**read, "schedules": tuple(read["schedules"])})
+
+    def steps_of_epoch(self, size: float) -> int:
+        """Return the steps of an epoch. A stream has none: a million examples count as one."""
+        examples = self.examples if math.isfinite(self.examples) else STREAM
+        return max(1, math.floor(examples / size))
+
 
 @dataclass(frozen=True)
-class SweepJob:
+class SweepJob(Job):
     """The settings of a sweep. All workers have the same ones."""
 
-    training: Training
     own: Own
     goal: Goal
     batch_sizes: tuple[int, ...]
@@ -68,7 +77,6 @@ class SweepJob:
     max_device_batch_size: int | None = None
 
     kind: ClassVar[str] = "sweep"
-    adjustable: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         """Check that each batch size can be trained."""
@@ -82,11 +90,6 @@ class SweepJob:
                     "Leave larger ones out.",
                 )
         require_positive("epochs", self.epochs, "Give 50, for example.")
-
-    @property
-    def devices(self) -> int:
-        """Devices of each training."""
-        return self.training.devices
 
     @property
     def smallest(self) -> int:
@@ -108,12 +111,7 @@ class SweepJob:
         batch size needs more of them.
         """
         grown = math.sqrt(size / self.smallest)
-        return math.ceil(self.epochs * grown * self._steps_of_epoch(size))
-
-    def _steps_of_epoch(self, size: int) -> int:
-        """Return the steps of an epoch. A stream has none: a million examples count as one."""
-        examples = self.own.examples if math.isfinite(self.own.examples) else STREAM
-        return max(1, math.floor(examples / size))
+        return math.ceil(self.epochs * grown * self.own.steps_of_epoch(size))
 
     def parameters(self, size: int) -> list[Parameter]:
         """Return what is searched at a batch size, with its ranges.
@@ -132,25 +130,22 @@ class SweepJob:
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as JSON can hold them."""
         found = asdict(self)
-        examples = self.own.examples if math.isfinite(self.own.examples) else None
         del found["search"]["parameters"]
         found["search"]["dimensions"] = [
             {"name": p.name, "low": p.low, "high": p.high} for p in self.search.parameters
         ]
-        return {**found, "own": {**found["own"], "examples": examples}}
+        return found
 
     @classmethod
     def from_dict(cls, read: Mapping[str, Any]) -> SweepJob:
         """Return what `as_dict` was called on."""
-        own, search = dict(read["own"]), dict(read["search"])
-        own["examples"] = math.inf if own["examples"] is None else own["examples"]
-        own["schedules"] = tuple(own["schedules"])
+        search = dict(read["search"])
         search["parameters"] = tuple(
             range_parameter(**each, kind=SWEPT[each["name"]]) for each in search.pop("dimensions")
         )
         return cls(
             Training(**read["training"]),
-            Own(**own),
+            Own.from_dict(read["own"]),
             Goal(**read["goal"]),
             tuple(read["batch_sizes"]),
             Search(**search),
@@ -160,28 +155,15 @@ class SweepJob:
 
     def task(self, size: int, point: Mapping[str, float], seed: int) -> Task:
         """Return the task to train a point once."""
-        plan = self.plan(size)
-        spec: dict[str, Any] = {
+        base = self.own.batch_size or self.smallest
+        spec = {
             "kind": self.kind,
             "training": asdict(self.training),
             "goal": asdict(self.goal),
-            "batch_size": size,
-            "device_batch_size": int(plan.device_batch_size),
-            "accumulation": plan.accumulation,
-            "hyperparameters": dict(point),
-            "beta2": None,
-            "seed": seed,
-            "most_steps": self.most_steps(size),
-            "most_epochs": -1,
-            "batches_of_epoch": None,
+            **training_spec(
+                self.own, self.plan(size), self.most_steps(size), base, dict(point), seed
+            ),
         }
-        if math.isfinite(self.own.examples):
-            # Without the rest of an epoch, which would make a smaller step.
-            spec["batches_of_epoch"] = self._steps_of_epoch(size) * plan.accumulation
-            spec["most_epochs"] = math.ceil(spec["most_steps"] / self._steps_of_epoch(size))
-        if self.own.beta2 is not None:  # the same half-life in examples (Marek et al. 2025)
-            base = self.own.batch_size or self.smallest
-            spec["beta2"] = self.own.beta2 ** (size / base)
         return Task(trial_name(size, point, seed), spec)
 
     def progress(self, size: int, results: Sequence[TrialResult]) -> Progress:
@@ -200,13 +182,38 @@ class SweepJob:
             for point, seed in self.progress(size, results_at(size, entries)).missing
         ]
 
-    def is_finished(self, entries: Mapping[str, Entry]) -> bool:
-        """Return whether nothing is left to train."""
-        return not self.next_tasks(entries)
-
     def limit_of(self, spec: Record, entries: Mapping[str, Entry]) -> float:
         """Return the steps after which a training cannot win any more."""
         return math.inf if spec["seed"] else limit_of(results_at(spec["batch_size"], entries))
+
+
+def training_spec(
+    own: Own, plan: Plan, steps: int, base: float, hyperparameters: Record, seed: int
+) -> dict[str, Any]:
+    """Return what each training of a sweep or a search needs to know.
+
+    Args:
+        own: What module and data bring along.
+        plan: How a batch is made up.
+        steps: The most steps.
+        base: The batch size of the module's own betas.
+        hyperparameters: To set.
+        seed: Of the training.
+    """
+    finite, epoch = math.isfinite(own.examples), own.steps_of_epoch(plan.batch_size)
+    return {
+        "batch_size": int(plan.batch_size),
+        "device_batch_size": int(plan.device_batch_size),
+        "accumulation": plan.accumulation,
+        "hyperparameters": hyperparameters,
+        # The same half-life in examples (Marek et al. 2025).
+        "beta2": None if own.beta2 is None else own.beta2 ** (plan.batch_size / base),
+        "seed": seed,
+        "most_steps": steps,
+        "most_epochs": math.ceil(steps / epoch) if finite else -1,
+        # Without the rest of an epoch, which would make a smaller step.
+        "batches_of_epoch": epoch * plan.accumulation if finite else None,
+    }
 
 
 def results_at(size: int, entries: Mapping[str, Entry]) -> list[TrialResult]:

@@ -10,26 +10,14 @@ from types import MappingProxyType
 from typing import Any
 
 from noisescale.extras import need
-from noisescale.lab.jobs.jobs import Entry, Training
+from noisescale.lab.jobs.jobs import Training, options_of
 from noisescale.lab.jobs.train_job import train_job
 from noisescale.lab.jobs.workers import Place, WorkersToStart
-from noisescale.lab.sweep.document import document_of
-from noisescale.lab.sweep.files import write_files
-from noisescale.lab.sweep.records import as_dict
-from noisescale.lab.sweep.settings import SweepJob
-from noisescale.lab.sweep.sweep_record import SweepRecord, sweep_record
-from noisescale.made.targets import text_of
-from noisescale.report.answer import Answer
+from noisescale.lab.sweep.answer import Sweep
+from noisescale.lab.sweep.make_job import SweepOptions, sweep_job
 
 JOURNAL = "sweep.journal"
 """The file of the state, in the folder of the results."""
-
-
-class Sweep(SweepRecord, Answer):
-    """What `sweep` found, and the ways to show it."""
-
-    document = document_of
-    to_dict = as_dict
 
 
 def sweep(
@@ -126,46 +114,9 @@ def sweep(
     References:
         Shallue et al. 2019, arXiv:1811.03600.
     """
-    from noisescale.lab.sweep.make_job import sweep_job
-
+    given = locals()
     need("optuna", "`noisescale.sweep`")
-    folder = Path(output)
-    place = Place(name, str(storage or folder / JOURNAL), folder)
-    started = WorkersToStart(
-        workers, launcher, launcher_options or {}, lease, accelerator, cold, per_device
-    )
-    training = Training(
-        text_of(target, "target"),
-        None if data is None else text_of(data, "data"),
-        devices,
-        accelerator,
-        strategy,
-        precision,
-        gradient_clip_val,
-        gradient_clip_algorithm,
-    )
-    job = sweep_job(
-        training,
-        goal,
-        batch_sizes,
-        search,
-        trials=trials,
-        repeats=repeats,
-        seed=seed,
-        epochs=epochs,
-        max_device_batch_size=max_device_batch_size,
-    )
-    return train_job(
-        job,
-        place,
-        folder,
-        started,
-        lambda entries: answer_of(job, entries, place),
-        lambda found: write_files(found, folder),
-        progress,
-    )
-
-
-def answer_of(job: SweepJob, entries: Mapping[str, Entry], place: Place) -> Sweep:
-    """Return what the tasks of a sweep have found, see `sweep_record`."""
-    return Sweep(**vars(sweep_record(job, entries, place)))
+    place = Place(name, str(storage or Path(output) / JOURNAL), Path(output))
+    started = options_of(WorkersToStart, given)
+    job = sweep_job(Training.of(given), options_of(SweepOptions, given))
+    return train_job(job, place, started, lambda found: Sweep.of(job, found, place), progress)

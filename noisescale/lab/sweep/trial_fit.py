@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,13 +19,10 @@ from torch.utils.data import DataLoader, Dataset
 from noisescale.history.metrics import Goal
 from noisescale.lab.branch.planning import look_after
 from noisescale.lab.jobs.jobs import Record, Training
-from noisescale.lab.jobs.trial_process import LIMIT, RESULT
+from noisescale.lab.jobs.trial_process import LIMIT, write_result
 from noisescale.lab.sweep.hyperparameters import (
     last_as_long,
-    own_beta2,
-    own_learning_rate,
-    own_momentum,
-    own_weight_decay,
+    own_values,
     refuse_unsearchable,
 )
 from noisescale.lab.sweep.results import DIVERGED, OUT_OF_STEPS, PRUNED, REACHED
@@ -157,10 +153,8 @@ def train_by_spec(made: Made, spec: Record, run: TimedRun, folder: Path) -> None
         size = spec["device_batch_size"]
         with loaders_of(made.data, size, size, training.devices) as loaders:
             trainer.fit(module, **loaders)
-    if trainer.is_global_zero:  # whole or not at all
-        written = folder / f"{RESULT}.part"
-        written.write_text(json.dumps(run.result()))
-        written.replace(folder / RESULT)
+    if trainer.is_global_zero:
+        write_result(run.result(), folder)
 
 
 class _Describe(Callback):
@@ -184,17 +178,14 @@ class _Describe(Callback):
         self.own = Own(
             float(examples_of_epoch(loader)),
             _batch_size_of(loader),
-            own_learning_rate(trainer.optimizers),
-            own_beta2(trainer.optimizers),
-            tuple(type(each.scheduler).__name__ for each in configs),
+            schedules=tuple(type(each.scheduler).__name__ for each in configs),
             schedules_fit=last_as_long(
                 [each.scheduler for each in configs if not each.reduce_on_plateau],
                 trainer.estimated_stepping_batches,
             )
             and all(each.interval == "step" or each.reduce_on_plateau for each in configs),
             fixed_batch_size=_number(pl_module.hparams.get("batch_size")),
-            momentum=own_momentum(trainer.optimizers),
-            weight_decay=own_weight_decay(trainer.optimizers),
+            **own_values(trainer.optimizers),
         )
 
     def on_train_batch_end(

@@ -10,8 +10,7 @@ from noisescale.cli.from_function import Given, Values, command_from
 from noisescale.cli.showing import Html, Json, show
 from noisescale.cli.training import TRAINED, TRAINER
 from noisescale.extras import need
-from noisescale.lab.jobs.live import in_sight
-from noisescale.lab.jobs.worker_options import BY_WORKERS, WORKERS
+from noisescale.lab.jobs.live import BY_WORKERS, WORKERS, in_sight
 from noisescale.refusal import rename_arguments
 
 EXAMPLE = (
@@ -35,8 +34,6 @@ EXAMPLE = (
             metavar="VALUES",
             read=lambda texts: texts or (),
         ),
-        "maximize": "The metric is to rise, as an accuracy is.",
-        "trials": "The most trainings.",
         "output": "Folder of the results.",
         "storage": Given(str, metavar="PLACE"),
     },

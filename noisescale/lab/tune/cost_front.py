@@ -8,21 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from noisescale.lab.jobs.jobs import FAILED, Entry
+from noisescale.lab.parameters import Parameter, Value
 from noisescale.lab.tune.scaling_laws import PowerLaw, power_law
-
-Value = float | int | str | bool
-
-
-@dataclass(frozen=True)
-class Searched:
-    """A parameter that was searched."""
-
-    name: str
-    log: bool = False
-    """Whether its axis is logarithmic."""
-    is_number: bool = True
-    low: float = math.nan
-    high: float = math.nan
+from noisescale.lab.tune.tune_job import DONE, TuneJob, cost_of
 
 
 @dataclass(frozen=True)
@@ -41,6 +30,23 @@ class TunedTrial:
     """Why it failed."""
     batch_size: float = math.nan
     steps: float = math.nan
+
+    @classmethod
+    def of(cls, entry: Entry) -> TunedTrial:
+        """Return the training of a task that is done or given up."""
+        result, spec = entry.result, entry.spec
+        reason = str(result.get(FAILED, ""))
+        ended = FAILED if reason else str(result["ended"])
+        return cls(
+            int(entry.key),
+            spec["parameters"],
+            cost_of(result),
+            float(result["value"]) if ended == DONE else math.nan,
+            ended,
+            reason,
+            float(spec["batch_size"]),
+            float(result.get("steps", math.nan)),
+        )
 
     @property
     def complete(self) -> bool:
@@ -76,8 +82,15 @@ class CostFront:
 
     metric: str
     maximize: bool
-    searched: tuple[Searched, ...]
+    searched: tuple[Parameter, ...]
     trials: tuple[TunedTrial, ...]
+
+    @classmethod
+    def of(cls, job: TuneJob, entries: Mapping[str, Entry]) -> CostFront:
+        """Return all trainings of a search that have ended, with the front."""
+        trials = [TunedTrial.of(each) for each in entries.values() if each.result]
+        trials.sort(key=lambda trial: trial.number)
+        return cls(job.metric, job.maximize, job.parameters, tuple(trials))
 
     @cached_property
     def settings(self) -> tuple[Setting, ...]:

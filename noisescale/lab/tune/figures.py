@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from noisescale.lab.tune.cost_front import CostFront, Searched, Setting
+from noisescale.lab.parameters import LOG, POW2, Parameter
+from noisescale.lab.tune.cost_front import CostFront, Setting
 from noisescale.lab.tune.tables import (
     OWN,
     cost_unit,
@@ -77,7 +78,7 @@ def front_figure(found: CostFront) -> go.Figure:
     return with_legend(drawn)
 
 
-def parameter_figure(found: CostFront, searched: Searched) -> go.Figure:
+def parameter_figure(found: CostFront, searched: Parameter) -> go.Figure:
     """Draw a parameter against the cost: all trainings, the front, and its power law."""
     unit, name = cost_unit(found), searched.name
 
@@ -203,12 +204,12 @@ def _result_axis(found: CostFront, values: Sequence[float]) -> tuple[float, floa
     return low + 0.3 * room, high - 0.3 * room, axis
 
 
-def _parameter_axis(searched: Searched, values: Sequence[Any]) -> dict[str, Any]:
+def _parameter_axis(searched: Parameter, values: Sequence[Any]) -> dict[str, Any]:
     title = shown_name(searched.name)
     if not searched.is_number:
         return {"title": {"text": title}, "type": "category"}
     low, high = searched.low, searched.high
-    if searched.log:
+    if searched.kind in (LOG, POW2):
         margin = max((high / low) ** 0.04, 1.05)
         low, high = low / margin, high * margin
         if all(isinstance(each, int) for each in values) and len(set(values)) <= _TICKS:
@@ -248,7 +249,7 @@ def _front_caption(found: CostFront) -> str:
     return said
 
 
-def _law_finding(found: CostFront, searched: Searched) -> str:
+def _law_finding(found: CostFront, searched: Parameter) -> str:
     name, law = shown_name(searched.name), found.laws.get(searched.name)
     if not searched.is_number or law is None:
         return f"{name} of {plural(len(found.front), 'setting')} on the front"

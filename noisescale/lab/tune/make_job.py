@@ -4,27 +4,22 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from os import PathLike
 from typing import TYPE_CHECKING, NamedTuple
 
 from noisescale.checks import refuse, require_count
-from noisescale.lab.jobs.jobs import TOO_LARGE
 from noisescale.lab.parameter_texts import Searched, search_parameters
-from noisescale.made.targets import (
-    module_and_data,
-    own_arguments,
-    refuse_out_of_memory,
-    shield_process,
-)
+from noisescale.lab.sweep.make_job import check_numbers, own_of
+from noisescale.made.targets import own_arguments, shield_process
 
 if TYPE_CHECKING:
     from noisescale.lab.jobs.jobs import Training
-    from noisescale.lab.tune.tune_job import TuneJob
+    from noisescale.lab.tune.tune_job import Length, TuneJob
 
 EPOCHS = 10.0
 """The epochs of a training, if nothing says how long it is."""
-
-MOST_SEED = 2**31
 
 
 class Known(NamedTuple):
@@ -35,54 +30,43 @@ class Known(NamedTuple):
     """Device batch, micro-batches, seconds a step."""
 
 
-def tune_job(
-    training: Training,
-    metric: str,
-    search: Searched,
-    space: Path | None,
-    *,
-    maximize: bool,
-    budget: str | None,
-    trials: int | None,
-    max_cost: str | None,
-    seed: int,
-    epochs: float | None,
-    steps: int | None,
-    noise_scale: float | None,
-    run: Path | None,
-    max_device_batch_size: int | None,
-) -> TuneJob:
+@dataclass(frozen=True)
+class TuneOptions:
+    """The arguments of `noisescale.tune` that say what is searched, and for how long."""
+
+    metric: str
+    search: Searched
+    space: str | PathLike[str] | None
+    maximize: bool
+    budget: str | None
+    trials: int | None
+    max_cost: str | None
+    seed: int
+    epochs: float | None
+    steps: int | None
+    noise_scale: float | None
+    run: str | PathLike[str] | None
+    max_device_batch_size: int | None
+
+
+def tune_job(training: Training, asked: TuneOptions) -> TuneJob:
     """Return the settings of the search, once module and data were tried for one step."""
     from noisescale.history.metrics import Goal
     from noisescale.lab.parameters import FITTED, SWEPT
-    from noisescale.lab.sweep.trial_fit import Made, describe
-    from noisescale.lab.tune.suggest import suggest
-    from noisescale.lab.tune.tune_job import Length, TuneJob, center_parameters
-    from noisescale.lightning.trainer_access import isolate_rng
-    from noisescale.lightning.training import seed_all
+    from noisescale.lab.tune.tune_job import TuneJob, center_parameters
 
-    _check_metric(metric)
-    parameters = search_parameters(search, space)
+    _check_metric(asked.metric)
+    parameters = search_parameters(asked.search, asked.space)
     names = {each.name for each in parameters}
-    if steps is not None and (epochs is not None or "epochs" in names):
-        refuse("steps", "be left out where epochs are given or searched", steps, "Leave it out.")
-    if epochs is not None and "steps" in names:
-        refuse("epochs", "be left out where steps are searched", f"{epochs:g}", "Leave it out.")
-    if epochs is None and steps is None and "steps" not in names:
-        epochs = EPOCHS
-    known = _measurements(noise_scale, run)
-    length = Length(epochs, steps, known.noise_scale)
-    hours = None if budget is None else read_budget(budget)
-    most = None if max_cost is None else 3600 * read_budget(max_cost, "max_cost")
-    if hours is None and trials is None:
+    known = _measurements(asked.noise_scale, asked.run)
+    length = _length(asked, names, known.noise_scale)
+    budget = None if asked.budget is None else read_budget(asked.budget)
+    most = None if asked.max_cost is None else 3600 * read_budget(asked.max_cost, "max_cost")
+    if budget is None and asked.trials is None:
         refuse("budget", "be given, or `trials`", "neither", "Give a budget such as 1h.")
-    if trials is not None:
-        require_count("trials", trials, "Give 50, for example.")
-    if not 0 <= seed < MOST_SEED:
-        refuse("seed", f"be from 0 to below {MOST_SEED:,}", f"{seed:,}", "Give 0.")
-    require_count("devices", training.devices, "Give 1.")
-    if max_device_batch_size is not None:
-        require_count("max_device_batch_size", max_device_batch_size, "Leave it out for no limit.")
+    if asked.trials is not None:
+        require_count("trials", asked.trials, "Give 50, for example.")
+    check_numbers(training, asked.seed, asked.max_device_batch_size)
 
     with shield_process():
         defaults = own_arguments(training.target, [n for n in names if n not in FITTED])
@@ -91,15 +75,8 @@ def tune_job(
     size = {each.name: each for each in parameters}.get("batch_size")
     usual = int(size.low) if size is not None else training.devices
     searched = [name for name in SWEPT if name in names]
-    with (
-        shield_process(),
-        isolate_rng(),
-        refuse_out_of_memory("max_device_batch_size", TOO_LARGE),
-    ):
-        seed_all(seed)
-        module, data = module_and_data(training.target, training.data, arguments)
-        goal = Goal(metric, 0.0, "<")
-        own = describe(Made(module, data), training, goal, usual, searched)
+    own = own_of(training, Goal(asked.metric, 0.0, "<"), usual, searched, arguments)
+    own = replace(own, seeded=False)  # no training is repeated with another seed
     if own.batch_size is None and size is None:
         refuse(
             "search",
@@ -110,18 +87,30 @@ def tune_job(
     return TuneJob(
         training,
         own,
-        metric,
-        maximize,
+        asked.metric,
+        asked.maximize,
         center_parameters(parameters, own, length, defaults),
         length,
-        hours,
-        trials,
+        budget,
+        asked.trials,
         most,
-        seed,
+        asked.seed,
         known.timings,
-        max_device_batch_size,
-        suggest=suggest,
+        asked.max_device_batch_size,
     )
+
+
+def _length(asked: TuneOptions, searched: Collection[str], noise_scale: float | None) -> Length:
+    from noisescale.lab.tune.tune_job import Length
+
+    epochs, steps = asked.epochs, asked.steps
+    if steps is not None and (epochs is not None or "epochs" in searched):
+        refuse("steps", "be left out where epochs are given or searched", steps, "Leave it out.")
+    if epochs is not None and "steps" in searched:
+        refuse("epochs", "be left out where steps are searched", f"{epochs:g}", "Leave it out.")
+    if epochs is None and steps is None and "steps" not in searched:
+        epochs = EPOCHS
+    return Length(epochs, steps, noise_scale)
 
 
 def _check_metric(metric: str) -> None:
@@ -160,7 +149,7 @@ def read_budget(text: str, argument: str = "budget") -> float:
     return found
 
 
-def _measurements(noise_scale: float | None, run: Path | None) -> Known:
+def _measurements(noise_scale: float | None, run: str | PathLike[str] | None) -> Known:
     """Return what is known before: given, or measured by a run.
 
     Raises:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 
 from noisescale.bounded import Bounded
-from noisescale.lab.tune.cost_front import CostFront, Setting, Value
+from noisescale.lab.parameters import Value
+from noisescale.lab.tune.cost_front import CostFront, Setting
 from noisescale.lab.tune.scaling_laws import LEAST, PowerLaw
 from noisescale.report.document import Cell, Line, Table
 from noisescale.report.numbers import Duration, count, duration_for, four_digits, plural

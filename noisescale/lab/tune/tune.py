@@ -10,27 +10,14 @@ from types import MappingProxyType
 from typing import Any
 
 from noisescale.extras import need
-from noisescale.lab.jobs.jobs import Entry, Training
+from noisescale.lab.jobs.jobs import Training, options_of
 from noisescale.lab.jobs.train_job import train_job
 from noisescale.lab.jobs.workers import Place, WorkersToStart
-from noisescale.lab.tune.document import document_of
-from noisescale.lab.tune.files import write_files
-from noisescale.lab.tune.make_job import tune_job
-from noisescale.lab.tune.records import as_dict
-from noisescale.lab.tune.tune_job import TuneJob
-from noisescale.lab.tune.tune_record import TuneRecord, tune_record
-from noisescale.made.targets import text_of
-from noisescale.report.answer import Answer
+from noisescale.lab.tune.answer import Tune
+from noisescale.lab.tune.make_job import TuneOptions, tune_job
 
 JOURNAL = "tune.journal"
 """The file of the state, in the folder of the results."""
-
-
-class Tune(TuneRecord, Answer):
-    """What `tune` found, and the ways to show it."""
-
-    document = document_of
-    to_dict = as_dict
 
 
 def tune(
@@ -138,50 +125,10 @@ def tune(
     References:
         Fetterman et al. 2023, arXiv:2306.08055.
     """
+    given = locals()
     for package in ("optuna", "sklearn"):
         need(package, "`noisescale.tune`", extra="tune")
-    folder = Path(output)
-    place = Place(name, str(storage or folder / JOURNAL), folder)
-    started = WorkersToStart(
-        workers, launcher, launcher_options or {}, lease, accelerator, cold, per_device
-    )
-    training = Training(
-        text_of(target, "target"),
-        None if data is None else text_of(data, "data"),
-        devices,
-        accelerator,
-        strategy,
-        precision,
-        gradient_clip_val,
-        gradient_clip_algorithm,
-    )
-    job = tune_job(
-        training,
-        metric,
-        search,
-        None if space is None else Path(space),
-        maximize=maximize,
-        budget=budget,
-        trials=trials,
-        max_cost=max_cost,
-        seed=seed,
-        epochs=epochs,
-        steps=steps,
-        noise_scale=noise_scale,
-        run=None if run is None else Path(run),
-        max_device_batch_size=max_device_batch_size,
-    )
-    return train_job(
-        job,
-        place,
-        folder,
-        started,
-        lambda entries: answer_of(job, entries, place),
-        lambda found: write_files(found.front, folder),
-        progress,
-    )
-
-
-def answer_of(job: TuneJob, entries: Mapping[str, Entry], place: Place) -> Tune:
-    """Return what the tasks of a search have found, see `tune_record`."""
-    return Tune(**vars(tune_record(job, entries, place)))
+    place = Place(name, str(storage or Path(output) / JOURNAL), Path(output))
+    started = options_of(WorkersToStart, given)
+    job = tune_job(Training.of(given), options_of(TuneOptions, given))
+    return train_job(job, place, started, lambda found: Tune.of(job, found, place), progress)

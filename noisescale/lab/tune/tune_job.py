@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from scipy.optimize import nnls
 
 from noisescale.checks import refuse, require_count, require_positive
-from noisescale.lab.jobs.jobs import Entry, Record, State, Task, Training, device_hours
+from noisescale.lab.jobs.jobs import Entry, Job, Record, State, Task, Training, device_hours
 from noisescale.lab.parameters import (
     BATCH_SIZE,
     EPOCHS,
@@ -23,8 +26,12 @@ from noisescale.lab.parameters import (
     Parameter,
     Value,
 )
-from noisescale.lab.sweep.settings import STREAM, Own, equal_shares
+from noisescale.lab.sweep.settings import Own, equal_shares, training_spec
 from noisescale.plan import Plan
+
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial
 
 DONE, TOO_DEAR = "done", "too dear"
 """How trainings end, besides "diverged"."""
@@ -52,8 +59,6 @@ class Length:
             require_count(STEPS, self.steps, "Give 1000, for example.")
         if self.noise_scale is not None:
             require_positive("noise_scale", self.noise_scale, "Give what a run measured.")
-        if self.epochs is not None and self.steps is not None:
-            refuse(STEPS, f"be left out with `{EPOCHS}`", f"{self.steps}", "Give one of both.")
 
     def factor(self, size: float, base: float) -> float:
         """Return the steps at a batch size that make the progress of one step at the base.
@@ -66,12 +71,18 @@ class Length:
         return 1.0 if noise_scale is None else (1 + noise_scale / size) / (1 + noise_scale / base)
 
 
-Suggest = Callable[["TuneJob", Mapping[str, Entry]], dict[str, Value]]
-"""A function from a search and its tasks to the parameters of the next training."""
+COST = "cost"
+"""The user attribute of a trial that has its cost."""
+
+_LEAST = 1e-4
+"""Device-seconds of a training that took no time that a clock would show."""
+
+Prior = Callable[[Mapping[str, Value]], float]
+"""A function from parameters to the device-seconds that their training is to cost."""
 
 
 @dataclass(frozen=True)
-class TuneJob:
+class TuneJob(Job):
     """The settings of a search. All workers have the same ones.
 
     A task's key is its number. What it trains depends on the results before it and on what is under
@@ -79,7 +90,6 @@ class TuneJob:
     number at once, the first one counts.
     """
 
-    training: Training
     own: Own
     metric: str
     maximize: bool
@@ -95,25 +105,12 @@ class TuneJob:
     timings: tuple[tuple[float, int, float], ...] = ()
     """Device batch, micro-batches and seconds of steps that were timed before the search."""
     max_device_batch_size: int | None = None
-    suggest: Suggest = field(kw_only=True, compare=False, repr=False)
-    """Returns the parameters of the next training; `suggest` asks the sampler."""
 
     kind: ClassVar[str] = "tune"
     adjustable: ClassVar[tuple[str, ...]] = ("budget", "trials")
 
     def __post_init__(self) -> None:
-        """Check that the trainings can be had."""
-        if self.budget is None and self.trials is None:
-            refuse("budget", "be given, or `trials`", "neither", "Give 1h, for example.")
-        if self.budget is not None:
-            require_positive("budget", self.budget, "Give 1h, for example.")
-        if self.trials is not None:
-            require_count("trials", self.trials, "Give 50, for example.")
-        if self.max_cost is not None:
-            require_positive("max_cost", self.max_cost, "Give a time such as 10m.")
-        self._check_batch_sizes()
-
-    def _check_batch_sizes(self) -> None:
+        """Check that the batch sizes can be trained."""
         searched = {each.name: each for each in self.parameters}.get(BATCH_SIZE)
         if searched is None:
             self.plan({})
@@ -142,11 +139,6 @@ class TuneJob:
             )
 
     @property
-    def devices(self) -> int:
-        """Devices of each training."""
-        return self.training.devices
-
-    @property
     def base(self) -> float:
         """The batch size of the module's loader."""
         return self.own.batch_size or 1
@@ -161,29 +153,19 @@ class TuneJob:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as JSON can hold them."""
-        examples = self.own.examples if math.isfinite(self.own.examples) else None
-        settings = asdict(self)
-        del settings["suggest"]
-        return {
-            **settings,
-            "own": {**asdict(self.own), "examples": examples},
-            "parameters": [each.as_dict() for each in self.parameters],
-        }
+        return {**asdict(self), "parameters": [each.as_dict() for each in self.parameters]}
 
     @classmethod
-    def from_dict(cls, read: Mapping[str, Any], suggest: Suggest) -> TuneJob:
+    def from_dict(cls, read: Mapping[str, Any]) -> TuneJob:
         """Return what `as_dict` was called on."""
-        own = dict(read["own"])
-        own["examples"] = math.inf if own["examples"] is None else own["examples"]
-        own["schedules"] = tuple(own["schedules"])
         fields = {
             "training": Training(**read["training"]),
-            "own": Own(**own),
+            "own": Own.from_dict(read["own"]),
             "parameters": tuple(Parameter.from_dict(each) for each in read["parameters"]),
             "length": Length(**read["length"]),
             "timings": tuple(tuple(each) for each in read["timings"]),
         }
-        return cls(**{**read, **fields}, suggest=suggest)
+        return cls(**{**read, **fields})
 
     def plan(self, parameters: Mapping[str, Value]) -> Plan:
         """Return how a batch is made up."""
@@ -197,12 +179,8 @@ class TuneJob:
         if not steps:
             epochs = float(parameters.get(EPOCHS, self.length.epochs or 1.0))
             equal = self.length.noise_scale is not None
-            steps = epochs * self._steps_of_epoch(self.base if equal else size)
+            steps = epochs * self.own.steps_of_epoch(self.base if equal else size)
         return max(1, math.ceil(steps * self.length.factor(size, self.base)))
-
-    def _steps_of_epoch(self, size: float) -> int:
-        examples = self.own.examples if math.isfinite(self.own.examples) else STREAM
-        return max(1, math.floor(examples / size))
 
     def next_tasks(self, entries: Mapping[str, Entry]) -> list[Task]:
         """Return what waits; else a new training, while the budget lasts; else what is under way.
@@ -214,7 +192,7 @@ class TuneJob:
         if waiting or self._is_spent(entries):
             return [Task(entry.key, entry.spec) for entry in waiting or left]
         number = len(entries)
-        return [Task(str(number), self.spec(number, self.suggest(self, entries)))]
+        return [Task(str(number), self.spec(number, suggest(self, entries)))]
 
     def is_finished(self, entries: Mapping[str, Entry]) -> bool:
         """Return whether the budget is spent, and nothing is under way."""
@@ -225,38 +203,19 @@ class TuneJob:
             return True
         return self.budget is not None and device_hours(entries.values()) >= self.budget
 
-    def limit_of(self, spec: Record, entries: Mapping[str, Entry]) -> float:
-        """Trainings end by themselves."""
-        return math.inf
-
     def spec(self, number: int, parameters: Mapping[str, Value]) -> dict[str, Any]:
         """Return what a training needs to know."""
         plan, steps = self.plan(parameters), self.steps_of(parameters)
-        size = plan.batch_size
         numbers = {name: parameters[name] for name in SWEPT if name in parameters}
-        found: dict[str, Any] = {
+        return {
             "kind": self.kind,
             "training": asdict(self.training),
             "metric": self.metric,
             "parameters": dict(parameters),
             "arguments": {k: value for k, value in parameters.items() if k not in FITTED},
-            "batch_size": int(size),
-            "device_batch_size": int(plan.device_batch_size),
-            "accumulation": plan.accumulation,
-            "hyperparameters": numbers,
-            "beta2": None,
-            "seed": self.seed + number,
-            "most_steps": steps,
-            "most_epochs": -1,
-            "batches_of_epoch": None,
+            **training_spec(self.own, plan, steps, self.base, numbers, self.seed + number),
             "most_seconds": None if self.max_cost is None else self.max_cost / self.devices,
         }
-        if math.isfinite(self.own.examples):
-            found["batches_of_epoch"] = self._steps_of_epoch(size) * plan.accumulation
-            found["most_epochs"] = math.ceil(steps / self._steps_of_epoch(size))
-        if self.own.beta2 is not None:  # as in a sweep: the same half-life in examples
-            found["beta2"] = self.own.beta2 ** (size / self.base)
-        return found
 
 
 def values_of(own: Own) -> dict[str, Any]:
@@ -289,3 +248,105 @@ def center_parameters(
             each = Parameter.from_dict({**each.as_dict(), "whole": False})
         found.append(each.with_center(value))
     return tuple(found)
+
+
+def suggest(
+    job: TuneJob, entries: Mapping[str, Entry], *, with_prior: bool = True
+) -> dict[str, Value]:
+    """Return the parameters of the next training.
+
+    The first has the module's own settings: it is what the others are compared with. After that
+    the sampler is asked. It sees a study that is made anew from the results, so that any worker
+    asks the same question. Trainings under way are trials that run.
+
+    Args:
+        job: The search.
+        entries: All trainings.
+        with_prior: Whether the sampler gets the cost from `prior_cost`, or learns it from nothing.
+    """
+    if not entries:
+        return job.center
+    import optuna
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        study = optuna.create_study(
+            direction="maximize" if job.maximize else "minimize",
+            sampler=sampler_of(job, prior_cost(job, entries) if with_prior else None),
+        )
+        for entry in entries.values():
+            study.add_trial(_trial(job, entry))
+        trial = study.ask({each.name: each.distribution for each in job.parameters})
+    finally:
+        optuna.logging.set_verbosity(before)
+    return {each.name: each.nearest(trial.params[each.name]) for each in job.parameters}
+
+
+def sampler_of(job: TuneJob, prior: Prior | None) -> BaseSampler:
+    """Return the sampler of a search."""
+    from noisescale.lab.tune.carbs.sampler import CarbsSampler
+
+    spaces = {each.name: each.space for each in job.parameters if each.space is not None}
+    return CarbsSampler(
+        seed=job.seed,
+        centers=job.center,
+        spaces=spaces,
+        max_cost=job.max_cost,
+        cost=COST,
+        cost_prior=prior,
+    )
+
+
+def _trial(job: TuneJob, entry: Entry) -> FrozenTrial:
+    from optuna.trial import TrialState, create_trial
+
+    values, result = entry.spec["parameters"], entry.result
+    of_study: dict[str, Any] = {
+        "params": {each.name: values[each.name] for each in job.parameters},
+        "distributions": {each.name: each.distribution for each in job.parameters},
+    }
+    if not result:
+        return create_trial(state=TrialState.RUNNING, **of_study)
+    if result.get("ended") == DONE:
+        attributes = {COST: max(cost_of(result), _LEAST)}
+        value = float(result["value"])
+        return create_trial(
+            state=TrialState.COMPLETE, value=value, user_attrs=attributes, **of_study
+        )
+    # Also one that was given up: it failed twice, or was lost with three workers.
+    return create_trial(state=TrialState.FAIL, **of_study)
+
+
+def cost_of(result: Record) -> float:
+    """Return the device-seconds of training, without the start of the process; NaN if unknown."""
+    return float(result.get("seconds", math.nan)) * int(result.get("devices", 1))
+
+
+def prior_cost(job: TuneJob, entries: Mapping[str, Entry]) -> Prior | None:
+    """Return a function from parameters to device-seconds; None before a step was timed.
+
+    The steps of a training are known: from its epochs and its batch size or, for equal progress,
+    from the noise scale. A step of K micro-batches of b examples on a device is taken to last
+    K·(u + v·b). Both constants are fitted, with relative errors, to the trainings so far; before
+    there are any, to the step times of a run. Other parameters, such as a width, may change them:
+    what the prior does not know is left to the sampler to learn.
+    """
+    timed = [
+        (each.spec["device_batch_size"], each.spec["accumulation"], seconds / steps)
+        for each in entries.values()
+        if (steps := each.result.get("steps", 0)) and (seconds := each.result.get("seconds", 0.0))
+    ]
+    timed = timed or list(job.timings)
+    if not timed:
+        return None
+    size, count, seconds = np.array(timed, dtype=np.float64).T
+    rows = np.stack([count, count * size], axis=1) / seconds[:, None]
+    (fixed, each), _ = nnls(rows, np.ones(len(rows)))
+
+    def cost(parameters: Mapping[str, Value]) -> float:
+        plan = job.plan(parameters)
+        step = plan.accumulation * (fixed + each * plan.device_batch_size)
+        return float(job.steps_of(parameters) * step * job.devices)
+
+    return cost

@@ -5,10 +5,12 @@ from typing import Any
 from lab.jobs.jobs_for_tests import ended
 
 from noisescale.lab.branch.branch_job import BranchJob
+from noisescale.lab.branch.planning import BranchOptions
 from noisescale.lab.jobs.jobs import FAILED, Task, Training
-from noisescale.lab.jobs.known_jobs import job_from
+from noisescale.lab.jobs.status import job_from
 
-JOB = BranchJob(Training("train.py:make"), {"rule": "sqrt"}, {"goal": 1}, (8.0, 32.0), 2, 100)
+ASKED = BranchOptions("run", "saved", [8.0, 32.0], orders=2, learning_rate="sqrt")
+JOB = BranchJob(Training("train.py:make"), ASKED, {"goal": 1}, 100)
 
 
 def wanted(results: dict[str, Any]) -> list[Task]:

@@ -166,7 +166,7 @@ def test_a_branch_is_stopped_and_goes_on_with_the_same_command(
 ) -> None:
     from noisescale.lab.branch import train_branches
 
-    file, train = tmp_path / "branches.json", train_branches._train
+    file, train = tmp_path / "branches.json", train_branches.fit_to_loss
     options = [*OPTIONS, "--orders", 2, "--output", file]
 
     def stopped(*arguments: Any) -> Any:
@@ -175,7 +175,7 @@ def test_a_branch_is_stopped_and_goes_on_with_the_same_command(
         return train(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train_branches, "_train", stopped)
+        patch.setattr(train_branches, "fit_to_loss", stopped)
         code, _, errors = ended("branch", *RUN, *options)
     assert code != 0
     assert str(file) in errors
@@ -203,9 +203,9 @@ def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(tmp_path: Path) ->
         (f"{RUN[0]} saved branched_model:other --accelerator cpu", "`CHECKPOINT` must be of this"),
         ("RUN --batch-sizes x", "`--batch-sizes` must be numbers of examples"),
         ("RUN --learning-rate x", "`--learning-rate` must be one of auto, linear"),
-        ("RUN --devices 0", "`--devices` must be at least 1"),
+        ("RUN --devices 0", "`--devices` must be a positive whole"),
         ("RUN --loss-examples 0", "`--loss-examples` must be at least 1"),
-        ("RUN --max-device-batch-size -3", "`--max-device-batch-size` must be at least 1"),
+        ("RUN --max-device-batch-size -3", "`--max-device-batch-size` must be a positive"),
         ("RUN --strategy ddp_fork", "`--strategy` must start the whole command again"),
         ("RUN --lease 0", "`--lease` must be at least 1 second"),
         ("RUN --workers -1", "`--workers` must not be negative"),

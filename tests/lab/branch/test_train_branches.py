@@ -24,7 +24,7 @@ from torch.utils.data import (
 from noisescale import History
 from noisescale.bounded import Bounded
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
-from noisescale.lab.branch.planning import plan_branches
+from noisescale.lab.branch.planning import BranchOptions, plan_branches
 from noisescale.lab.branch.train_branches import train_branches
 from noisescale.lightning.checkpoints import Checkpoint
 from noisescale.prediction.branches import BranchedRun
@@ -54,9 +54,8 @@ def trained(run: Run, tmp_path: Path) -> Train:
         loss_examples: int | None = 64,
         **plan: Any,
     ) -> BranchedRun:
-        branching = plan_branches(
-            *run, **{"batch_sizes": ["4x"], "orders": 1, "rule": "none", **plan}
-        )
+        usual: dict[str, Any] = {"batch_sizes": ["4x"], "orders": 1, "learning_rate": "none"}
+        branching = plan_branches(BranchOptions(*run, **usual | plan))
         return train_branches(
             branching,
             Regression() if module is None else module,
@@ -71,7 +70,7 @@ def trained(run: Run, tmp_path: Path) -> Train:
 
 
 def test_the_middle_of_the_run_to_its_end_is_branched(run: Run) -> None:
-    branching = plan_branches(*run, batch_sizes=["4x", 96])
+    branching = plan_branches(BranchOptions(*run, ["4x", 96]))
 
     assert (branching.checkpoint.step, branching.end) == (40, 80)
     names = [path.name for path in branching.course]
@@ -79,7 +78,7 @@ def test_the_middle_of_the_run_to_its_end_is_branched(run: Run) -> None:
     plans = [(plan.device_batch_size, plan.accumulation) for plan in branching.plans]
     assert plans == [(8, 4), (8, 12)]  # no device was seen to take more
     assert branching.rule == "sqrt"
-    assert [plan.batch_size for plan in plan_branches(*run).plans] == [8, 32, 128]
+    assert [plan.batch_size for plan in plan_branches(BranchOptions(*run)).plans] == [8, 32, 128]
     # Learning rates that are nearly one are not searched.
     assert branching.factors(8.05) == [pytest.approx(1.0, abs=0.01)]
     assert branching.factors(32) == [2.0, pytest.approx(2**0.5), pytest.approx(2**0.25), 1.0]
@@ -92,7 +91,7 @@ def test_expected_steps_go_by_the_learning_rate_of_the_part_that_is_branched(run
     for rate in (np.where(step < 20, 1.0, 0.3), np.linspace(1.0, 0.0, len(step))):
         columns = {**{name: history[name] for name in history}, "learning_rate": rate}
         changed = History.from_columns(columns, optimizer=OptimizerMix(OptimizerKind.ADAM))
-        planned = plan_branches(changed, folder, batch_sizes=["4x"])
+        planned = plan_branches(BranchOptions(changed, folder, ["4x"]))
         found.append(replace(planned, by_noise_scale=Bounded(50.0, 40.0, 60.0)))
 
     early, late = found  # it fell before the checkpoint at step 40, and along the whole run
@@ -106,7 +105,8 @@ def test_branches_go_on_from_the_checkpoint_to_the_loss_of_the_run(
     run: Run, tmp_path: Path
 ) -> None:
     history, folder = run
-    branching = plan_branches(history, folder, batch_sizes=["1x", "4x"], max_device_batch_size=64)
+    asked = BranchOptions(history, folder, ["1x", "4x"], max_device_batch_size=64)
+    branching = plan_branches(asked)
     module = Regression()
     before = copy.deepcopy(module.state_dict())
     rng = torch.get_rng_state()
@@ -144,7 +144,7 @@ def test_branches_go_on_from_the_checkpoint_to_the_loss_of_the_run(
 
 
 def test_what_they_cost_has_the_evaluations_of_the_loss_in_it(run: Run, trained: Train) -> None:
-    plan: dict[str, Any] = {"max_device_batch_size": 64, "orders": 3, "rule": "none"}
+    plan: dict[str, Any] = {"max_device_batch_size": 64, "orders": 3, "learning_rate": "none"}
     passes: list[int] = []
 
     class Counted(Regression):
@@ -161,7 +161,7 @@ def test_what_they_cost_has_the_evaluations_of_the_loss_in_it(run: Run, trained:
     timed = history["seconds_per_step"] > 0
     counts = np.diff(history["step"], prepend=0.0)[timed]
     seconds = np.average(history["seconds_per_step"][timed], weights=counts) / BATCH_SIZE
-    expected = plan_branches(*run, batch_sizes=["4x"], **plan).device_hours(200)
+    expected = plan_branches(BranchOptions(*run, ["4x"], **plan)).device_hours(200)
     assert expected.value == pytest.approx(seconds / 3600 * (took + evaluated / 3), rel=0.4)
     assert expected.low < expected.value < expected.high
 
@@ -201,7 +201,7 @@ def test_the_learning_rate_goes_as_recorded_whatever_the_module_sets(
             return result
 
     stepped: list[float] = []
-    branching = plan_branches(*run, batch_sizes=["4x"], orders=1, rule="none")
+    branching = plan_branches(BranchOptions(*run, ["4x"]))
     assert branching.learning_rate_at(0) == 1
     assert branching.learning_rate_at(1e9) == pytest.approx(0.5 / 0.75, rel=0.02)
     trained(Warm(Seen))
@@ -214,7 +214,12 @@ def test_the_learning_rate_goes_as_recorded_whatever_the_module_sets(
 
 def test_a_smaller_learning_rate_is_taken_where_it_gets_there_sooner(trained: Train) -> None:
     """At 64 times the learning rate the weights jump about and come down slowly."""
-    plan = {"batch_sizes": ["64x"], "rule": "linear", "orders": 2, "max_device_batch_size": 512}
+    plan = {
+        "batch_sizes": ["64x"],
+        "learning_rate": "linear",
+        "orders": 2,
+        "max_device_batch_size": 512,
+    }
 
     first, second = trained(loss_examples=200, **plan).branches
 
@@ -380,7 +385,7 @@ def test_a_run_whose_batch_size_changed_is_refused(run: Run) -> None:
     columns["examples"] = np.cumsum(np.diff(columns["step"], prepend=0) * columns["batch_size"])
 
     with refused("run", requirement="one batch size"):
-        plan_branches(History.from_columns(columns), folder)
+        plan_branches(BranchOptions(History.from_columns(columns), folder))
 
 
 def test_what_is_in_the_file_is_not_trained_again(trained: Train) -> None:
@@ -396,12 +401,12 @@ def test_what_is_in_the_file_is_not_trained_again(trained: Train) -> None:
         "Branch 2 of 2: batch size 32, order 2",
     ]
     with refused("output"):
-        trained(rule="linear")
+        trained(learning_rate="linear")
 
 
 def test_a_branch_that_diverges_is_tried_at_lower_learning_rates(trained: Train) -> None:
     """At 100 times the learning rate of the run Adam's steps are 1.5 in each weight."""
-    plan = {"batch_sizes": ["100x"], "rule": "linear", "max_device_batch_size": 800}
+    plan = {"batch_sizes": ["100x"], "learning_rate": "linear", "max_device_batch_size": 800}
 
     (branch,) = trained(loss_examples=200, **plan).branches
 
@@ -414,8 +419,8 @@ def test_a_branch_that_diverges_is_tried_at_lower_learning_rates(trained: Train)
         ({"batch_sizes": ["0x"]}, "batch_sizes", "numbers"),
         ({"batch_sizes": ["many"]}, "batch_sizes", "numbers"),
         ({"batch_sizes": ["1x"]}, "batch_sizes", "differs from the run's own, 8"),
-        ({"rule": "cubic"}, "rule", "one of"),
-        ({"orders": 0}, "orders", "at least 1"),
+        ({"learning_rate": "cubic"}, "learning_rate", "one of"),
+        ({"orders": 0}, "orders", "positive"),
         ({"until": "epoch=0-step=20.ckpt"}, "until", "after `checkpoint`"),
         ({"checkpoint": "epoch=0-step=80.ckpt"}, "until", "later"),
         ({"checkpoint": "none.ckpt"}, "checkpoint", "a file"),
@@ -440,7 +445,7 @@ def test_what_cannot_be_branched_is_refused_before_anything_is_trained(
             given[name] = tmp_path / given[name]
 
     with refused(argument, requirement=requirement):
-        plan_branches(history, **given)
+        plan_branches(BranchOptions(history, **given))
 
 
 def manual() -> Regression:

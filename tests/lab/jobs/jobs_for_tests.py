@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,8 +15,8 @@ import pytest
 
 from noisescale.history.metrics import Goal
 from noisescale.lab.jobs import launchers, trial_process, worker
-from noisescale.lab.jobs.jobs import Entry, Job, Record, State, Task, Training
-from noisescale.lab.jobs.ledger import Ledger, results_of
+from noisescale.lab.jobs.jobs import Entry, Job, Record, State, Task, Training, results_of
+from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.jobs.trial import train_trial
 from noisescale.lab.sweep.search import Search
 from noisescale.lab.sweep.settings import Own, SweepJob
@@ -94,19 +94,15 @@ def write_script(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = TRAI
 
 
 @dataclass(frozen=True)
-class Squares:
+class Squares(Job):
     """Two rounds of tasks: 0 to `count` - 1, and then their sum."""
 
+    training: Training = field(default=CPU, init=False)
     count: int = 3
-    devices: int = 1
-    kind: str = "squares"
-    adjustable: tuple[str, ...] = ()
+    kind = "squares"
 
     def as_dict(self) -> dict[str, Any]:
         return {"count": self.count}
-
-    def is_finished(self, entries: Mapping[str, Entry]) -> bool:
-        return not self.next_tasks(entries)
 
     def next_tasks(self, entries: Mapping[str, Entry]) -> list[Task]:
         results = results_of(entries)

@@ -151,18 +151,17 @@ def test_a_task_that_loses_its_workers_is_given_up_later(place: str, clock: list
     assert ledger.results() == {"n=1": {FAILED: LOST}}
 
 
-def test_a_setting_that_is_new_in_this_version_does_not_end_a_job(place: str) -> None:
+def test_settings_that_differ_are_named_with_both_values(place: str) -> None:
     def begin(**settings: Any) -> None:
         job: Any = SimpleNamespace(kind="grown", adjustable=(), as_dict=lambda: settings)
         Ledger.begin(place, "grown", job)
 
     begin(of={"count": 3})
 
-    begin(of={"count": 3, "new": False}, newer=1)
     with refused("storage") as of:
         begin(of=None)
     with refused("storage") as count:
-        begin(of={"count": 4, "new": False}, newer=1)
+        begin(of={"count": 4})
     assert 'differs in `of` ({"count": 3} before, null now)' in of.value.got
     assert "differs in `count` (3 before, 4 now)" in count.value.got
 

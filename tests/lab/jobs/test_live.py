@@ -7,7 +7,7 @@ import pytest
 
 from noisescale.lab.jobs.job_progress import JobProgress
 from noisescale.lab.jobs.jobs import FAILED, Entry, State
-from noisescale.lab.jobs.live import live
+from noisescale.lab.jobs.live import in_sight
 from noisescale.lab.jobs.workers import Place
 from noisescale.report.document import Document
 
@@ -29,7 +29,7 @@ def test_a_pipe_has_a_line_for_each_training_once(capsys: pytest.CaptureFixture[
     one = entry("one", ended="diverged", devices=2, device_seconds=4.0)
     two, three = entry("two", **{FAILED: "no luck"}), entry("three", ended="reached")
 
-    with live() as show:
+    with in_sight("b") as show:
         show(found(before))
         show(found(before))
         show(found(before, one, two))

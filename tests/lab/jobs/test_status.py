@@ -6,12 +6,13 @@ from pathlib import Path
 from lab.jobs.jobs_for_tests import SWEEP, claimed
 
 from noisescale.lab.branch.branch_job import BranchJob
-from noisescale.lab.jobs.job_progress import end_of
+from noisescale.lab.branch.planning import BranchOptions
+from noisescale.lab.jobs.job_progress import JobProgress, end_of
 from noisescale.lab.jobs.jobs import FAILED, Task, Training
 from noisescale.lab.jobs.ledger import ATTEMPTS, Ledger
-from noisescale.lab.jobs.status import JobStatus, status
+from noisescale.lab.jobs.status import status
+from noisescale.lab.sweep.answer import Sweep
 from noisescale.lab.sweep.search import Search
-from noisescale.lab.sweep.sweep import Sweep
 
 
 def test_a_sweep_under_way_says_how_far_it_is_and_how_to_join(tmp_path: Path) -> None:
@@ -39,7 +40,8 @@ def test_a_sweep_under_way_says_how_far_it_is_and_how_to_join(tmp_path: Path) ->
 
 def branches(folder: Path, *sizes: float) -> tuple[str, Ledger]:
     place = str(folder / "b.journal")
-    job = BranchJob(Training("train.py:make"), {}, {}, sizes, 2, 16)
+    asked = BranchOptions("run", "saved", sizes, orders=2)
+    job = BranchJob(Training("train.py:make"), asked, {}, 16)
     return place, Ledger.begin(place, "branches", job)
 
 
@@ -50,7 +52,7 @@ def test_branches_have_their_progress_and_their_failures(tmp_path: Path) -> None
 
     found = status(place)
 
-    assert isinstance(found, JobStatus)
+    assert isinstance(found, JobProgress)
     assert (len(found.ended), found.finished) == (2, True)
     assert found.document().doubts == [f"Failed: {key}: no luck" for key in keys]
     expected = {"name": "branches", "kind": "branch", "done": 2, "workers": [], "devices": []}
@@ -72,7 +74,7 @@ def test_what_each_device_did_is_a_table(tmp_path: Path) -> None:
 
     found = status(place)
 
-    assert isinstance(found, JobStatus)
+    assert isinstance(found, JobProgress)
     (table, *_) = found.document().tables
     assert [[cell.text for cell in line.cells] for line in table.lines] == [
         ["a, GPU 1", "2", "3", "0", "1.5"],

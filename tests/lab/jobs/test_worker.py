@@ -18,8 +18,9 @@ from noisescale.lab.jobs.jobs import FAILED, Entry, State, Task
 from noisescale.lab.jobs.ledger import ATTEMPTS, Ledger
 from noisescale.lab.jobs.train_job import train_by_workers
 from noisescale.lab.jobs.trial_process import ColdProcess
-from noisescale.lab.jobs.worker import TELLING, AllFailedError, OnlyHereError, Worker
+from noisescale.lab.jobs.worker import TELLING, Worker
 from noisescale.lab.jobs.workers import WorkersToStart
+from noisescale.refusal import Refusal
 
 ALL = {"n=0": 0, "n=1": 1, "n=2": 4, "sum=5": 25}
 
@@ -37,7 +38,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
         events: list[str] = []
         try:
             Worker(ledger, SQUARES, tmp_path / "out", on_event=events.append).work()
-        except AllFailedError as error:
+        except Refusal as error:
             events.append(f"refused: {error}")
         return ledger, events
 
@@ -161,7 +162,7 @@ def test_a_worker_that_alone_fails_stops_and_its_failures_do_not_count(
     first, other = claimed(ledger, "n=0"), claimed(ledger, "n=1")
     ledger.finish(first, {"square": 0, "ended": "reached"})
 
-    with pytest.raises(OnlyHereError, match="ModuleNotFoundError: torhc"):
+    with pytest.raises(Refusal, match="ModuleNotFoundError: torhc"):
         Worker(ledger, job, tmp_path / "broken").work()
     ledger.put_back(other)
     Worker(ledger, job, tmp_path / "good").work()
@@ -314,7 +315,7 @@ def test_who_watches_waits_for_a_storage_that_is_out_of_reach(
         Squares(0),
         str(tmp_path / "j"),
         tmp_path,
-        WorkersToStart(1, "local", {}, 60.0, "auto"),
+        WorkersToStart(),
         lambda found: shown.append(len(found)),
     )
 

@@ -34,9 +34,9 @@ def main() -> None:
         starts.prepare()
         place = Path(folder, f"{number}-{Path(script).stem}")
         process = TrialProcess(place, spec_of(script), 1, starts.start)
-        ended = process.wait(60)
-        process.stop()
-        running: Any = process._process
+        ended = process.process.wait(60)
+        process.process.kill()
+        running: Any = process.process
         trained.append(
             {
                 "script": script,

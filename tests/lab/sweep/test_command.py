@@ -26,11 +26,9 @@ from noisescale.lab.jobs.jobs import FAILED, Entry, Task
 from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.jobs.trial_process import ColdProcess, TrialProcess, command_of
 from noisescale.lab.jobs.workers import Place
-from noisescale.lab.sweep.doubts import doubts_before
-from noisescale.lab.sweep.files import write_files
-from noisescale.lab.sweep.make_job import sweep_job
+from noisescale.lab.sweep.answer import Sweep, doubts_before
+from noisescale.lab.sweep.make_job import SweepOptions, sweep_job
 from noisescale.lab.sweep.settings import SweepJob
-from noisescale.lab.sweep.sweep_record import sweep_record
 from noisescale.tradeoff.sweep_files import read_sweeps
 
 SWEEP = ("--goal", "val_loss<=1.1", "--batch-sizes", "8,32", "--trials", "3", "--repeats", "1")
@@ -94,7 +92,7 @@ def test_a_sweep_by_workers_has_the_table_of_trainings_here_also_if_one_is_kille
 ) -> None:
     job = settings()
     alone = swept_here(job, here / "here")
-    write_files(sweep_record(job, alone, Place("sweep", "")), here / "here")
+    Sweep.of(job, alone, Place("sweep", "")).write_files(here / "here")
     known = list(alone.values())[: -3 if killed else -1]  # the others are trained by the workers
     ledger = Ledger.begin("sweep/sweep.journal", "sweep", job)
     ledger.take((Task(entry.key, entry.spec), entry.result) for entry in known)
@@ -170,8 +168,8 @@ def train_on_two_ranks(here: Path, spec: dict[str, Any]) -> None:
         for name, command in commands.items():
             with mock.patch.object(trial_process, "command_of", lambda *_, words=command: words):
                 process = TrialProcess(here / name, spec, 2, lambda folder: ColdProcess(folder, 2))
-            process.wait(100)
-            process.stop()
+            process.process.wait(100)
+            process.process.kill()
             found.append((process.result(), process.reason()))
     (here / "both.json").write_text(json.dumps(found))
 
@@ -219,9 +217,8 @@ def test_a_seed_in_the_script_and_a_goal_of_a_batch_are_told(here: Path) -> None
 
 def settings(target: str = CPU.target, goal: str = "val_loss<=1.1", repeats: int = 1) -> SweepJob:
     """The job of a sweep with the options of these tests."""
-    options = {"trials": 3, "seed": 0, "epochs": 20, "max_device_batch_size": None}
-    training = replace(CPU, target=target)
-    return sweep_job(training, goal, "8,32", [RATES], repeats=repeats, **options)  # type: ignore[arg-type]  # of several types
+    asked = SweepOptions(goal, "8,32", [RATES], 3, repeats, 20.0, 0, None)
+    return sweep_job(replace(CPU, target=target), asked)
 
 
 @pytest.mark.parametrize(

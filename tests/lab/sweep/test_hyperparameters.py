@@ -3,12 +3,7 @@ import pytest
 import torch
 from refused import refused
 
-from noisescale.lab.sweep.hyperparameters import (
-    own_beta2,
-    own_learning_rate,
-    refuse_unsearchable,
-    set_values,
-)
+from noisescale.lab.sweep.hyperparameters import own_values, refuse_unsearchable, set_values
 
 
 def weight() -> torch.nn.Parameter:
@@ -41,7 +36,7 @@ def test_the_learning_rate_is_the_peak_of_the_module_s_own_schedule() -> None:
 def test_ratios_between_groups_stay_and_the_largest_peak_is_the_own() -> None:
     groups = [{"params": [weight()], "lr": 0.1}, {"params": [weight()], "lr": 0.4}]
     optimizer = torch.optim.SGD(groups)
-    assert own_learning_rate([optimizer]) == 0.4
+    assert own_values([optimizer])["learning_rate"] == 0.4
 
     set_values([optimizer], {"learning_rate": 0.8})
 
@@ -59,8 +54,8 @@ def test_momentum_betas_and_weight_decay_are_set() -> None:
     assert sgd.param_groups[0]["momentum"] == 0.5
     assert [group["betas"] for group in adam.param_groups] == [(0.5, 0.95)] * 2
     assert [group["weight_decay"] for group in adam.param_groups] == [0.3, 0.0]
-    assert own_beta2([sgd]) is None
-    assert own_beta2([sgd, adam]) == 0.95
+    assert own_values([sgd])["beta2"] is None
+    assert own_values([sgd, adam])["beta2"] == 0.95
 
 
 def test_what_no_optimizer_has_is_refused() -> None:
@@ -78,7 +73,9 @@ def test_momentum_that_a_schedule_sets_is_refused_and_the_peak_of_one_cycle_coun
     plain = schedules.OneCycleLR(optimizer, max_lr=0.5, total_steps=10, cycle_momentum=False)
     cycle = schedules.OneCycleLR(optimizer, max_lr=0.5, total_steps=10)
     chain = schedules.ChainedScheduler([plain, cycle])
-    assert own_learning_rate([optimizer]) == 0.5  # the peak of the cycle, not its beginning
+    assert (
+        own_values([optimizer])["learning_rate"] == 0.5
+    )  # the peak of the cycle, not its beginning
 
     refuse_unsearchable([optimizer], [plain], ["learning_rate", "momentum"])
     refuse_unsearchable([optimizer], [chain], ["learning_rate"])

@@ -50,7 +50,7 @@ def result(
 
 
 def failed(point: Point, seed: int) -> TrialResult:
-    return replace(result(point, seed, [], [], FAILED), reason="x")
+    return result(point, seed, [], [], FAILED)
 
 
 def filled(train: Callable[[Point, int], TrialResult]) -> tuple[Progress, list[TrialResult]]:

@@ -9,7 +9,7 @@ from lab.jobs.jobs_for_tests import SWEEP, ended
 from refused import refused
 
 from noisescale.lab.jobs.jobs import Training
-from noisescale.lab.jobs.known_jobs import job_from
+from noisescale.lab.jobs.status import job_from
 from noisescale.lab.parameter_texts import sweep_parameters
 from noisescale.lab.sweep.results import trial_name
 from noisescale.lab.sweep.search import Search

@@ -15,8 +15,8 @@ from reported_runs import history
 from scripts import Forked
 
 from noisescale.lab.tune import make_job
-from noisescale.lab.tune.doubts import doubts_about
-from noisescale.lab.tune.make_job import read_budget, tune_job
+from noisescale.lab.tune.answer import doubts_about
+from noisescale.lab.tune.make_job import TuneOptions, read_budget, tune_job
 from noisescale.lab.tune.tune_job import TuneJob
 from noisescale.refusal import Refusal
 
@@ -49,7 +49,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def job(*search: str, metric: str = "val_loss", **others: Any) -> TuneJob:
     left = ("budget", "max_cost", "steps", "noise_scale", "run", "max_device_batch_size")
     settings = {"maximize": False, "trials": 2, "seed": 0, "epochs": 1.0, **dict.fromkeys(left)}
-    return tune_job(CPU, metric, search, None, **{**settings, **others})  # type: ignore[arg-type]  # of several types
+    asked: dict[str, Any] = {**settings, **others}
+    return tune_job(CPU, TuneOptions(metric, search, None, **asked))
 
 
 def trained(begun: TuneJob, folder: Path, **parameters: Any) -> dict[str, Any]:
@@ -98,6 +99,7 @@ def test_the_own_settings_of_optimizer_loader_and_function_are_the_centre(here: 
         ("", "`--search` must name a parameter to search"),
         ("SEARCH", "`--budget` must be given, or `--trials`, got neither"),
         ("--search depth=1..4", "`--search` must name arguments of train.py:make"),
+        ("SEARCH --trials 0", "`--trials` must be a positive whole number"),
         ("SEARCH --budget 0h", "`--budget` must be positive device-hours"),
         ("SEARCH --max-cost 5", "`--max-cost` must be positive device-hours"),
         ("SEARCH --metric val_loss<=1", "`--metric` must be the name"),
@@ -113,7 +115,7 @@ def test_the_own_settings_of_optimizer_loader_and_function_are_the_centre(here: 
 )
 def test_bad_input_is_refused_before_anything_is_trained(here: Path, words: str, said: str) -> None:
     arguments = words.replace("SEARCH", " ".join(SEARCH)).split()
-    budget = () if words == "SEARCH" or "--budget" in words else ("--trials", "2")
+    budget = () if words == "SEARCH" or "--trials" in words else ("--trials", "2")
 
     found = refused("tune", "train.py:make", *LESS, *budget, *arguments)
 

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from noisescale.lab.tune.cost_front import CostFront, Searched, TunedTrial
+from noisescale.lab.tune.cost_front import CostFront, TunedTrial
 from noisescale.lab.tune.scaling_laws import power_law
 
 
@@ -16,8 +16,7 @@ def trials(*points: tuple[float, float], **same: float) -> tuple[TunedTrial, ...
 
 
 def front(*points: tuple[float, float], maximize: bool = False) -> list[int]:
-    searched = (Searched("width", True),)
-    found = CostFront("loss", maximize, searched, trials(*points))
+    found = CostFront("loss", maximize, (), trials(*points))
     return [each.first.number for each in found.front]
 
 

@@ -10,20 +10,16 @@ from lab.jobs.jobs_for_tests import scripted
 from refused import refused
 
 from noisescale.lab.jobs.jobs import FAILED, Entry, State, Training
-from noisescale.lab.jobs.known_jobs import job_from
 from noisescale.lab.jobs.ledger import Ledger
-from noisescale.lab.jobs.storage import StorageError
+from noisescale.lab.jobs.status import job_from
 from noisescale.lab.jobs.worker import Worker
 from noisescale.lab.jobs.workers import Place
 from noisescale.lab.parameter_texts import search_parameters
 from noisescale.lab.parameters import range_parameter
 from noisescale.lab.sweep.settings import Own
-from noisescale.lab.tune.document import progress_sentence
-from noisescale.lab.tune.files import write_files
-from noisescale.lab.tune.prior_cost import prior_cost
-from noisescale.lab.tune.suggest import suggest
-from noisescale.lab.tune.tune_job import Length, TuneJob, center_parameters
-from noisescale.lab.tune.tune_record import front_of, tune_record
+from noisescale.lab.tune.answer import Tune, progress_sentence
+from noisescale.lab.tune.tune_job import Length, TuneJob, center_parameters, prior_cost
+from noisescale.refusal import Refusal
 
 SEARCH = ("learning_rate=0.001..1", "batch_size=8..256", "width=8..128")
 OWN = Own(1000, 32, 0.05, momentum=0.9)
@@ -44,9 +40,7 @@ def job(*search: str, own: Own = OWN, **others: Any) -> TuneJob:
     parameters = center_parameters(search_parameters(search or SEARCH), own, length, {"width": 16})
     training = others.pop("training", Training("train.py:make"))
     settings: dict[str, Any] = {"trials": 6} | others
-    return TuneJob(
-        training, own, "val_loss", False, parameters, length, suggest=suggest, **settings
-    )
+    return TuneJob(training, own, "val_loss", False, parameters, length, **settings)
 
 
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, **others: Any) -> Ledger:
@@ -98,8 +92,8 @@ def test_a_search_learns_from_results_and_gives_up_what_fails(searched: Ledger) 
     assert list(entries) == [str(k) for k in range(9)]
     assert FAILED in entries["3"].result
     assert len({json.dumps(each) for each in parameters_in(searched)}) > 5
-    found = tune_record(job(trials=9), entries, Place("tune", "tune.journal"))
-    assert (found.successes + len(found.front.failures), found.finished) == (9, True)
+    found = Tune.of(job(trials=9), entries, Place("tune", "tune.journal"))
+    assert (len(found.front.trials), found.finished) == (9, True)
     assert found.progress.device_hours > 0
     assert all(each.cost > 0 for each in found.front.front)
 
@@ -143,7 +137,7 @@ def test_the_budget_ends_the_search_lets_running_trainings_end_and_is_in_the_pro
     assert not begun.is_finished(entries)
     assert begun.next_tasks(over) == []
     assert begun.is_finished(over)
-    said = progress_sentence(tune_record(begun, entries, Place("tune", "tune.journal")))
+    said = progress_sentence(Tune.of(begun, entries, Place("tune", "tune.journal")))
     assert said.startswith("1 training done, 1 without a result, 1 under way, 0.6 of 0.5 ")
     assert said.endswith("val_loss: 0.25 for 90.0 device-seconds")
 
@@ -158,14 +152,14 @@ def test_a_search_goes_on_with_a_larger_budget_and_with_nothing_else_changed(
     assert len(more.entries()) == 3
     assert parameters_in(more)[:2] == parameters_in(ledger)[:2]
     assert job_from(more.job) == job(trials=3)
-    with pytest.raises(StorageError, match="`seed`"):
+    with pytest.raises(Refusal, match="`seed`"):
         Ledger.begin(str(tmp_path / "more.journal"), "tune", job(trials=3, seed=1))
 
 
 def test_the_files_have_all_trainings_and_the_front(searched: Ledger, tmp_path: Path) -> None:
-    found = front_of(job(trials=9), searched.entries())
+    found = Tune.of(job(trials=9), searched.entries(), Place("tune", "tune.journal"))
 
-    write_files(found, tmp_path)
+    found.write_files(tmp_path)
 
     names, first, _, _, failed, *_ = lines = (tmp_path / "trials.csv").read_text().splitlines()
     assert names == (
@@ -175,7 +169,7 @@ def test_the_files_have_all_trainings_and_the_front(searched: Ledger, tmp_path: 
     assert failed.endswith(",,,failed")
     assert len(lines) == 10
     front = (tmp_path / "front.csv").read_text().splitlines()
-    assert len(front) == 1 + len(found.front)
+    assert len(front) == 1 + len(found.front.front)
 
 
 def test_equal_progress_gives_each_batch_size_the_steps_of_the_law() -> None:
@@ -221,10 +215,6 @@ def test_an_adam_keeps_its_half_life_and_large_batches_are_accumulated() -> None
 @pytest.mark.parametrize(
     ("others", "argument", "got"),
     [
-        ({"trials": None}, "budget", "neither"),
-        ({"trials": 0}, "trials", "0"),
-        ({"trials": None, "budget": 0.0}, "budget", "0.0"),
-        ({"max_cost": -1.0}, "max_cost", "-1.0"),
         ({"own": Own(100, 32, 0.05)}, "search", ""),
         ({"training": Training("t", devices=3)}, "search", "8 to 256"),
         ({"training": Training("t", devices=16)}, "search", "8"),

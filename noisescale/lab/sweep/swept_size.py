@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a sweep: what it has found at each batch size, and how far it is."""
+"""What a sweep has found at one batch size."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from noisescale.lab.compare.outcomes import Outcome, middle
-from noisescale.lab.compare.swept import Swept, sweep_of
-from noisescale.lab.jobs.job_progress import JobProgress, progress_of_job
-from noisescale.lab.jobs.jobs import Entry
-from noisescale.lab.jobs.workers import Place
-from noisescale.lab.sweep.results import TrialResult
+from noisescale.lab.jobs.jobs import FAILED, Entry
+from noisescale.lab.sweep.results import DIVERGED, OUT_OF_STEPS, PRUNED, TrialResult
 from noisescale.lab.sweep.search import Progress
 from noisescale.lab.sweep.settings import SweepJob, results_at
+from noisescale.report.records import fields_of
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,12 @@ class SweptSize:
     """All trainings that have ended, in an order that does not depend on who trained what."""
     search: Progress
     """Where the search stands: the best setting, and what is to be trained next."""
+
+    @classmethod
+    def of(cls, job: SweepJob, size: int, entries: Mapping[str, Entry]) -> SweptSize:
+        """Return what the tasks of a sweep have found at a batch size."""
+        results = results_at(size, entries)
+        return cls(size, tuple(results), job.progress(size, results))
 
     @property
     def expected_trainings(self) -> int:
@@ -87,71 +92,16 @@ class SweptSize:
         times = [each.device_seconds for each in self.results if each.device_seconds]
         return sum(times) / len(times) if times else 0.0
 
-
-@dataclass(frozen=True)
-class SweepRecord:
-    """What a sweep has found, and how far it is."""
-
-    job: SweepJob
-    sizes: tuple[SweptSize, ...]
-    """Each batch size, in rising order."""
-    progress: JobProgress
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing is left to train."""
-        return self.progress.finished
-
-    @property
-    def reached(self) -> bool:
-        """Whether any training reached the goal."""
-        return any(size.reached for size in self.sizes)
-
-    @property
-    def expected_trainings(self) -> int:
-        """The number of trainings in all, as far as is known."""
-        return sum(size.expected_trainings for size in self.sizes)
-
-    @property
-    def seconds_left(self) -> float:
-        """The time left, by the time that trainings took so far; NaN before one is done."""
-        usual = [mean for size in self.sizes if (mean := size.mean_device_seconds)]
-        if not usual:
-            return math.nan
-        mean = sum(usual) / len(usual)
-        left = sum(
-            (size.expected_trainings - len(size.results)) * (size.mean_device_seconds or mean)
-            for size in self.sizes
-        )
-        return left / self.job.devices / (self.progress.devices_at_work or 1)
-
-    @cached_property
-    def law(self) -> Swept | None:
-        """The law of steps against batch size; None if fewer than two batch sizes have trainings.
-
-        It is what `noisescale compare` finds in the trainings that have an evaluation.
-        """
-        return sweep_of("", "", self.outcomes)
-
-    @property
-    def outcomes(self) -> list[Outcome]:
-        """The outcomes of all trainings that have an evaluation."""
-        every = [each for size in self.sizes for each in size.results]
-        return [each.outcome for each in every if len(each.steps)]
-
-
-def sweep_record(job: SweepJob, entries: Mapping[str, Entry], place: Place) -> SweepRecord:
-    """Return what the tasks of a sweep have found.
-
-    Args:
-        job: The sweep.
-        entries: All tasks of its ledger, by their keys.
-        place: The storage, the name of the sweep in it, and the folder of the results.
-    """
-    sizes = []
-    for size in job.batch_sizes:
-        results = results_at(size, entries)
-        sizes.append(SweptSize(size, tuple(results), job.progress(size, results)))
-    finished = all(size.finished for size in sizes)
-    progress = progress_of_job(job, entries, place, finished=finished)
-    return SweepRecord(job, tuple(sizes), progress)
+    def as_dict(self) -> dict[str, Any]:
+        """Return how far the search is, and what it has found, as JSON can hold it."""
+        return {
+            "batch_size": self.batch_size,
+            "done": len(self.results),
+            "expected": self.expected_trainings,
+            "reached": self.reached,
+            "diverged": self.count(DIVERGED),
+            "pruned": self.count(PRUNED),
+            "out_of_steps": self.count(OUT_OF_STEPS),
+            "failed": self.count(FAILED),
+            **fields_of(self, "steps", "learning_rate", "finished"),
+        }

@@ -8,13 +8,14 @@ import pytest
 
 from noisescale.lab.jobs.job_progress import JobProgress
 from noisescale.lab.jobs.workers import Place
-from noisescale.lab.tune.cost_front import CostFront, Searched, TunedTrial
-from noisescale.lab.tune.document import document_of, statements_of
+from noisescale.lab.parameters import choice_parameter, range_parameter
+from noisescale.lab.tune.answer import Tune, statements_of
+from noisescale.lab.tune.cost_front import CostFront, TunedTrial
 from noisescale.lab.tune.figures import figures_of, front_figure, parameter_figure
 from noisescale.lab.tune.tables import front_table, tables_of
-from noisescale.lab.tune.tune import Tune
 
-RATE, WIDTH = Searched("lr", True, True, 0.001, 1), Searched("width", True, True, 8, 512)
+RATE = range_parameter("lr", 0.001, 1)
+WIDTH = range_parameter("width", 8, 512, whole=True)
 
 
 def search(maximize: bool = False, powers: float = 0.5) -> CostFront:
@@ -28,13 +29,13 @@ def search(maximize: bool = False, powers: float = 0.5) -> CostFront:
     lost = {"lr": 1.0, "width": 8, "act": "relu"}
     trials.append(TunedTrial(7, lost, 0.5, math.nan, "diverged"))
     trials.append(TunedTrial(8, lost, math.nan, math.nan, "failed", "ValueError: <b>no</b>"))
-    searched = (RATE, WIDTH, Searched("act", is_number=False))
+    searched = (RATE, WIDTH, choice_parameter("act", ["relu", "tanh"]))
     return CostFront("val_loss", maximize, searched, tuple(trials))
 
 
 def found_in(front: CostFront, *doubts: str, finished: bool = True) -> Tune:
     progress = JobProgress(Place("tune", "a.journal"), "tune", (), (), 0.5, finished)
-    return Tune(front, progress, None, 9, doubts)
+    return Tune(progress, front, None, 9, doubts)
 
 
 def lines_of(front: CostFront) -> dict[str, tuple[str, list[str]]]:
@@ -59,7 +60,7 @@ def test_the_answers_say_what_is_best_and_what_as_good_costs_less() -> None:
 
 
 def test_a_search_under_way_says_how_far_it_is() -> None:
-    found = document_of(found_in(search(), "A doubt.", finished=False))
+    found = found_in(search(), "A doubt.", finished=False).document()
 
     assert found.status == "under way"
     assert found.headline.startswith("7 of 9 trainings done, 2 without a result, 0 under way, 0.5 ")
@@ -106,7 +107,7 @@ def test_a_search_without_a_result_says_so_and_is_not_to_go_on(tmp_path: Path) -
     assert list(lines_of(none)) == ["Best"]
     assert (tables_of(none), figures_of(none)) == ([], [])
     assert "No training has a result" in found_in(none).to_html(tmp_path / "a.html").read_text()
-    assert document_of(replace(found_in(failed), most_trials=2)).next == []
+    assert replace(found_in(failed), most_trials=2).document().next == []
 
 
 def test_the_figure_of_the_front_has_all_trainings() -> None:
@@ -166,6 +167,6 @@ def test_the_page_is_whole_and_escapes_what_it_shows(tmp_path: Path) -> None:
 def test_a_finished_search_goes_on_with_larger_limits(
     limits: dict[str, Any], options: str | None
 ) -> None:
-    found = document_of(replace(found_in(search()), **limits)).next
+    found = replace(found_in(search()), **limits).document().next
 
     assert [text.partition("command and ")[2] for text in found] == ([options] if options else [])

@@ -14,11 +14,10 @@ from noisescale.lab.compare.reading import read_trials
 from noisescale.lab.jobs.jobs import FAILED, Entry, State, Task
 from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.jobs.workers import Place
-from noisescale.lab.sweep.files import write_files
+from noisescale.lab.sweep.answer import Sweep
 from noisescale.lab.sweep.results import PRUNED
 from noisescale.lab.sweep.search import Search
 from noisescale.lab.sweep.settings import Own, SweepJob
-from noisescale.lab.sweep.sweep_record import SweepRecord, sweep_record
 from noisescale.tradeoff.sweep_files import read_sweeps
 
 JOB = replace(SWEEP, own=Own(1e6, 16, 0.1), search=Search((), trials=6, repeats=3))
@@ -58,12 +57,12 @@ def whole() -> dict[str, Entry]:
     return finished()
 
 
-def found_in(entries: Mapping[str, Entry], job: SweepJob = JOB) -> SweepRecord:
-    return sweep_record(job, entries, Place("test", "sweep.journal"))
+def found_in(entries: Mapping[str, Entry], job: SweepJob = JOB) -> Sweep:
+    return Sweep.of(job, entries, Place("test", "sweep.journal"))
 
 
-def sizes_in_table(found: SweepRecord, folder: Path) -> list[float]:
-    write_files(found, folder)
+def sizes_in_table(found: Sweep, folder: Path) -> list[float]:
+    found.write_files(folder)
     return list(read_sweeps(folder / "sweep.csv")[""].batch_sizes)
 
 
@@ -92,7 +91,7 @@ def test_the_files_are_those_that_fit_and_compare_take(
     """They do not depend on the order of trainings."""
     for name, entries in (("one", whole), ("other", finished(order))):
         (tmp_path / name).mkdir()
-        write_files(found_in(entries), tmp_path / name)
+        found_in(entries).write_files(tmp_path / name)
 
     folder = tmp_path / "one"
     curve = read_sweeps(folder / "sweep.csv")[""]
@@ -163,7 +162,7 @@ def test_failures_have_their_reasons_and_no_evaluations(
     first = next(iter(whole))
     found = found_in({**whole, first: replace(whole[first], result={FAILED: "no luck"})})
 
-    write_files(found, tmp_path)
+    found.write_files(tmp_path)
 
     assert found.progress.failures == {first: "no luck"}
     assert len(read_trials(tmp_path / "trials.csv", "loss")) == len(whole) - 1
