@@ -9,7 +9,7 @@ import numpy as np
 
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.compare_trials import compare_trials
-from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.comparison import Comparison
 from noisescale.lab.compare.measurements import Measurements, Trial
 
 GOAL = Goal.read("loss<=0.1")
@@ -18,7 +18,7 @@ EVERY = 10
 SIZES = [8 * 2**k for k in range(9)]
 
 
-def compared(trials: Iterable[Trial], **options: Any) -> ComparisonRecord:
+def compared(trials: Iterable[Trial], **options: Any) -> Comparison:
     return compare_trials(trials, GOAL, **options)
 
 

@@ -28,7 +28,7 @@ from noisescale import algoperf_score
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.algoperf import Ruleset, TrialTime, times_to_result
 from noisescale.lab.compare.compare_trials import compare_trials
-from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.comparison import Comparison
 from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.lab.compare.profiles import speed_up
 
@@ -236,7 +236,7 @@ def goals_of(rows: Sequence[Row]) -> dict[str, float]:
     return {row["workload"]: row["goal"] for row in rows if row["kind"] == "target"}
 
 
-def compared(rows: Sequence[Row], goals: Mapping[str, float], reference: str) -> ComparisonRecord:
+def compared(rows: Sequence[Row], goals: Mapping[str, float], reference: str) -> Comparison:
     """What a user of `compare` gets from these trials."""
     wanted = {name: Goal("loss", goal, "<") for name, goal in goals.items()}
     return compare_trials(

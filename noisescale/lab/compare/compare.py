@@ -9,23 +9,13 @@ from pathlib import Path
 
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.compare_trials import compare_trials
-from noisescale.lab.compare.comparison import ComparisonRecord
-from noisescale.lab.compare.document import document_of
+from noisescale.lab.compare.comparison import Comparison
 from noisescale.lab.compare.measurements import Trial
-from noisescale.lab.compare.records import as_dict
 from noisescale.lab.compare.submissions import read_submissions
 from noisescale.refusal import Refusal, TypeRefusal, rename_arguments
-from noisescale.report.answer import Answer
 
 UNITS = ("steps", "examples", "epochs", "hours")
 """What may count. Hours may be given as seconds, too."""
-
-
-class Comparison(ComparisonRecord, Answer):
-    """What `compare` found, and the ways to show it."""
-
-    document = document_of
-    to_dict = as_dict
 
 
 def compare(
@@ -79,7 +69,7 @@ def compare(
     """
     goals, clock, limits = _goals_of(goal), _clock_of(by), _limits_of(budget or {})
     with rename_arguments({"trials": "runs", "goals": "goal", "clock": "by"}):
-        found = compare_trials(
+        return compare_trials(
             _trials_of(runs, goals),
             goals.get("", goals),
             clock=clock,
@@ -88,7 +78,6 @@ def compare(
             variants=variants,
             confidence=confidence,
         )
-    return Comparison(**vars(found))
 
 
 def _goals_of(given: str | Goal | Mapping[str, str | Goal]) -> dict[str, Goal]:

@@ -15,7 +15,7 @@ import numpy as np
 from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.checks import check_confidence, refuse, require_choice
 from noisescale.history.metrics import Goal
-from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.comparison import Comparison
 from noisescale.lab.compare.doubts import doubts_of
 from noisescale.lab.compare.measurements import CLOCKS, Trial
 from noisescale.lab.compare.outcomes import Outcome, Standing, best_setting, middle, outcome_of
@@ -41,7 +41,7 @@ def compare_trials(
     reference: str | None = None,
     variants: Mapping[str, str] | None = None,
     confidence: float = 0.95,
-) -> ComparisonRecord:
+) -> Comparison:
     """Compare the trials of submissions: when each reached its goal.
 
     The time of a submission is that of its best setting of hyperparameters. A setting that was
@@ -118,7 +118,7 @@ def compare_trials(
     if len(groups) > 1 and len(submissions) > 1 and timed:
         most = (budget or {}).get(clock, math.nan)
         across = _across_workloads(standings, clock, reference, most, variants or {})
-    return ComparisonRecord(
+    return Comparison(
         goals=sided,
         clock=clock,
         reference=reference,
@@ -213,7 +213,7 @@ def _divide_by_clock(
 
 
 class _AcrossWorkloads(NamedTuple):
-    """The fields of `ComparisonRecord` that need several workloads and several submissions."""
+    """The fields of `Comparison` that need several workloads and several submissions."""
 
     profile: PerformanceProfile | None = None
     scores: Mapping[str, float] | None = None

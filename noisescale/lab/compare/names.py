@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from noisescale.bounded import Bounded
-from noisescale.lab.compare.comparison import ComparisonRecord
 from noisescale.lab.compare.outcomes import Standing
 from noisescale.lab.compare.swept import Swept
 from noisescale.report.numbers import SECONDS, Duration, duration_for
+
+if TYPE_CHECKING:
+    from noisescale.lab.compare.comparison import Comparison
 
 _MOST_NAMED = 3
 """The most submissions that a short list names."""
@@ -50,7 +53,7 @@ def short_list(names: Sequence[str]) -> str:
     return full_list([*names[:_MOST_NAMED], f"{len(names) - _MOST_NAMED:,} others"])
 
 
-def time_unit(c: ComparisonRecord) -> Duration:
+def time_unit(c: Comparison) -> Duration:
     """Return the unit that suits the seconds of all trials that reached a goal."""
     hours = [
         outcome.at("seconds") / 3600

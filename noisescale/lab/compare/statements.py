@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from noisescale.bounded import Bounded
-from noisescale.lab.compare.comparison import ComparisonRecord
 from noisescale.lab.compare.names import name_of, name_of_sweep, short_list, time_unit
 from noisescale.lab.compare.outcomes import Outcome, Standing
 from noisescale.lab.compare.swept import Swept
 from noisescale.report.document import Statement
 from noisescale.report.numbers import bounds, count, number, plural, two_digits, with_bounds
+
+if TYPE_CHECKING:
+    from noisescale.lab.compare.comparison import Comparison
 
 _MOST_FOLLOWERS = 3
 """The most submissions after the first that have a line."""
@@ -23,12 +26,12 @@ _MOST_SWEEPS = 6
 _UNKNOWN = "the goal was reached at fewer than two batch sizes that count"
 
 
-def statements_of(c: ComparisonRecord) -> list[Statement]:
+def statements_of(c: Comparison) -> list[Statement]:
     """Return the answers: who was first, by how much, and what the batch sizes show."""
     return [*(_first(c, workload) for workload in c.workloads), *_scores(c), *_sweeps(c)]
 
 
-def _first(c: ComparisonRecord, workload: str) -> Statement:
+def _first(c: Comparison, workload: str) -> Statement:
     """Say who was first on a workload. The parts are the others, and who missed the goal."""
     standings, goal = c.standings_of(workload), c.goals[workload]
     label = f"{workload}: {goal}" if workload else str(goal)
@@ -47,7 +50,7 @@ def _first(c: ComparisonRecord, workload: str) -> Statement:
     return Statement(label, said, basis="measured", parts=parts)
 
 
-def _follower(c: ComparisonRecord, slower: Standing, first: Standing) -> Statement:
+def _follower(c: Comparison, slower: Standing, first: Standing) -> Statement:
     """Say when a submission reached the goal that was not the first to reach it.
 
     The speed-up is that of the first over this one, or of this one over the first, as one of both
@@ -60,7 +63,7 @@ def _follower(c: ComparisonRecord, slower: Standing, first: Standing) -> Stateme
     return Statement(name_of(slower), said, ratio, basis="measured")
 
 
-def lead_over(c: ComparisonRecord, slower: Standing, first: Standing) -> Bounded | None:
+def lead_over(c: Comparison, slower: Standing, first: Standing) -> Bounded | None:
     """Return the speed-up of the first over another, or of that over the first; None if unknown."""
     if c.reference == slower.submission and first.speed_up.known:
         return first.speed_up
@@ -88,7 +91,7 @@ def _nearest_miss(outcomes: Sequence[Outcome]) -> str:
     return f"The nearest was {nearest.best:.3g}, by {nearest.trial.name} after {steps}"
 
 
-def _time_of(c: ComparisonRecord, outcome: Outcome) -> str:
+def _time_of(c: Comparison, outcome: Outcome) -> str:
     """Write when a run reached the goal, in all clocks that are known."""
     said = [f"after {plural(outcome.at('steps'), 'step')}"]
     for clock in ("examples", "epochs"):
@@ -108,7 +111,7 @@ def _ratio(ratio: Bounded) -> str:
     return f"{said} ({around})" if around else said
 
 
-def _scores(c: ComparisonRecord) -> Iterator[Statement]:
+def _scores(c: Comparison) -> Iterator[Statement]:
     """Yield the scores of the best five submissions over all workloads."""
     if c.scores is None:
         return
@@ -117,7 +120,7 @@ def _scores(c: ComparisonRecord) -> Iterator[Statement]:
     yield Statement(label, ", ".join(f"{name} {score:.4f}" for name, score in ranked[:5]))
 
 
-def _sweeps(c: ComparisonRecord) -> Iterator[Statement]:
+def _sweeps(c: Comparison) -> Iterator[Statement]:
     """Yield what batch sizes show. Of many sweeps only the first that show something."""
     if len(c.sweeps) <= _MOST_SWEEPS:
         yield from map(_sweep, c.sweeps)

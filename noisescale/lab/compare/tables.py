@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-from noisescale.lab.compare.comparison import ComparisonRecord
 from noisescale.lab.compare.names import name_of, name_of_sweep, time_unit
 from noisescale.lab.compare.outcomes import Outcome, Standing
 from noisescale.lab.compare.profiles import PerformanceProfile
@@ -17,11 +17,14 @@ from noisescale.report.document import Cell, Line, Table, cell_of
 from noisescale.report.numbers import Duration, count, number, plural
 from noisescale.tradeoff.regimes import Regimes
 
+if TYPE_CHECKING:
+    from noisescale.lab.compare.comparison import Comparison
+
 NOT_REACHED = "not reached"
 UNDECIDED = "between"
 
 
-def tables_of(c: ComparisonRecord) -> list[Table]:
+def tables_of(c: Comparison) -> list[Table]:
     """Return all tables: standings and scores, then as details batch sizes and all runs."""
     found = [_standings(c, each) for each in c.workloads if len(c.outcomes_of(each)) > 1]
     if found:
@@ -35,7 +38,7 @@ def tables_of(c: ComparisonRecord) -> list[Table]:
     return found
 
 
-def _standings(c: ComparisonRecord, workload: str) -> Table:
+def _standings(c: Comparison, workload: str) -> Table:
     standings, unit = c.standings_of(workload), time_unit(c)
     clocks = _clocks(standings)
     settings = _settings([each.best for each in standings]) | _words(c.outcomes_of(workload))
@@ -59,7 +62,7 @@ def _standings(c: ComparisonRecord, workload: str) -> Table:
     return Table(f"{title}: {workload}" if workload else title, headings, lines, [])
 
 
-def _notes(c: ComparisonRecord) -> list[str]:
+def _notes(c: Comparison) -> list[str]:
     notes = []
     if any(len(standing.outcomes) > 1 for standing in c.standings):
         notes.append(
@@ -152,9 +155,7 @@ def _word(name: str, outcome: Outcome) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def _score_table(
-    c: ComparisonRecord, profile: PerformanceProfile, scores: Mapping[str, float]
-) -> Table:
+def _score_table(c: Comparison, profile: PerformanceProfile, scores: Mapping[str, float]) -> Table:
     at = {ratio: profile.at(ratio) for ratio in (1.0, 1.5, 2.0, 4.0)}
     lines = [
         Line(
@@ -184,7 +185,7 @@ def _score_table(
     return Table(title, headings, lines, [note])
 
 
-def sweep_table(c: ComparisonRecord, each: Swept) -> Table:
+def sweep_table(c: Comparison, each: Swept) -> Table:
     """Return the table of a sweep: steps, regime and learning rates of each batch size."""
     diverged = any(batch.diverged for batch in each.batches)
     outcomes = [o for o in c.outcomes_of(each.workload) if o.trial.submission == each.submission]
@@ -247,7 +248,7 @@ def _search_range(batch: SweptBatch) -> str:
     return f"{rates[0]:.3g} to {rates[-1]:.3g}" if len(rates) > 1 else ""
 
 
-def _trials(c: ComparisonRecord, workload: str) -> Table:
+def _trials(c: Comparison, workload: str) -> Table:
     unit, clocks = time_unit(c), _clocks(c.standings_of(workload))
     every = sorted(c.outcomes_of(workload), key=lambda outcome: outcome.at(c.clock))
     settings = _settings(every) | _words(every)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from noisescale.lab.compare.compare_trials import compare_trials
-from noisescale.lab.compare.document import statements_of_sweep
+from noisescale.lab.compare.statements import statements_of_sweep
 from noisescale.lab.jobs.job_progress import duration, progress_tables
 from noisescale.lab.jobs.jobs import FAILED
 from noisescale.lab.sweep.doubts import doubts_after, doubts_before

@@ -13,20 +13,20 @@ from tiers import slow, slow_but
 from noisescale.bounded import Bounded
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.compare_trials import compare_trials
-from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.comparison import Comparison
 from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.lab.compare.outcomes import Standing
 from noisescale.tradeoff.profile import STEPS_SCATTER
 
 
-def standing(c: ComparisonRecord, submission: str, workload: str = "") -> Standing:
+def standing(c: Comparison, submission: str, workload: str = "") -> Standing:
     (found,) = (
         each for each in c.standings if (each.submission, each.workload) == (submission, workload)
     )
     return found
 
 
-def ranked(c: ComparisonRecord) -> list[str]:
+def ranked(c: Comparison) -> list[str]:
     return [each.submission for each in c.standings]
 
 

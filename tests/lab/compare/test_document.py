@@ -11,7 +11,7 @@ from courses import GOAL, SIZES, compared, law, on_workloads, rivals, seeds, swe
 
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.compare_trials import compare_trials
-from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.comparison import Comparison
 from noisescale.lab.compare.document import document_of
 from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.lab.compare.statements import statements_of
@@ -23,7 +23,7 @@ LAW = law(64, sizes=SIZES[:7])
 NOT_SEEN = "critical batch size not seen in batch sizes from"
 
 
-def single(*steps: float, seconds: float | None = 6.0) -> ComparisonRecord:
+def single(*steps: float, seconds: float | None = 6.0) -> Comparison:
     """Runs v0, v1 ..., each a submission."""
     return compared(
         trial(at, seconds=seconds, submission=f"v{k}", name=f"v{k}") for k, at in enumerate(steps)
@@ -39,7 +39,7 @@ def sized(*names: str, steps: dict[float, float], **where: Any) -> list[Trial]:
     ]
 
 
-def lines_of(c: ComparisonRecord) -> list[tuple[str, str]]:
+def lines_of(c: Comparison) -> list[tuple[str, str]]:
     """The statements with their parts, which are indented."""
     return [
         (indent + one.label, one.sentence)
@@ -48,7 +48,7 @@ def lines_of(c: ComparisonRecord) -> list[tuple[str, str]]:
     ]
 
 
-def table_of_sizes(c: ComparisonRecord) -> Table:
+def table_of_sizes(c: Comparison) -> Table:
     (found,) = (each for each in tables_of(c) if "against batch size" in each.title)
     return found
 
@@ -58,7 +58,7 @@ def column(table: Table, heading: str) -> list[str]:
     return [line.cells[where].text for line in table.lines]
 
 
-def as_text(c: ComparisonRecord, width: int = 100, *, details: bool = True) -> str:
+def as_text(c: Comparison, width: int = 100, *, details: bool = True) -> str:
     return plain(text_of(document_of(c), details=details, more="add --details"), width)
 
 
@@ -426,7 +426,7 @@ def test_how_to_get_the_tables_that_are_left_out_is_said_where_there_are_any() -
     sizes = {8.0: 100, 4.0: 200}
     runs = compared([trial(100), trial(200)])
 
-    def last_line(c: ComparisonRecord, *, details: bool = False) -> str:
+    def last_line(c: Comparison, *, details: bool = False) -> str:
         return as_text(c, details=details).splitlines()[-1]
 
     assert last_line(runs) == "More: 1 table: add --details"

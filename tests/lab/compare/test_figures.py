@@ -15,7 +15,7 @@ from drawn import colours_in, trace
 from noisescale.bounded import Bounded
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.compare_trials import compare_trials
-from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.comparison import Comparison
 from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.lab.compare.tables import tables_of
 from noisescale.report.colours import BANDS, DARK, SERIES, SHADES
@@ -39,8 +39,8 @@ def marks() -> Any:
     return import_module("noisescale.tradeoff.regime_marks")
 
 
-def draws(name: str, function: str, *workload: str) -> "Callable[[ComparisonRecord], go.Figure]":
-    def drawn(c: ComparisonRecord) -> Any:
+def draws(name: str, function: str, *workload: str) -> "Callable[[Comparison], go.Figure]":
+    def drawn(c: Comparison) -> Any:
         figure = getattr(module(name), function)(c, *workload)
         assert figure is not None
         return figure
@@ -55,7 +55,7 @@ useful = draws(".useful_batch_sizes", "useful_batch_sizes_figure")
 profile = draws(".profile_of_workloads", "profile_figure")
 
 
-def figures_of(c: ComparisonRecord) -> "list[Figure]":
+def figures_of(c: Comparison) -> "list[Figure]":
     return list(module().figures_of(c))
 
 
@@ -222,7 +222,7 @@ POINTS = "runs at the best setting"
 
 
 @cache
-def one_sweep() -> ComparisonRecord:
+def one_sweep() -> Comparison:
     return compared(sweep(law(128), submission="sgd"))
 
 
@@ -510,7 +510,7 @@ def test_submissions_stand_beside_each_other() -> None:
     assert finding(figure).endswith("to the power 0.00 (sgd), 1.00 (adam)")
 
 
-def two_sweeps(first: Mapping[float, float], second: Mapping[float, float]) -> ComparisonRecord:
+def two_sweeps(first: Mapping[float, float], second: Mapping[float, float]) -> Comparison:
     return compared(sweep(first, submission="sgd") + sweep(second, submission="adam"))
 
 
@@ -540,7 +540,7 @@ def test_largest_useful_batch_sizes_that_may_be_the_same_are_said_to_overlap() -
     assert far.endswith("with sgd")
 
 
-def profiled(**times: tuple[float, ...]) -> ComparisonRecord:
+def profiled(**times: tuple[float, ...]) -> Comparison:
     named = {name: {f"workload {k}": at for k, at in enumerate(of)} for name, of in times.items()}
     return compared(on_workloads(named, until=1000))
 

@@ -16,7 +16,7 @@ from tiers import slow
 
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.compare_trials import compare_trials
-from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.comparison import Comparison
 from noisescale.lab.compare.document import document_of
 from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.lab.compare.tables import tables_of
@@ -28,7 +28,7 @@ HOSTILE = ("<img src=x onerror=alert(1)>", "%{y} and %{meta}", "constructor")
 
 
 @cache
-def two_sweeps(workload: str = "") -> ComparisonRecord:
+def two_sweeps(workload: str = "") -> Comparison:
     """Two submissions with their learning rates searched at nine batch sizes, one missed."""
     laws = {"sgd": {**law(64), 2048: math.inf}, "adam": law(256, least=200)}
     return compared(
@@ -38,7 +38,7 @@ def two_sweeps(workload: str = "") -> ComparisonRecord:
     )
 
 
-def hostile() -> ComparisonRecord:
+def hostile() -> Comparison:
     """Names that mean something to HTML, plotly or JavaScript, everywhere."""
     trials = [
         each
@@ -49,14 +49,14 @@ def hostile() -> ComparisonRecord:
     return compare_trials(trials, Goal("</script><b>loss</b>", 0.1, "<"))
 
 
-def html_of(c: ComparisonRecord) -> str:
+def html_of(c: Comparison) -> str:
     """The page without plotly."""
     from noisescale.report.page import packed_plotly, page_html
 
     return page_html(document_of(c)).replace(packed_plotly(), "")
 
 
-def written(c: ComparisonRecord, folder: Path) -> Path:
+def written(c: Comparison, folder: Path) -> Path:
     from noisescale.report.page import write_page
 
     return write_page(document_of(c), folder / "report.html")

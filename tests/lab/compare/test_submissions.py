@@ -10,7 +10,8 @@ from courses import write_run, write_trials
 from refused import refused
 from tiers import slow_but
 
-from noisescale.lab.compare.compare import Comparison, compare
+from noisescale.lab.compare.compare import compare
+from noisescale.lab.compare.comparison import Comparison
 
 GOAL = "loss<=0.1"
 GOALS = {"a": GOAL, "b": GOAL}

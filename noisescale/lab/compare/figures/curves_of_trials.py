@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 
 from noisescale.bounded import Bounded
-from noisescale.lab.compare.comparison import ComparisonRecord
-from noisescale.lab.compare.figures.looks import Look, looks_of
+from noisescale.lab.compare.figures.styles import Style, styles_of
 from noisescale.lab.compare.measurements import Array
 from noisescale.lab.compare.names import name_of, short_list, time_unit
 from noisescale.lab.compare.outcomes import Outcome, Standing
@@ -27,6 +26,9 @@ from noisescale.report.drawing import (
     with_legend,
 )
 from noisescale.report.numbers import SECONDS, Duration, duration_for, number, plural
+
+if TYPE_CHECKING:
+    from noisescale.lab.compare.comparison import Comparison
 
 MOST_CURVES = 60
 """The most trials that are drawn. The best are drawn: others would hide them."""
@@ -49,7 +51,7 @@ _BEST, _COUNTING, _OTHER = range(3)
 
 class _Curve(NamedTuple):
     outcome: Outcome
-    look: Look
+    style: Style
     x: Array
     y: Array
     rank: int
@@ -91,7 +93,7 @@ class _Clock(NamedTuple):
         return plural(at, self.name.removesuffix("s"))
 
 
-def curves_figure(c: ComparisonRecord, workload: str) -> go.Figure | None:
+def curves_figure(c: Comparison, workload: str) -> go.Figure | None:
     """Draw the metric of every trial against the clock that counts; None if none is known."""
     standings, goal = c.standings_of(workload), c.goals[workload]
     # Where no goal was reached, a clock may count that is not known of any trial.
@@ -129,9 +131,9 @@ def curves_figure(c: ComparisonRecord, workload: str) -> go.Figure | None:
     return with_legend(drawn)
 
 
-def _curves(c: ComparisonRecord, standings: Sequence[Standing], name: str) -> list[_Curve]:
+def _curves(c: Comparison, standings: Sequence[Standing], name: str) -> list[_Curve]:
     """Return the trials whose metric and clock are known at some evaluation."""
-    of, found = looks_of(c), []
+    of, found = styles_of(c), []
     for standing in standings:
         for outcome in standing.outcomes:
             clock = outcome.trial.measurements.clock(name)
@@ -141,8 +143,8 @@ def _curves(c: ComparisonRecord, standings: Sequence[Standing], name: str) -> li
                 continue
             rank = _COUNTING if outcome in standing.counting else _OTHER
             rank = _BEST if outcome is standing.best else rank
-            look = of[standing.submission]
-            found.append(_Curve(outcome, look, clock[known], values[known], rank))
+            style = of[standing.submission]
+            found.append(_Curve(outcome, style, clock[known], values[known], rank))
     return found
 
 
@@ -154,7 +156,7 @@ def _order(curve: _Curve, clock: str) -> tuple[float, ...]:
     return curve.rank, outcome.at(clock), nearest
 
 
-def _unit(c: ComparisonRecord, curves: Sequence[_Curve]) -> Duration:
+def _unit(c: Comparison, curves: Sequence[_Curve]) -> Duration:
     """Return the unit of the tables; if no goal was reached, one that suits the trials."""
     if c.clock != "seconds":
         return SECONDS
@@ -201,42 +203,42 @@ def _y_axis(curves: Sequence[_Curve], goal: float, *, falls: bool) -> dict[str, 
 def _draw_curve(drawn: go.Figure, curve: _Curve, clock: _Clock, place: int) -> None:
     rows = extremes(curve.y, np.ones(len(curve.y), dtype=bool), MOST_POINTS - 2)
     rows = np.union1d(rows, [0, len(curve.y) - 1])
-    look, reached = curve.look, curve.outcome.reached
+    style, reached = curve.style, curve.outcome.reached
     when = "not reached" if reached is None else clock.say(curve.outcome.at(clock.name))
     drawn.add_scatter(
         x=(clock.factor * curve.x[rows]).tolist(),
         y=curve.y[rows].tolist(),
-        name=f"{look.label}: {when}",
-        legendgroup=look.name,
+        name=f"{style.label}: {when}",
+        legendgroup=style.name,
         legendrank=place + 1,
         showlegend=curve.rank == _BEST,
         mode="lines" if len(rows) > 1 else "markers",
         opacity=(1.0, 0.75, 0.3)[curve.rank],
-        line={"color": look.colour, "width": (2.5, 1.5, 1)[curve.rank], "dash": look.dash},
-        marker={"color": look.colour},
+        line={"color": style.colour, "width": (2.5, 1.5, 1)[curve.rank], "dash": style.dash},
+        marker={"color": style.colour},
         text=shown_name(curve.outcome.trial.name),
         hovertemplate=f"%{{fullData.text}}<br>{clock.hover}: %{{y:,.4~r}}<extra></extra>",
     )
 
 
 def _draw_reached(drawn: go.Figure, curve: _Curve, clock: _Clock) -> None:
-    outcome, look = curve.outcome, curve.look
+    outcome, style = curve.outcome, curve.style
     at = outcome.at(clock.name)
     value = math.nan if outcome.reached is None else outcome.reached.value
     drawn.add_scatter(
         x=[clock.factor * at],
         y=[value],
-        name=look.label,
-        legendgroup=look.name,
+        name=style.label,
+        legendgroup=style.name,
         showlegend=False,
         mode="markers",
         marker={
-            "symbol": look.symbol,
+            "symbol": style.symbol,
             "size": 11,
-            "color": look.colour,
+            "color": style.colour,
             "line": {"width": 1.5, "color": BLACK},
         },
-        hovertext=[f"{look.label}<br>reached the goal: {clock.say(at)}, {number(value)}"],
+        hovertext=[f"{style.label}<br>reached the goal: {clock.say(at)}, {number(value)}"],
         hoverinfo="text",
     )
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 
 from noisescale.bounded import Bounded
-from noisescale.lab.compare.comparison import ComparisonRecord
-from noisescale.lab.compare.figures.looks import Look, looks_of
+from noisescale.lab.compare.figures.styles import Style, styles_of
 from noisescale.lab.compare.swept import Swept, SweptBatch
 from noisescale.report.colours import BANDS, BLACK, GREY, GRID, SERIES
 from noisescale.report.drawing import (
@@ -38,6 +37,9 @@ from noisescale.tradeoff.regime_marks import (
     meeting,
     spans_of,
 )
+
+if TYPE_CHECKING:
+    from noisescale.lab.compare.comparison import Comparison
 
 _MARGIN, _MISSED, _ROW = 16.0, 22.0, 26.0
 """Pixels inside the axes: around the points, for batch sizes that missed the goal, and for the
@@ -71,7 +73,7 @@ class _Frame(NamedTuple):
         return self.above(self.height - pixels)
 
 
-def steps_figure(c: ComparisonRecord, workload: str) -> go.Figure | None:
+def steps_figure(c: Comparison, workload: str) -> go.Figure | None:
     """Draw the steps to the goal against the batch size; None if it was reached at no batch size.
 
     The regimes are those of Shallue et al. 2019, arXiv:1811.03600. Where they meet is said by
@@ -80,7 +82,7 @@ def steps_figure(c: ComparisonRecord, workload: str) -> go.Figure | None:
     sweeps = [each for each in c.sweeps if each.workload == workload]
     if not any(batch.steps for each in sweeps for batch in each.batches):
         return None
-    of, alone = looks_of(c), len(sweeps) == 1
+    of, alone = styles_of(c), len(sweeps) == 1
     sizes = [batch.batch_size for each in sweeps for batch in each.batches]
     around = max((max(sizes) / min(sizes)) ** 0.07, 1.2)
     left, right = min(sizes) / around, max(sizes) * around
@@ -98,12 +100,12 @@ def steps_figure(c: ComparisonRecord, workload: str) -> go.Figure | None:
     if frame.floor > frame.bottom:
         drawn.add_hline(y=frame.floor, line={"color": GRID, "width": 1})
     for each in sweeps:
-        look = of[each.submission]
-        _draw_band(drawn, each, look, alone=alone)
-        _draw_perfect(drawn, each, look, frame, alone=alone)
-        _draw_course(drawn, each, look, alone=alone)
-        _draw_runs(drawn, each, look, alone=alone)
-        _draw_missed(drawn, each, look, frame.below(names + 10))
+        style = of[each.submission]
+        _draw_band(drawn, each, style, alone=alone)
+        _draw_perfect(drawn, each, style, frame, alone=alone)
+        _draw_course(drawn, each, style, alone=alone)
+        _draw_runs(drawn, each, style, alone=alone)
+        _draw_missed(drawn, each, style, frame.below(names + 10))
     known = [(each, each.regimes) for each in sweeps if each.regimes is not None]
     for row, (each, regimes) in enumerate(reversed(known)):
         borders = regimes.perfect_up_to, regimes.maximal_from
@@ -140,7 +142,9 @@ def _y_axis(title: str, frame: _Frame) -> dict[str, Any]:
     }
 
 
-def _draw_perfect(drawn: go.Figure, each: Swept, look: Look, frame: _Frame, *, alone: bool) -> None:
+def _draw_perfect(
+    drawn: go.Figure, each: Swept, style: Style, frame: _Frame, *, alone: bool
+) -> None:
     """Draw half the steps at twice the batch size: of the fitted curve, or from the first point."""
     known = [batch for batch in each.batches if batch.steps]
     if not known:
@@ -153,16 +157,16 @@ def _draw_perfect(drawn: go.Figure, each: Swept, look: Look, frame: _Frame, *, a
         x=[frame.left, right],
         y=[examples / frame.left, examples / right],
         name="perfect scaling: half the steps at twice the batch size",
-        legendgroup="perfect scaling" if alone else look.name,
+        legendgroup="perfect scaling" if alone else style.name,
         showlegend=alone,
         mode="lines",
         opacity=1.0 if alone else 0.6,
-        line={"color": GREY if alone else look.colour, "width": 1.5, "dash": "dash"},
+        line={"color": GREY if alone else style.colour, "width": 1.5, "dash": "dash"},
         hoverinfo="skip",
     )
 
 
-def _draw_band(drawn: go.Figure, each: Swept, look: Look, *, alone: bool) -> None:
+def _draw_band(drawn: go.Figure, each: Swept, style: Style, *, alone: bool) -> None:
     """Fill the area in which the fitted curve may lie."""
     band = _band(each)
     if not band:
@@ -171,11 +175,11 @@ def _draw_band(drawn: go.Figure, each: Swept, look: Look, *, alone: bool) -> Non
     upper = [(size, steps.high) for size, steps in band]
     draw_area(
         drawn,
-        "bounds of the curve" if alone else look.label,
+        "bounds of the curve" if alone else style.label,
         [*lower, *reversed(upper)],
-        legendgroup="fitted curve" if alone else look.name,
+        legendgroup="fitted curve" if alone else style.name,
         showlegend=alone,
-        fillcolor=BANDS[SERIES.index(look.colour)],
+        fillcolor=BANDS[SERIES.index(style.colour)],
     )
 
 
@@ -188,7 +192,7 @@ def _band(each: Swept) -> list[tuple[float, Bounded]]:
     return [(size, each.regimes.steps_with_bounds(size)) for size in sizes]
 
 
-def _draw_course(drawn: go.Figure, each: Swept, look: Look, *, alone: bool) -> None:
+def _draw_course(drawn: go.Figure, each: Swept, style: Style, *, alone: bool) -> None:
     """Draw the fitted curve, or without one a thin line from each batch size to the next."""
     found = each.regimes
     if found is None:
@@ -200,38 +204,38 @@ def _draw_course(drawn: go.Figure, each: Swept, look: Look, *, alone: bool) -> N
         line = {"width": 2.5}
     drawn.add_scatter(
         **coordinates(points),
-        name="fitted curve" if alone else look.label,
-        legendgroup="fitted curve" if alone else look.name,
+        name="fitted curve" if alone else style.label,
+        legendgroup="fitted curve" if alone else style.name,
         showlegend=alone and found is not None,
         mode="lines",
-        line={"color": look.colour} | line,
+        line={"color": style.colour} | line,
         hoverinfo="skip",
     )
 
 
-def _draw_runs(drawn: go.Figure, each: Swept, look: Look, *, alone: bool) -> None:
+def _draw_runs(drawn: go.Figure, each: Swept, style: Style, *, alone: bool) -> None:
     """Mark each repetition of the best setting of each batch size; hollow if it does not count."""
     runs = [(batch, steps) for batch in each.batches for steps in batch.steps]
     drawn.add_scatter(
         **coordinates((batch.batch_size, steps) for batch, steps in runs),
-        name="runs at the best setting" if alone else look.label,
-        legendgroup="runs" if alone else look.name,
+        name="runs at the best setting" if alone else style.label,
+        legendgroup="runs" if alone else style.name,
         mode="markers",
         marker={
-            "symbol": [look.symbol if b.counts else f"{look.symbol}-open" for b, _ in runs],
+            "symbol": [style.symbol if b.counts else f"{style.symbol}-open" for b, _ in runs],
             "size": 9,
-            "color": look.colour,
-            "line": {"width": 1.5, "color": look.colour},
+            "color": style.colour,
+            "line": {"width": 1.5, "color": style.colour},
         },
         hovertext=[
-            f"{_hover_text(batch, look)}<br>{plural(steps, 'step')}{_fitted_text(each, batch)}"
+            f"{_hover_text(batch, style)}<br>{plural(steps, 'step')}{_fitted_text(each, batch)}"
             for batch, steps in runs
         ],
         hoverinfo="text",
     )
 
 
-def _draw_missed(drawn: go.Figure, each: Swept, look: Look, at: float) -> None:
+def _draw_missed(drawn: go.Figure, each: Swept, style: Style, at: float) -> None:
     """Batch sizes at which the goal was missed, at the upper end."""
     missed = [batch for batch in each.batches if batch.best.reached is None]
     if not missed:
@@ -239,17 +243,17 @@ def _draw_missed(drawn: go.Figure, each: Swept, look: Look, at: float) -> None:
     drawn.add_scatter(
         x=[batch.batch_size for batch in missed],
         y=[at] * len(missed),
-        name=look.label,
-        legendgroup=look.name,
+        name=style.label,
+        legendgroup=style.name,
         showlegend=False,
         mode="markers",
         marker={
             "symbol": "x-thin-open",
             "size": 10,
-            "color": look.colour,
-            "line": {"width": 2.5, "color": look.colour},
+            "color": style.colour,
+            "line": {"width": 2.5, "color": style.colour},
         },
-        hovertext=[f"{_hover_text(batch, look)}<br>goal not reached" for batch in missed],
+        hovertext=[f"{_hover_text(batch, style)}<br>goal not reached" for batch in missed],
         hoverinfo="text",
     )
 
@@ -258,7 +262,7 @@ def _draw_borders(
     drawn: go.Figure,
     each: Swept,
     borders: tuple[Bounded, Bounded],
-    look: Look,
+    style: Style,
     frame: _Frame,
     row: int,
     *,
@@ -279,19 +283,19 @@ def _draw_borders(
             frame.above(_ROW * row + height),
             (frame.left, frame.right),
             symbol,
-            BLACK if alone else look.colour,
-            name=said if alone else look.label,
-            legendgroup=what if alone else look.name,
+            BLACK if alone else style.colour,
+            name=said if alone else style.label,
+            legendgroup=what if alone else style.name,
             showlegend=alone,
-            hovertext=said if alone else f"{look.label}<br>{said}",
+            hovertext=said if alone else f"{style.label}<br>{said}",
         )
 
 
-def _hover_text(batch: SweptBatch, look: Look) -> str:
+def _hover_text(batch: SweptBatch, style: Style) -> str:
     """Write what was tried at a batch size, for a label under the pointer."""
     said = [f"<b>batch size {count(batch.batch_size)}</b>"]
-    if look.name:
-        said.insert(0, look.label)
+    if style.name:
+        said.insert(0, style.label)
     rate = batch.best.trial.learning_rate
     if rate > 0 and batch.steps:
         edge = {"low": ", the lowest of all", "high": ", the highest of all"}.get(batch.edge, "")
@@ -309,7 +313,7 @@ def _fitted_text(each: Swept, batch: SweptBatch) -> str:
     return f"<br>fitted curve: {with_bounds(each.regimes.steps_with_bounds(batch.batch_size))}"
 
 
-def _finding(sweeps: Sequence[Swept], of: dict[str, Look]) -> str:
+def _finding(sweeps: Sequence[Swept], of: dict[str, Style]) -> str:
     if len(sweeps) == 1:
         return _finding_of_one(sweeps[0])
     fewest = {

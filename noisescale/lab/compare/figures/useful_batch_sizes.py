@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from noisescale.lab.compare.comparison import ComparisonRecord
-from noisescale.lab.compare.figures.looks import looks_of
+from noisescale.lab.compare.figures.styles import styles_of
 from noisescale.lab.compare.names import name_of_sweep
 from noisescale.lab.compare.swept import Swept
 from noisescale.report.colours import GREY
 from noisescale.report.drawing import LEVEL, coordinates, figure, log_axis, shown_name, with_legend
 from noisescale.report.numbers import number, plural
 from noisescale.tradeoff.regime_marks import border_text, draw_border, is_seen, is_within
+
+if TYPE_CHECKING:
+    from noisescale.lab.compare.comparison import Comparison
 
 _ROW = 46
 """Pixels of each submission: its name, and its point below the name."""
@@ -23,12 +26,12 @@ _LABEL = 52
 """Characters that a phone has room for; a longer label is shortened to its name."""
 
 
-def useful_batch_sizes_figure(c: ComparisonRecord) -> go.Figure | None:
+def useful_batch_sizes_figure(c: Comparison) -> go.Figure | None:
     """Draw the largest useful batch sizes below each other; None if fewer than two are known."""
     sweeps = [each for each in c.sweeps if is_seen(each.largest_useful_batch_size)]
     if len(sweeps) < 2:
         return None
-    of = looks_of(c)
+    of = styles_of(c)
     sizes = [batch.batch_size for each in sweeps for batch in each.batches]
     around = max((max(sizes) / min(sizes)) ** 0.07, 1.2)
     ends = min(sizes) / around, max(sizes) * around
@@ -61,15 +64,15 @@ def useful_batch_sizes_figure(c: ComparisonRecord) -> go.Figure | None:
         hoverinfo="skip",
     )
     for row, each in enumerate(reversed(sweeps)):
-        look, border = of[each.submission], each.largest_useful_batch_size
+        style, border = of[each.submission], each.largest_useful_batch_size
         said = f"{_name(each)}: {border_text(border, each.ends)}"
         draw_border(
             drawn,
             border,
             float(row),
             ends,
-            look.symbol,
-            look.colour,
+            style.symbol,
+            style.colour,
             name=said,
             legendgroup=f"{each.submission} on {each.workload}",
             showlegend=False,

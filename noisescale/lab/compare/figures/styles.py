@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from noisescale.lab.compare.comparison import ComparisonRecord
 from noisescale.lab.compare.names import name_of
 from noisescale.report.colours import SERIES
 from noisescale.report.drawing import DASHES, SYMBOLS, shown_name
 
+if TYPE_CHECKING:
+    from noisescale.lab.compare.comparison import Comparison
 
-class Look(NamedTuple):
+
+class Style(NamedTuple):
     """How a submission is drawn."""
 
     name: str
@@ -27,12 +29,12 @@ class Look(NamedTuple):
         return shown_name(self.name)
 
 
-def looks_of(c: ComparisonRecord) -> dict[str, Look]:
-    """Return the look of each submission."""
+def styles_of(c: Comparison) -> dict[str, Style]:
+    """Return the style of each submission."""
     names = {standing.submission: name_of(standing) for standing in c.standings}
-    return {submission: _look(names[submission], k) for k, submission in enumerate(c.submissions)}
+    return {submission: _style(names[submission], k) for k, submission in enumerate(c.submissions)}
 
 
-def _look(name: str, k: int) -> Look:
+def _style(name: str, k: int) -> Style:
     again, at = divmod(k, len(SERIES))
-    return Look(name, SERIES[at], DASHES[again % len(DASHES)], SYMBOLS[k % len(SYMBOLS)])
+    return Style(name, SERIES[at], DASHES[again % len(DASHES)], SYMBOLS[k % len(SYMBOLS)])
