@@ -70,7 +70,7 @@ def test_runs_at_several_batch_sizes_are_one_sweep_if_all_are_known(tmp_path: Pa
 def test_optimizers_of_a_file_are_submissions(tmp_path: Path, size: tuple[int, int] | None) -> None:
     """Otherwise the luckiest seed, or the slower optimizer, would stand for both."""
     trials = [
-        {"optimizer": name, "batch_size": each, "lr": rate, "seed": seed, "steps": steps}
+        {"optimizer": name, "batch_size": each, "learning_rate": rate, "seed": seed, "steps": steps}
         for name, steps in (("sgd", 200), ("adam", 100))
         for each in size or (32,)
         for rate in (0.1, 0.2)
