@@ -16,7 +16,7 @@ from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.checks import check_confidence, refuse, require_choice
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.comparison import Comparison
-from noisescale.lab.compare.doubts import doubts_of
+from noisescale.lab.compare.doubts import Compared, doubts_of
 from noisescale.lab.compare.measurements import CLOCKS, Trial
 from noisescale.lab.compare.outcomes import Outcome, Standing, best_setting, middle, outcome_of
 from noisescale.lab.compare.profiles import (
@@ -129,7 +129,9 @@ def compare_trials(
         speed_ups=across.speed_ups,
         confidence=confidence,
         left_out=left_out,
-        warnings=tuple(doubts_of(outcomes, standings, sweeps, clock, budget or {}, left_out)),
+        warnings=tuple(
+            doubts_of(Compared(outcomes, standings, sweeps, clock, budget or {}, left_out))
+        ),
     )
 
 
