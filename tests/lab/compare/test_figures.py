@@ -51,7 +51,6 @@ def draws(name: str, function: str, *workload: str) -> "Callable[[Comparison], g
 curves = draws(".curves_of_trials", "curves_figure", "")
 steps = draws(".steps_against_batch", "steps_figure", "")
 rates = draws(".learning_rates", "learning_rates_figure", "")
-useful = draws(".useful_batch_sizes", "useful_batch_sizes_figure")
 profile = draws(".profile_of_workloads", "profile_figure")
 
 
@@ -363,11 +362,11 @@ def test_several_sweeps_have_colours_and_borders_of_their_own_and_no_shades() ->
     assert not [s for s in figure.layout.shapes if s.type == "rect"]
     for name, colour, shade in zip(("sgd", "adam"), SERIES, BANDS, strict=False):
         own = [t for t in figure.data if t.name == name]
-        assert len(own) == 5  # perfect scaling is named otherwise
+        assert len(own) == 6
         (band,) = [t for t in own if t.fill == "toself"]
         assert band.fillcolor == shade
         assert {t.line.color or t.marker.color for t in own if t is not band} == {colour}
-        assert [t.showlegend for t in own].count(None) == 1
+        assert [t.showlegend for t in own].count(True) == 1
     assert finding(figure).endswith(
         ": 100 with sgd at batch size 2,048, 100 with adam at batch size 2,048"
     )
@@ -514,32 +513,6 @@ def two_sweeps(first: Mapping[float, float], second: Mapping[float, float]) -> C
     return compared(sweep(first, submission="sgd") + sweep(second, submission="adam"))
 
 
-def test_the_largest_useful_batch_sizes_are_points_with_their_bounds() -> None:
-    c = two_sweeps(law(32), law(4096))
-
-    figure = useful(c)
-
-    sgd, adam = (each.largest_useful_batch_size for each in c.sweeps)
-    closed, opened = trace(figure, "sgd"), trace(figure, "adam: at least")
-    assert list(closed.x) == pytest.approx([sgd.value, sgd.low, sgd.high])
-    assert math.isinf(adam.high)
-    assert opened.marker.symbol[-1] == "arrow-right"
-    assert min(opened.x) == pytest.approx(adam.low)
-    assert closed.y[0] > opened.y[0]
-    assert list(trace(figure, "batch sizes that were tried").x) == [8, 2048, None] * 2
-    assert finding(figure).endswith(f"up to about {sgd.value:.0f} with sgd")
-
-
-def test_largest_useful_batch_sizes_that_may_be_the_same_are_said_to_overlap() -> None:
-    near, far = (
-        finding(useful(two_sweeps(law(32, sizes=WIDE[::2]), law(critical, sizes=WIDE[::2]))))
-        for critical in (40, 2000)
-    )
-
-    assert near.endswith("with sgd: their bounds overlap")
-    assert far.endswith("with sgd")
-
-
 def profiled(**times: tuple[float, ...]) -> Comparison:
     named = {name: {f"workload {k}": at for k, at in enumerate(of)} for name, of in times.items()}
     return compared(on_workloads(named, until=1000))
@@ -581,7 +554,6 @@ def test_each_workload_has_its_figures_and_ids_of_its_own() -> None:
         ("curves-1", "loss along the runs: wmt"),
         ("steps-1", "Steps to the goal against batch size: wmt"),
         ("learning-rates-1", "The best learning rate of each batch size: wmt"),
-        ("useful-batch-sizes", "How large a batch is useful"),
     ]
 
 

@@ -12,7 +12,6 @@ from noisescale.lab.compare.figures.curves_of_trials import curves_figure
 from noisescale.lab.compare.figures.learning_rates import learning_rates_figure
 from noisescale.lab.compare.figures.profile_of_workloads import profile_figure
 from noisescale.lab.compare.figures.steps_against_batch import steps_figure
-from noisescale.lab.compare.figures.useful_batch_sizes import useful_batch_sizes_figure
 from noisescale.report.document import Figure
 from noisescale.report.drawing import place_figure
 
@@ -43,4 +42,3 @@ def _drawings_of(c: Comparison) -> Iterator[tuple[str, str, go.Figure | None]]:
             said = heading.format(metric=c.goals[workload].metric)
             whole = f"{said}: {workload}" if workload else said
             yield (f"{name}-{k}" if k else name), whole, draw(c, workload)
-    yield "useful-batch-sizes", "How large a batch is useful", useful_batch_sizes_figure(c)

@@ -32,9 +32,9 @@ class Style(NamedTuple):
 def styles_of(c: Comparison) -> dict[str, Style]:
     """Return the style of each submission."""
     names = {standing.submission: name_of(standing) for standing in c.standings}
-    return {submission: _style(names[submission], k) for k, submission in enumerate(c.submissions)}
-
-
-def _style(name: str, k: int) -> Style:
-    again, at = divmod(k, len(SERIES))
-    return Style(name, SERIES[at], DASHES[again % len(DASHES)], SYMBOLS[k % len(SYMBOLS)])
+    styles = {}
+    for k, submission in enumerate(c.submissions):
+        again, at = divmod(k, len(SERIES))
+        dash, symbol = DASHES[again % len(DASHES)], SYMBOLS[k % len(SYMBOLS)]
+        styles[submission] = Style(names[submission], SERIES[at], dash, symbol)
+    return styles
