@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
-from noisescale.lab.compare.compare_trials import compare_trials
+from noisescale.lab.compare.compare import compare
 from noisescale.lab.compare.statements import statements_of_sweep
 from noisescale.lab.jobs.job_progress import duration, progress_tables
 from noisescale.lab.jobs.jobs import FAILED
@@ -47,7 +47,7 @@ def document_of(found: SweepRecord) -> Document:
         trials = [outcome.trial for outcome in found.outcomes]  # those that have an evaluation
         if not trials:
             return ()
-        return figures_of(compare_trials(trials, found.job.goal, clock="steps"))
+        return figures_of(compare(trials, found.job.goal, by="steps"))
 
     statements = statements_of(found)
     headline = f"No training reached {found.job.goal}"

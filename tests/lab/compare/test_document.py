@@ -10,7 +10,7 @@ import pytest
 from courses import GOAL, SIZES, compared, law, on_workloads, rivals, seeds, sweep, trial
 
 from noisescale.history.metrics import Goal
-from noisescale.lab.compare.compare_trials import compare_trials
+from noisescale.lab.compare.compare import compare
 from noisescale.lab.compare.comparison import Comparison
 from noisescale.lab.compare.document import document_of
 from noisescale.lab.compare.measurements import Measurements, Trial
@@ -126,7 +126,7 @@ def test_bounds_like_the_value_are_left_out_and_a_missed_reference_bounds_the_sp
     ids=["to fall", "to rise", "unknown"],
 )
 def test_the_run_nearest_to_a_goal_is_named(trials: list[Trial], goal: Goal, nearest: str) -> None:
-    ((name, text),) = lines_of(compare_trials(trials, goal))
+    ((name, text),) = lines_of(compare(trials, goal))
 
     assert name == str(goal)
     assert "by no run" in text
@@ -472,7 +472,7 @@ def test_a_goal_that_no_run_reached_leads_to_one_that_the_best_run_reached() -> 
     (step,) = document_of(c).next
 
     assert step.splitlines()[1].strip() == f"noisescale compare RUNS --goal 'loss<={best!r}'"
-    assert compare_trials((o.trial for o in outcomes), Goal.read(f"loss<={best!r}")).reached
+    assert compare((o.trial for o in outcomes), Goal.read(f"loss<={best!r}")).reached
 
 
 def test_best_learning_rates_at_an_edge_are_to_be_followed() -> None:

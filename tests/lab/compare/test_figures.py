@@ -14,7 +14,7 @@ from drawn import colours_in, trace
 
 from noisescale.bounded import Bounded
 from noisescale.history.metrics import Goal
-from noisescale.lab.compare.compare_trials import compare_trials
+from noisescale.lab.compare.compare import compare
 from noisescale.lab.compare.comparison import Comparison
 from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.lab.compare.tables import tables_of
@@ -144,7 +144,7 @@ def test_a_long_curve_is_drawn_by_its_ends_and_extremes() -> None:
     ],
 )
 def test_metrics_that_fall_far_are_logarithmic(goal: str, values: list[float], kind: Any) -> None:
-    axis = curves(compare_trials([measured("a", [1, 2], values)], Goal.read(goal))).layout.yaxis
+    axis = curves(compare([measured("a", [1, 2], values)], Goal.read(goal))).layout.yaxis
 
     assert axis.type == kind
     low, high = ends(axis)

@@ -15,7 +15,7 @@ from pages import Outline, check_fit, opened
 from tiers import slow
 
 from noisescale.history.metrics import Goal
-from noisescale.lab.compare.compare_trials import compare_trials
+from noisescale.lab.compare.compare import compare
 from noisescale.lab.compare.comparison import Comparison
 from noisescale.lab.compare.document import document_of
 from noisescale.lab.compare.measurements import Measurements, Trial
@@ -46,7 +46,7 @@ def hostile() -> Comparison:
         for submission in HOSTILE
         for each in sweep(law(64, sizes=SIZES[::3]), submission=submission, workload=workload)
     ]
-    return compare_trials(trials, Goal("</script><b>loss</b>", 0.1, "<"))
+    return compare(trials, Goal("</script><b>loss</b>", 0.1, "<"))
 
 
 def html_of(c: Comparison) -> str:
