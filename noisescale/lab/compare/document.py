@@ -8,12 +8,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from noisescale.lab.compare.names import full_list, name_of, name_of_sweep, short_list
-from noisescale.lab.compare.outcomes import Standing
-from noisescale.lab.compare.statements import lead_over, statements_of
+from noisescale.lab.compare.names import full_list, name_of_sweep
+from noisescale.lab.compare.statements import headline_of, leaders_by_chance, statements_of
 from noisescale.lab.compare.tables import tables_of
 from noisescale.report.document import Document, Figure
-from noisescale.report.numbers import count, plural
+from noisescale.report.numbers import count
 
 if TYPE_CHECKING:
     from noisescale.lab.compare.comparison import Comparison
@@ -56,55 +55,8 @@ def document_of(c: Comparison) -> Document:
         how_to_read=_HOW_TO_READ
         + (_HOW_TO_READ_SWEEPS if c.sweeps else "")
         + (_HOW_TO_READ_SCORES if c.scores is not None else ""),
-        next=_next_steps(c, _leaders_by_chance(c)),
+        next=_next_steps(c, leaders_by_chance(c)),
     )
-
-
-def headline_of(c: Comparison) -> str:
-    """Return who was first, as a sentence without its point."""
-    if not c.reached:
-        goals = {str(goal) for goal in c.goals.values()}
-        return f"No run reached {goals.pop() if len(goals) == 1 else 'its goal'}"
-    if len(c.workloads) > 1:
-        return _headline_of_workloads(c)
-    standings = [standing for standing in c.standings if standing.best.reached is not None]
-    goal = c.goals[c.workloads[0]]
-    if not standings:
-        return f"{goal} was reached by some runs only"
-    first = short_list([name_of(each) for each in _leaders(c, standings)])
-    said = f"{first} reached {goal}{' first' if len(c.standings) > 1 else ''}"
-    return f"{said}, which may be chance" if _leaders_by_chance(c) else said
-
-
-def _leaders(c: Comparison, standings: Sequence[Standing]) -> list[Standing]:
-    """Return those who were first."""
-    return [each for each in standings if each.best.at(c.clock) == standings[0].best.at(c.clock)]
-
-
-def _leaders_by_chance(c: Comparison) -> tuple[str, ...]:
-    """Return the first and the next submission of one workload if their order may be chance.
-
-    It may be if the bounds of the lead over the next include 1.
-    """
-    standings = [standing for standing in c.standings if standing.best.reached is not None]
-    tied = len(_leaders(c, standings)) if standings else 0
-    if len(c.workloads) > 1 or tied == len(standings):
-        return ()  # one submission, or all of them at once
-    first, following = standings[0], standings[tied]
-    lead = lead_over(c, following, first)
-    chance = lead is not None and lead.low <= 1 <= lead.high
-    return (name_of(first), name_of(following)) if chance else ()
-
-
-def _headline_of_workloads(c: Comparison) -> str:
-    workloads = plural(len(c.workloads), "workload")
-    if not c.scores or not any(c.scores.values()):
-        return f"Time to result on {workloads}"
-    names = {standing.submission: name_of(standing) for standing in c.standings}
-    best = max(c.scores.values())
-    first = [names[submission] for submission, score in c.scores.items() if score == best]
-    verb = "have" if len(first) > 1 else "has"
-    return f"{short_list(first)} {verb} the highest score on {workloads}: {best:.2f}"
 
 
 def _next_steps(c: Comparison, chance: tuple[str, ...]) -> list[str]:

@@ -527,14 +527,13 @@ def test_a_profile_rises_at_the_ratios_to_the_fastest() -> None:
     assert (list(adam.x), list(adam.y)) == ([1, 1, 1, 1, 2, 4], [0, 25, 50, 75, 100, 100])
     assert sgd.line.shape == "hv"
     assert sgd.line.dash != adam.line.dash
-    assert finding(figure).startswith("adam")
-    assert "0.9167: the fastest on 3 of 4 workloads" in finding(figure)
+    assert finding(figure) == "adam has the highest score on 4 workloads: 0.92"
 
 
 def test_a_profile_of_nothing_reached_says_so() -> None:
     figure = profile(profiled(a=(math.inf,) * 2, b=(math.inf,) * 2))
 
-    assert finding(figure).startswith("No submission")
+    assert finding(figure).startswith("No run reached")
     assert list(trace(figure, "a: score 0.0000").y) == [0, 0]
 
 

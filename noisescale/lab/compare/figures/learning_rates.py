@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from noisescale.lab.compare.figures.styles import Style, styles_of
+from noisescale.lab.compare.figures.styles import Style, hover_text, styles_of
 from noisescale.lab.compare.outcomes import Outcome
 from noisescale.lab.compare.swept import Swept, SweptBatch
 from noisescale.report.colours import GREY
@@ -158,7 +158,10 @@ def _draw_best(drawn: go.Figure, each: _Search, *, alone: bool) -> None:
             "color": style.colour,
             "line": {"width": 1.5, "color": style.colour},
         },
-        hovertext=[_hover_text(batch, style) for batch in each.best],
+        hovertext=[
+            f"{hover_text(batch, style)}<br>{plural(batch.best.at('steps'), 'step')}"
+            for batch in each.best
+        ],
         hoverinfo="text",
     )
 
@@ -180,22 +183,6 @@ def _draw_diverged(drawn: go.Figure, searched: Sequence[_Search]) -> None:
         marker=FAILED_MARKER,
         hovertemplate="diverged or failed<br>learning rate %{y:.3~g}<extra></extra>",
     )
-
-
-def _hover_text(batch: SweptBatch, style: Style) -> str:
-    rates = batch.learning_rates
-    said = [f"<b>batch size {count(batch.batch_size)}</b>"]
-    if style.name:
-        said.insert(0, style.label)
-    rate = f"{batch.best.trial.learning_rate:.3g}"
-    said.append(f"best learning rate {rate}" if len(rates) > 1 else f"learning rate {rate} alone")
-    if len(rates) > 1:
-        edge = {"low": ": the lowest is the best", "high": ": the highest is the best"}
-        said.append(
-            f"{len(rates)} tried, from {rates[0]:.3g} to {rates[-1]:.3g}{edge.get(batch.edge, '')}"
-        )
-    said.append(plural(batch.best.at("steps"), "step"))
-    return "<br>".join(said)
 
 
 def _finding(searched: Sequence[_Search]) -> str:

@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
 from noisescale.lab.compare.figures.styles import styles_of
-from noisescale.lab.compare.names import name_of, short_list
 from noisescale.lab.compare.profiles import MAX_RATIO, PerformanceProfile
-from noisescale.report.drawing import DASHES, figure, shown_name, with_legend
-from noisescale.report.numbers import plural
+from noisescale.lab.compare.statements import headline_of
+from noisescale.report.drawing import DASHES, figure, shown_text, with_legend
 
 if TYPE_CHECKING:
     from noisescale.lab.compare.comparison import Comparison
@@ -28,7 +26,7 @@ def profile_figure(c: Comparison) -> go.Figure | None:
         return None
     of, scores = styles_of(c), c.scores
     drawn = figure(
-        _finding(c),
+        shown_text(headline_of(c)),
         _caption(c, c.profile),
         {
             "title": {"text": "time over the time of the fastest"},
@@ -66,21 +64,6 @@ def _course(profile: PerformanceProfile, submission: str) -> tuple[list[float], 
     inside = rises <= MAX_RATIO
     heights = [0.0, *(100 * shares[inside]).tolist()]
     return [1.0, *rises[inside].tolist(), MAX_RATIO], [*heights, heights[-1]]
-
-
-def _finding(c: Comparison) -> str:
-    scores, profile = c.scores or {}, c.profile
-    names = {standing.submission: shown_name(name_of(standing)) for standing in c.standings}
-    best = max(scores.values(), default=math.nan)
-    if profile is None or not best > 0:
-        return "No submission reaches the goal of a workload that counts"
-    first = [name for name, score in scores.items() if score == best]
-    verb = "have" if len(first) > 1 else "has"
-    said = f"{short_list([names[name] for name in first])} {verb} the highest score, {best:.4f}"
-    if len(first) > 1:
-        return said
-    won = round(profile.at(1.0)[first[0]] * len(profile.workloads))
-    return f"{said}: the fastest on {won} of {plural(len(profile.workloads), 'workload')}"
 
 
 def _caption(c: Comparison, profile: PerformanceProfile) -> str:

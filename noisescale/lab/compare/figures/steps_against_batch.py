@@ -11,7 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from noisescale.bounded import Bounded
-from noisescale.lab.compare.figures.styles import Style, styles_of
+from noisescale.lab.compare.figures.styles import Style, hover_text, styles_of
 from noisescale.lab.compare.swept import Swept, SweptBatch
 from noisescale.report.colours import BANDS, BLACK, GREY, GRID, SERIES
 from noisescale.report.drawing import (
@@ -229,7 +229,7 @@ def _draw_runs(drawn: go.Figure, one: _Sweep) -> None:
             "line": {"width": 1.5, "color": style.colour},
         },
         hovertext=[
-            f"{_hover_text(batch, style)}<br>{plural(steps, 'step')}{_fitted_text(one, batch)}"
+            f"{hover_text(batch, style)}<br>{plural(steps, 'step')}{_fitted_text(one, batch)}"
             for batch, steps in runs
         ],
         hoverinfo="text",
@@ -251,7 +251,7 @@ def _draw_missed(drawn: go.Figure, one: _Sweep, at: float) -> None:
                 "color": one.style.colour,
                 "line": {"width": 2.5, "color": one.style.colour},
             },
-            hovertext=[f"{_hover_text(batch, one.style)}<br>goal not reached" for batch in missed],
+            hovertext=[f"{hover_text(batch, one.style)}<br>goal not reached" for batch in missed],
             hoverinfo="text",
             **one.legend(one.style.label, "missed", shown=False),
         )
@@ -278,21 +278,6 @@ def _draw_borders(
                 hovertext=said if one.alone else f"{one.style.label}<br>{said}",
                 **one.legend(said, what),
             )
-
-
-def _hover_text(batch: SweptBatch, style: Style) -> str:
-    """Write what was tried at a batch size, for a label under the pointer."""
-    said = [f"<b>batch size {count(batch.batch_size)}</b>"]
-    if style.name:
-        said.insert(0, style.label)
-    rate = batch.best.trial.learning_rate
-    if rate > 0 and batch.steps:
-        edge = {"low": ", the lowest of all", "high": ", the highest of all"}.get(batch.edge, "")
-        said.append(f"learning rate {rate:.3g}{edge}")
-    said.append(f"{count(batch.reached)} of {plural(batch.tried, 'run')} reached the goal")
-    if batch.diverged:
-        said.append(f"{count(batch.diverged)} diverged or failed")
-    return "<br>".join(said)
 
 
 def _fitted_text(one: _Sweep, batch: SweptBatch) -> str:
