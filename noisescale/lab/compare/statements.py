@@ -76,10 +76,14 @@ def _headline_of_workloads(c: Comparison) -> str:
 
 def statements_of(c: Comparison) -> list[Statement]:
     """Return the answers: who was first, by how much, and what the batch sizes show."""
-    return [*(_first(c, workload) for workload in c.workloads), *_scores(c), *_sweeps(c)]
+    return [
+        *(statement_of_workload(c, workload) for workload in c.workloads),
+        *_scores(c),
+        *_sweeps(c),
+    ]
 
 
-def _first(c: Comparison, workload: str) -> Statement:
+def statement_of_workload(c: Comparison, workload: str) -> Statement:
     """Say who was first on a workload. The parts are the others, and who missed the goal."""
     standings, goal = c.standings_of(workload), c.goals[workload]
     label = f"{workload}: {goal}" if workload else str(goal)

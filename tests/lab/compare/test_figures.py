@@ -2,6 +2,7 @@
 """The figures of a comparison: what they draw of it, and when there is nothing to draw."""
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
@@ -86,7 +87,7 @@ def test_curves_are_the_measurements_and_the_goal_is_marked_where_it_was_reached
     assert (list(reached.x), list(reached.y)) == ([40], [0.1])
     goal = trace(figure, "goal: loss &lt;= 0.1")
     assert (list(goal.x), list(goal.y)) == ([0, 110], [0.1, 0.1])
-    assert finding(figure) == "adam reaches loss &lt;= 0.1 after 40 steps, sgd after 100 steps"
+    assert finding(figure) == "loss &lt;= 0.1: first reached by adam, after 40 steps"
     assert (sgd.line.color, reached.marker.color) == SERIES[:2]
 
 
@@ -183,7 +184,7 @@ def test_curves_are_drawn_by_a_clock_that_is_known_in_the_unit_of_the_tables() -
     figure = curves(compared([trial(math.inf, submission="sgd")]))
     timed = curves(compared([trial(100, seconds=36.0, submission="sgd")]))
 
-    assert finding(figure) == "loss &lt;= 0.1 is not reached"
+    assert finding(figure).startswith("loss &lt;= 0.1: reached by no run")
     assert len(trace(figure, "sgd: not reached").x) == 100
     assert figure.layout.xaxis.title.text == "optimizer steps"
     # 100 steps of 36 seconds are an hour, and up to two hours are given in minutes.
@@ -286,7 +287,7 @@ def test_a_sweep_without_regimes_has_a_thin_line_and_no_band() -> None:
 
     assert not [each for each in figure.data if each.fill == "toself"]
     assert "Band" not in caption(figure)
-    assert finding(figure).endswith("at batch size 8 alone")
+    assert "fewer than two batch sizes" in finding(figure)
     assert list(trace(figure, "fitted curve").x) == [8]
     assert not figure.layout.shapes
 
@@ -307,8 +308,7 @@ def test_regimes_of_one_sweep_are_shaded_and_their_borders_have_bounds() -> None
         line = trace(figure, name)
         assert list(line.x) == pytest.approx([border.value, border.low, border.high])
         assert list(line.marker.symbol[1:]) == ["line-ns-open"] * 2
-    assert "up to a batch size of about 104." in finding(figure)
-    assert "Beyond about 2,584" in finding(figure)
+    assert finding(figure) == f"Critical batch size: {with_bounds(found.critical_batch_size)}"
 
 
 def test_batch_sizes_with_a_single_learning_rate_are_hollow_and_named() -> None:
@@ -367,8 +367,8 @@ def test_several_sweeps_have_colours_and_borders_of_their_own_and_no_shades() ->
         assert band.fillcolor == shade
         assert {t.line.color or t.marker.color for t in own if t is not band} == {colour}
         assert [t.showlegend for t in own].count(True) == 1
-    assert finding(figure).endswith(
-        ": 100 with sgd at batch size 2,048, 100 with adam at batch size 2,048"
+    assert re.sub(r"[\d.]+", "N", finding(figure)) == (
+        "Critical batch size: N (N to N) with sgd, N (N to N) with adam"
     )
 
 
@@ -377,7 +377,7 @@ def test_a_border_whose_end_is_not_seen_has_an_arrow() -> None:
 
     figure = steps(compared(sweep(few, submission="sgd")))
 
-    assert finding(figure).startswith("32 times the batch size, from 8 to 256, takes 1/30 of")
+    assert finding(figure).startswith("Critical batch size: at least")
     line = trace(figure, "maximal data parallelism from at least")
     assert line.marker.symbol[-1] == "arrow-right"
     assert line.x[-1] < ends(figure.layout.xaxis)[1]
@@ -443,9 +443,7 @@ def test_the_best_learning_rate_lies_in_the_range_that_was_tried() -> None:
         # Both go through the first point.
         ratio = [y / 0.1 / (x / 8) ** power for x, y in zip(rule.x, rule.y, strict=True)]
         assert ratio == pytest.approx([1, 1])
-    assert finding(figure) == (
-        "From batch size 8 to 128 the best learning rate goes from 0.1 to 0.4: power 0.50"
-    )
+    assert finding(figure) == ("The best learning rate goes with the batch size to the power 0.50")
 
 
 @pytest.mark.parametrize(
@@ -474,15 +472,15 @@ def test_a_rule_that_gave_the_learning_rates_is_no_finding() -> None:
     later = rates(compared([*by_rule[:2], *by_rule[3:], *searched[3:]]))
     two = rates(compared([*by_rule[:1], *by_rule[3:], *searched]))
 
-    assert finding(none).startswith("At no batch size")
-    assert finding(one) == "At batch size 8 the best learning rate is 0.1"
+    for figure in (none, one):
+        assert finding(figure).endswith("known at fewer than two batch sizes")
     shown = trace(one, "best learning rate")
     assert list(shown.marker.symbol) == ["circle", *3 * ["circle-open"]]
     assert "only one is known" in caption(one)
     assert "first filled point" in caption(one)
     rule = trace(later, "linear rule")
     assert rule.y[0] == pytest.approx(0.2 * rule.x[0] / 32)
-    assert finding(two).endswith("goes from 0.1 to 0.2: power 0.50")
+    assert finding(two).endswith("power 0.50")
 
 
 def test_diverged_learning_rates_are_crosses_and_best_ones_at_the_edge_are_hollow() -> None:

@@ -12,8 +12,9 @@ import plotly.graph_objects as go
 
 from noisescale.lab.compare.figures.styles import Style, styles_of
 from noisescale.lab.compare.measurements import Array
-from noisescale.lab.compare.names import Clock, clock_of, name_of, short_list
+from noisescale.lab.compare.names import Clock, clock_of
 from noisescale.lab.compare.outcomes import Outcome, Standing
+from noisescale.lab.compare.statements import statement_of_workload
 from noisescale.report.colours import BLACK
 from noisescale.report.drawing import (
     FAILED_MARKER,
@@ -79,7 +80,7 @@ def curves_figure(c: Comparison, workload: str) -> go.Figure | None:
     curves = sorted(every, key=_order)[:MOST_CURVES]
     x_axis = _x_axis(curves, clock)
     drawn = figure(
-        _finding(standings, clock),
+        shown_text(f"{goal}: {statement_of_workload(c, workload).sentence}"),
         _caption(standings, clock, curves, len(every)),
         x_axis,
         _y_axis(curves, goal.value, falls=goal.side == "<"),
@@ -222,21 +223,6 @@ def _draw_diverged(drawn: go.Figure, curves: Sequence[_Curve]) -> None:
         ],
         hoverinfo="text",
     )
-
-
-def _finding(standings: Sequence[Standing], clock: Clock) -> str:
-    goal = shown_text(str(standings[0].best.goal))
-    reached = [standing for standing in standings if standing.best.reached is not None]
-    if not reached:
-        return f"No submission reaches {goal}" if len(standings) > 1 else f"{goal} is not reached"
-    when = [clock.say(standing.best.at(clock.name)) for standing in reached]
-    if len(standings) == 1:
-        return f"{goal} is reached after {when[0]}"
-    names = [shown_name(name_of(standing)) for standing in reached]
-    first = [name for name, at in zip(names, when, strict=True) if at == when[0]]
-    said = f"{short_list(first)} {'reach' if len(first) > 1 else 'reaches'} {goal} after {when[0]}"
-    rest = len(first)
-    return f"{said}, {names[rest]} after {when[rest]}" if rest < len(reached) else said
 
 
 def _caption(

@@ -21,7 +21,7 @@ from noisescale.report.drawing import (
     size_axis,
     with_legend,
 )
-from noisescale.report.numbers import count, plural
+from noisescale.report.numbers import plural
 
 if TYPE_CHECKING:
     from noisescale.lab.compare.comparison import Comparison
@@ -188,20 +188,11 @@ def _draw_diverged(drawn: go.Figure, searched: Sequence[_Search]) -> None:
 def _finding(searched: Sequence[_Search]) -> str:
     powers = [(each.style.label, power) for each in searched if (power := _power(each)) is not None]
     if not powers:
-        found = next((each.sizes_between[0] for each in searched if each.sizes_between), None)
-        if found is None:
-            return "At no batch size is the best learning rate known"
-        rate = found.best.trial.learning_rate
-        return f"At batch size {count(found.batch_size)} the best learning rate is {rate:.3g}"
-    if len(searched) == 1:
-        first, last = searched[0].sizes_between[0], searched[0].sizes_between[-1]
-        rates = [batch.best.trial.learning_rate for batch in (first, last)]
-        return (
-            f"From batch size {count(first.batch_size)} to {count(last.batch_size)} the best"
-            f" learning rate goes from {rates[0]:.3g} to {rates[1]:.3g}: power {powers[0][1]:.2f}"
-        )
-    said = ", ".join(f"{power:.2f} ({name})" for name, power in powers[:_NAMED])
-    return f"The best learning rate goes with the batch size to the power {said}"
+        return "The best learning rate is known at fewer than two batch sizes"
+    alone = len(searched) == 1
+    said = [f"{power:.2f}" if alone else f"{power:.2f} ({name})" for name, power in powers]
+    rule = "The best learning rate goes with the batch size to the power"
+    return f"{rule} {', '.join(said[:_NAMED])}"
 
 
 def _power(each: _Search) -> float | None:

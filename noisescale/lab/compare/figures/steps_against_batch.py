@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 
 from noisescale.bounded import Bounded
 from noisescale.lab.compare.figures.styles import Style, hover_text, styles_of
+from noisescale.lab.compare.statements import statements_of_sweep
 from noisescale.lab.compare.swept import Swept, SweptBatch
 from noisescale.report.colours import BANDS, BLACK, GREY, GRID, SERIES
 from noisescale.report.drawing import (
@@ -25,7 +26,7 @@ from noisescale.report.drawing import (
     size_axis,
     with_legend,
 )
-from noisescale.report.numbers import count, number, plural, two_digits, with_bounds
+from noisescale.report.numbers import plural, with_bounds
 from noisescale.tradeoff.regime_marks import (
     NAME_HEIGHT,
     REGIMES,
@@ -33,8 +34,6 @@ from noisescale.tradeoff.regime_marks import (
     draw_border,
     draw_spans,
     is_seen,
-    is_within,
-    meeting,
     spans_of,
 )
 
@@ -289,35 +288,14 @@ def _fitted_text(one: _Sweep, batch: SweptBatch) -> str:
 
 
 def _finding(sweeps: Sequence[_Sweep]) -> str:
+    """Say the critical batch size of each, as the answers do."""
+    said = [shown_text(statements_of_sweep(each.swept)[0].sentence) for each in sweeps]
     if len(sweeps) == 1:
-        return _finding_of_one(sweeps[0])
-    fewest = [
-        (min(each.reached_sizes, key=_steps), each.style) for each in sweeps if each.reached_sizes
+        return f"Critical batch size: {said[0]}"
+    named = [
+        f"{sentence} with {each.style.label}" for each, sentence in zip(sweeps, said, strict=True)
     ]
-    return "Fewest steps: " + ", ".join(
-        f"{count(_steps(batch))} with {style.label} at batch size {count(batch.batch_size)}"
-        for batch, style in sorted(fewest, key=lambda pair: _steps(pair[0]))[:_NAMED]
-    )
-
-
-def _finding_of_one(one: _Sweep) -> str:
-    found, ends = one.swept.regimes, one.swept.ends
-    if found and all(is_within(b, ends) for b in (found.perfect_up_to, found.maximal_from)):
-        perfect, maximal = map(number, meeting(found))
-        if perfect == maximal:
-            return f"Scaling is perfect up to a batch size of about {perfect}, where it ends"
-        return (
-            f"Scaling is perfect up to a batch size of about {perfect}. Beyond about {maximal}"
-            " larger batches save few steps"
-        )
-    first, last = one.reached_sizes[0], one.reached_sizes[-1]
-    if first is last:
-        return f"The goal is reached at batch size {count(first.batch_size)} alone"
-    times = count(round(last.batch_size / first.batch_size, 6))
-    ratio = _steps(last) / _steps(first)
-    share = f"1/{two_digits(1 / ratio)} of" if ratio < 1 else f"{two_digits(ratio)} times"
-    sizes = f"from {count(first.batch_size)} to {count(last.batch_size)}"
-    return f"{times} times the batch size, {sizes}, takes {share} the steps"
+    return f"Critical batch size: {', '.join(named[:_NAMED])}"
 
 
 def _steps(batch: SweptBatch) -> float:
