@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from noisescale.history.metrics import Goal
-from noisescale.lab.compare.compare_trials import compare_trials
-from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.compare import compare
+from noisescale.lab.compare.comparison import Comparison
 from noisescale.lab.compare.measurements import Measurements, Trial
 
 GOAL = Goal.read("loss<=0.1")
@@ -18,8 +18,8 @@ EVERY = 10
 SIZES = [8 * 2**k for k in range(9)]
 
 
-def compared(trials: Iterable[Trial], **options: Any) -> ComparisonRecord:
-    return compare_trials(trials, GOAL, **options)
+def compared(trials: Iterable[Trial], clock: str | None = None, **options: Any) -> Comparison:
+    return compare(trials, GOAL, by=clock, **options)
 
 
 def law(critical: float, least: float = 100, sizes: Sequence[int] = SIZES) -> dict[float, float]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from noisescale.history.record import RECORD
@@ -50,6 +51,20 @@ def refuse_tracker(path: Path, *, rows: bool = True) -> None:
         f"a run of {tracker}{' without it' * rows}",
         f"Run {first}`{command}` and pass {file} instead.",
     )
+
+
+def refuse_chart(path: Path, names: Sequence[str]) -> None:
+    """Raise a ValueError if the columns of a CSV file are those of a chart on W&B's page.
+
+    W&B samples, or averages, the values of long runs in charts.
+    """
+    if any(f"{name}__MIN" in names and f"{name}__MAX" in names for name in names):
+        raise Refusal(
+            path,
+            "have the whole history of one run",
+            "a chart of W&B",
+            f"For each run, run `{HISTORY_OF['W&B'].format(run='RUN')}`, and pass its history.csv.",
+        )
 
 
 def _run_of_wandb(path: Path) -> tuple[str, str, str] | None:

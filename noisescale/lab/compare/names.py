@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from noisescale.bounded import Bounded
-from noisescale.lab.compare.comparison import ComparisonRecord
 from noisescale.lab.compare.outcomes import Standing
 from noisescale.lab.compare.swept import Swept
-from noisescale.report.numbers import SECONDS, Duration, duration_for
+from noisescale.report.numbers import SECONDS, Duration, count, duration_for, plural
+
+if TYPE_CHECKING:
+    from noisescale.lab.compare.comparison import Comparison
 
 _MOST_NAMED = 3
 """The most submissions that a short list names."""
@@ -50,12 +53,44 @@ def short_list(names: Sequence[str]) -> str:
     return full_list([*names[:_MOST_NAMED], f"{len(names) - _MOST_NAMED:,} others"])
 
 
-def time_unit(c: ComparisonRecord) -> Duration:
-    """Return the unit that suits the seconds of all trials that reached a goal."""
-    hours = [
-        outcome.at("seconds") / 3600
-        for standing in c.standings
-        for outcome in standing.outcomes
-        if outcome.reached is not None and outcome.at("seconds") > 0
+class Clock(NamedTuple):
+    """What progress is counted in, and how it is written."""
+
+    name: str
+    """One of `CLOCKS`."""
+    unit: Duration
+    """The unit of seconds."""
+
+    @property
+    def unit_name(self) -> str:
+        """The unit, such as steps or minutes."""
+        return self.unit.name if self.name == "seconds" else self.name
+
+    @property
+    def factor(self) -> float:
+        """How many of the unit one step, example, epoch or second is."""
+        return self.unit.each_hour / 3600 if self.name == "seconds" else 1.0
+
+    def write(self, at: float) -> str:
+        """Return the number of a time."""
+        return self.unit(at / 3600) if self.name == "seconds" else count(at)
+
+    def say(self, at: float) -> str:
+        """Return a time in words, such as "1,200 steps"."""
+        if self.name == "seconds":
+            return f"{self.write(at)} {self.unit.name}"
+        return plural(at, self.name.removesuffix("s"))
+
+
+def clock_of(c: Comparison, name: str) -> Clock:
+    """Return a clock in the unit that suits the seconds of all trials that reached a goal.
+
+    Without such trials it is the unit that suits the lengths of all trials.
+    """
+    outcomes = [outcome for standing in c.standings for outcome in standing.outcomes]
+    seconds = [o.at("seconds") for o in outcomes if o.reached] or [
+        o.after("seconds") for o in outcomes
     ]
-    return duration_for(Bounded(each, each, each) for each in hours) if hours else SECONDS
+    hours = [each / 3600 for each in seconds if each > 0]
+    known = duration_for(Bounded(each, each, each) for each in hours) if hours else SECONDS
+    return Clock(name, known)

@@ -81,6 +81,11 @@ class Outcome:
         return self.at(clock), math.inf if math.isnan(self.best) else sign * self.best
 
     @property
+    def trained_steps(self) -> float:
+        """Step of the last measurement within the budget; 0 without one."""
+        return float(self.trial.measurements.steps[self.trained - 1]) if self.trained else 0.0
+
+    @property
     def setting(self) -> tuple[object, ...]:
         """What was set: repetitions of a training have it in common."""
         trial = self.trial

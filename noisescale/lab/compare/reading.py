@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read trials from the files that loggers, trackers and published studies leave."""
+"""Read trials from the files that loggers and trackers leave."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from noisescale.csv_lines import csv_lines
 from noisescale.history.reading import refuse_metric
-from noisescale.history.trackers import refuse_tracker
+from noisescale.history.trackers import refuse_chart, refuse_tracker
 from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.readers.found import (
     Found,
@@ -21,14 +21,11 @@ from noisescale.lab.compare.readers.found import (
 )
 from noisescale.lab.compare.readers.logged_run import is_csv_run, read_logged_run
 from noisescale.lab.compare.readers.long_csv import read_long_csv
-from noisescale.lab.compare.readers.shallue import MEASUREMENTS, read_shallue
-from noisescale.lab.compare.readers.wandb_chart import is_chart, read_chart
 from noisescale.refusal import FileRefusal, Refusal
 
 FORMATS = (
     "event files of TensorBoard, a metrics.csv of CSVLogger, a CSV export of W&B or MLflow,"
-    " a CSV file with a line for each evaluation,"
-    f" or folders dataset/model/optimizer/batch_size/trial with a {MEASUREMENTS}"
+    " or a CSV file with a line for each evaluation"
 )
 
 
@@ -42,10 +39,7 @@ def read_trials(
     | a folder with event files of TensorBoard, or an event file | one | `readers/logged_run.py` |
     | a folder with a CSVLogger's metrics.csv, or this file | one | `readers/logged_run.py` |
     | a CSV file with the whole history of a run of W&B or MLflow | one | `readers/logged_run.py` |
-    | a CSV file of a chart on W&B's page | one for each run | `readers/wandb_chart.py` |
     | another CSV file, with a line for each evaluation | many | `readers/long_csv.py` |
-    | a folder above folders dataset/model/optimizer/batch_size/trial | many | \
-      `readers/shallue.py` |
     | a folder above folders with event files or metrics.csv | one for each folder | |
 
     Folders within the folder of a run belong to this run. They are no trials of their own.
@@ -103,12 +97,10 @@ def _read_path(path: Path, metric: str, submission: str | None) -> Iterator[Foun
         return
     if not path.exists():
         raise FileRefusal(path, "be a folder or a file", "a path that does not exist", "Check it.")
-    runs, trials, empty = [], [], []
+    runs, empty = [], []
     for folder, below, files in os.walk(path):
         if any(map(is_event_file, files)) or "metrics.csv" in files:
             runs.append(Path(folder))
-        elif MEASUREMENTS in files:
-            trials.append(Path(folder))
         else:
             place = Path(folder)
             if not below and {*files} <= {"hparams.yaml"} and place != path:
@@ -120,9 +112,7 @@ def _read_path(path: Path, metric: str, submission: str | None) -> Iterator[Foun
             yield read_logged_run(run, path, metric, submission)
         except (ValueError, OSError) as refused:
             yield _broken(run, path, refused, submission)
-    if trials:
-        yield read_shallue(path, trials, metric)
-    for place in sorted(empty, key=natural_key) if runs or trials else ():
+    for place in sorted(empty, key=natural_key) if runs else ():
         trained = any(place.iterdir())
         got = "a folder without one" if trained else "an empty folder"
         error = Refusal(place, "have the log of a run", got, "Remove it, or put the log there.")
@@ -137,13 +127,10 @@ def _broken(run: Path, path: Path, error: Exception, submission: str | None) -> 
 def _read_file(path: Path, metric: str, submission: str | None) -> Iterator[Found]:
     if is_event_file(path.name):
         yield read_logged_run(path, path, metric, submission)
-    elif path.name == MEASUREMENTS and (path.parent / "metadata.json").is_file():
-        yield read_shallue(path.parent, [path.parent], metric)
     elif path.suffix == ".csv":
         _, names = next(csv_lines(path), (0, []))
-        if is_chart(names):
-            yield read_chart(path, metric, submission)
-        elif is_csv_run(path, names):
+        refuse_chart(path, names)
+        if is_csv_run(path, names):
             yield read_logged_run(path, path, metric, submission)
         else:
             yield read_long_csv(path, metric, submission)

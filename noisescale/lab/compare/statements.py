@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison says, line by line: who was first, and what the batch sizes show."""
+"""What a comparison says: who was first, in the headline and below, and what batch sizes show."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from noisescale.bounded import Bounded
-from noisescale.lab.compare.comparison import ComparisonRecord
-from noisescale.lab.compare.names import name_of, name_of_sweep, short_list, time_unit
+from noisescale.lab.compare.measurements import CLOCKS
+from noisescale.lab.compare.names import clock_of, name_of, name_of_sweep, short_list
 from noisescale.lab.compare.outcomes import Outcome, Standing
 from noisescale.lab.compare.swept import Swept
 from noisescale.report.document import Statement
 from noisescale.report.numbers import bounds, count, number, plural, two_digits, with_bounds
+
+if TYPE_CHECKING:
+    from noisescale.lab.compare.comparison import Comparison
 
 _MOST_FOLLOWERS = 3
 """The most submissions after the first that have a line."""
@@ -23,20 +27,70 @@ _MOST_SWEEPS = 6
 _UNKNOWN = "the goal was reached at fewer than two batch sizes that count"
 
 
-def statements_of(c: ComparisonRecord) -> list[Statement]:
+def headline_of(c: Comparison) -> str:
+    """Return who was first, as a sentence without its point."""
+    if not c.reached:
+        goals = {str(goal) for goal in c.goals.values()}
+        return f"No run reached {goals.pop() if len(goals) == 1 else 'its goal'}"
+    if len(c.workloads) > 1:
+        return _headline_of_workloads(c)
+    standings = [standing for standing in c.standings if standing.best.reached is not None]
+    goal = c.goals[c.workloads[0]]
+    if not standings:
+        return f"{goal} was reached by some runs only"
+    first = short_list([name_of(each) for each in _leaders(c, standings)])
+    said = f"{first} reached {goal}{' first' if len(c.standings) > 1 else ''}"
+    return f"{said}, which may be chance" if leaders_by_chance(c) else said
+
+
+def _leaders(c: Comparison, standings: Sequence[Standing]) -> list[Standing]:
+    """Return those who were first."""
+    return [each for each in standings if each.best.at(c.clock) == standings[0].best.at(c.clock)]
+
+
+def leaders_by_chance(c: Comparison) -> tuple[str, ...]:
+    """Return the first and the next submission of one workload if their order may be chance.
+
+    It may be if the bounds of the lead over the next include 1.
+    """
+    standings = [standing for standing in c.standings if standing.best.reached is not None]
+    tied = len(_leaders(c, standings)) if standings else 0
+    if len(c.workloads) > 1 or tied == len(standings):
+        return ()  # one submission, or all of them at once
+    first, following = standings[0], standings[tied]
+    lead = _lead_over(c, following, first)
+    chance = lead is not None and lead.low <= 1 <= lead.high
+    return (name_of(first), name_of(following)) if chance else ()
+
+
+def _headline_of_workloads(c: Comparison) -> str:
+    workloads = plural(len(c.workloads), "workload")
+    if not c.scores or not any(c.scores.values()):
+        return f"Time to result on {workloads}"
+    names = {standing.submission: name_of(standing) for standing in c.standings}
+    best = max(c.scores.values())
+    first = [names[submission] for submission, score in c.scores.items() if score == best]
+    verb = "have" if len(first) > 1 else "has"
+    return f"{short_list(first)} {verb} the highest score on {workloads}: {best:.2f}"
+
+
+def statements_of(c: Comparison) -> list[Statement]:
     """Return the answers: who was first, by how much, and what the batch sizes show."""
-    return [*(_first(c, workload) for workload in c.workloads), *_scores(c), *_sweeps(c)]
+    return [
+        *(statement_of_workload(c, workload) for workload in c.workloads),
+        *_scores(c),
+        *_sweeps(c),
+    ]
 
 
-def _first(c: ComparisonRecord, workload: str) -> Statement:
+def statement_of_workload(c: Comparison, workload: str) -> Statement:
     """Say who was first on a workload. The parts are the others, and who missed the goal."""
     standings, goal = c.standings_of(workload), c.goals[workload]
     label = f"{workload}: {goal}" if workload else str(goal)
     reached = [standing for standing in standings if standing.best.reached is not None]
     if not reached:
         return Statement(label, _failure_of(c.outcomes_of(workload)), basis="measured")
-    first = reached[0]
-    tied = [each for each in reached if each.best.at(c.clock) == first.best.at(c.clock)]
+    first, tied = reached[0], _leaders(c, reached)
     by = short_list([name_of(standing) for standing in tied])
     when = _time_of(c, first.best)
     said = f"reached {when}" if len(standings) == 1 else f"first reached by {by}, {when}"
@@ -47,20 +101,20 @@ def _first(c: ComparisonRecord, workload: str) -> Statement:
     return Statement(label, said, basis="measured", parts=parts)
 
 
-def _follower(c: ComparisonRecord, slower: Standing, first: Standing) -> Statement:
+def _follower(c: Comparison, slower: Standing, first: Standing) -> Statement:
     """Say when a submission reached the goal that was not the first to reach it.
 
     The speed-up is that of the first over this one, or of this one over the first, as one of both
     is the reference.
     """
-    said, ratio = _time_of(c, slower.best), lead_over(c, slower, first)
+    said, ratio = _time_of(c, slower.best), _lead_over(c, slower, first)
     if ratio is not None:
         who = name_of(first) if c.reference == slower.submission else "It"
         said += f". {who} is {_ratio(ratio)}"
     return Statement(name_of(slower), said, ratio, basis="measured")
 
 
-def lead_over(c: ComparisonRecord, slower: Standing, first: Standing) -> Bounded | None:
+def _lead_over(c: Comparison, slower: Standing, first: Standing) -> Bounded | None:
     """Return the speed-up of the first over another, or of that over the first; None if unknown."""
     if c.reference == slower.submission and first.speed_up.known:
         return first.speed_up
@@ -88,16 +142,10 @@ def _nearest_miss(outcomes: Sequence[Outcome]) -> str:
     return f"The nearest was {nearest.best:.3g}, by {nearest.trial.name} after {steps}"
 
 
-def _time_of(c: ComparisonRecord, outcome: Outcome) -> str:
+def _time_of(c: Comparison, outcome: Outcome) -> str:
     """Write when a run reached the goal, in all clocks that are known."""
-    said = [f"after {plural(outcome.at('steps'), 'step')}"]
-    for clock in ("examples", "epochs"):
-        if not math.isnan(at := outcome.at(clock)):
-            said.append(plural(at, clock.removesuffix("s")))
-    if not math.isnan(at := outcome.at("seconds")):
-        unit = time_unit(c)
-        said.append(f"{unit(at / 3600)} {unit.name}")
-    return ", ".join(said)
+    known = [name for name in CLOCKS if not math.isnan(outcome.at(name))]
+    return "after " + ", ".join(clock_of(c, name).say(outcome.at(name)) for name in known)
 
 
 def _ratio(ratio: Bounded) -> str:
@@ -108,7 +156,7 @@ def _ratio(ratio: Bounded) -> str:
     return f"{said} ({around})" if around else said
 
 
-def _scores(c: ComparisonRecord) -> Iterator[Statement]:
+def _scores(c: Comparison) -> Iterator[Statement]:
     """Yield the scores of the best five submissions over all workloads."""
     if c.scores is None:
         return
@@ -117,7 +165,7 @@ def _scores(c: ComparisonRecord) -> Iterator[Statement]:
     yield Statement(label, ", ".join(f"{name} {score:.4f}" for name, score in ranked[:5]))
 
 
-def _sweeps(c: ComparisonRecord) -> Iterator[Statement]:
+def _sweeps(c: Comparison) -> Iterator[Statement]:
     """Yield what batch sizes show. Of many sweeps only the first that show something."""
     if len(c.sweeps) <= _MOST_SWEEPS:
         yield from map(_sweep, c.sweeps)

@@ -65,12 +65,7 @@ def read_submissions(runs: Sequence[Path], goals: Mapping[str, Goal]) -> list[Tr
             f"{without[0]!r}, which no run names",
             "Check its name, and the names of the folders or of the column `workload`.",
         )
-    # Where files name the submissions, that of a path is none.
-    no_submissions = {*names} - {trial.submission for trial in trials if _counts(trial)}
-    return [
-        replace(t, submission="") if t.fault and t.submission in no_submissions else t
-        for t in trials
-    ]
+    return trials
 
 
 def _refuse_repeated(runs: Sequence[Path]) -> None:
@@ -137,8 +132,8 @@ def _divide(
 
 
 def _counts(trial: Trial) -> bool:
-    """Return whether something was measured of a trial, or its own study says that it failed."""
-    return not trial.fault and (len(trial.measurements) > 0 or not trial.feasible)
+    """Return whether something was measured of a trial."""
+    return not trial.fault and len(trial.measurements) > 0
 
 
 def _place(trial: Trial, goals: Mapping[str, Goal]) -> Trial:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.lab.compare.outcomes import Outcome, best_setting, middle
 from noisescale.tradeoff.regimes import Regimes, find_regimes
 
@@ -78,11 +77,6 @@ class Swept:
     def ends(self) -> tuple[float, float]:
         """The smallest and the largest batch size."""
         return self.batches[0].batch_size, self.batches[-1].batch_size
-
-    @property
-    def largest_useful_batch_size(self) -> Bounded:
-        """The largest useful batch size: larger batches save at most a sixth of the steps."""
-        return UNKNOWN if self.regimes is None else self.regimes.maximal_from
 
 
 def sweep_of(

@@ -7,21 +7,28 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-from noisescale.lab.compare.comparison import ComparisonRecord
-from noisescale.lab.compare.names import name_of, name_of_sweep, time_unit
+from noisescale.lab.compare.measurements import CLOCKS
+from noisescale.lab.compare.names import Clock, clock_of, name_of, name_of_sweep
 from noisescale.lab.compare.outcomes import Outcome, Standing
 from noisescale.lab.compare.profiles import PerformanceProfile
 from noisescale.lab.compare.swept import Swept, SweptBatch
 from noisescale.report.document import Cell, Line, Table, cell_of
-from noisescale.report.numbers import Duration, count, number, plural
+from noisescale.report.numbers import count, number, plural
 from noisescale.tradeoff.regimes import Regimes
+
+if TYPE_CHECKING:
+    from noisescale.lab.compare.comparison import Comparison
+
+Column = Callable[[Outcome], str]
+"""Writes a cell of an outcome."""
 
 NOT_REACHED = "not reached"
 UNDECIDED = "between"
 
 
-def tables_of(c: ComparisonRecord) -> list[Table]:
+def tables_of(c: Comparison) -> list[Table]:
     """Return all tables: standings and scores, then as details batch sizes and all runs."""
     found = [_standings(c, each) for each in c.workloads if len(c.outcomes_of(each)) > 1]
     if found:
@@ -35,14 +42,18 @@ def tables_of(c: ComparisonRecord) -> list[Table]:
     return found
 
 
-def _standings(c: ComparisonRecord, workload: str) -> Table:
-    standings, unit = c.standings_of(workload), time_unit(c)
-    clocks = _clocks(standings)
-    settings = _settings([each.best for each in standings]) | _words(c.outcomes_of(workload))
+def _standings(c: Comparison, workload: str) -> Table:
+    standings = c.standings_of(workload)
+    clocks = _clocks(c, standings)
+    settings = _settings([each.best for each in standings], words_of=c.outcomes_of(workload))
     several = len(standings) > 1
     diverged = any(standing.diverged for standing in standings)
     headings = ["submission", "reached by", *(["diverged"] if diverged else [])]
-    headings += [*_clock_names(clocks, unit), *(["speed-up"] if several else []), *settings]
+    headings += [
+        *(clock.unit_name for clock in clocks),
+        *(["speed-up"] if several else []),
+        *settings,
+    ]
     lines = []
     for standing in standings:
         reached_by = f"{count(standing.reached)} of {count(len(standing.outcomes))}"
@@ -50,7 +61,7 @@ def _standings(c: ComparisonRecord, workload: str) -> Table:
             Cell(name_of(standing)),
             Cell(reached_by),
             *([Cell(count(standing.diverged))] if diverged else []),
-            *(_clock_cell(standing.best, standing.counting, clock, unit) for clock in clocks),
+            *(_clock_cell(standing.best, standing.counting, clock) for clock in clocks),
             *([cell_of(standing.speed_up)] if several else []),
             *(Cell(write(standing.best)) for write in settings.values()),
         ]
@@ -59,7 +70,7 @@ def _standings(c: ComparisonRecord, workload: str) -> Table:
     return Table(f"{title}: {workload}" if workload else title, headings, lines, [])
 
 
-def _notes(c: ComparisonRecord) -> list[str]:
+def _notes(c: Comparison) -> list[str]:
     notes = []
     if any(len(standing.outcomes) > 1 for standing in c.standings):
         notes.append(
@@ -81,32 +92,26 @@ def _notes(c: ComparisonRecord) -> list[str]:
     return notes
 
 
-def _clocks(standings: Sequence[Standing]) -> list[str]:
-    """Return the clocks that are known of a trial that reached the goal; steps always are."""
+def _clocks(c: Comparison, standings: Sequence[Standing]) -> list[Clock]:
+    """Return the clocks that are known of a trial that reached the goal; steps always are.
+
+    Examples stand for epochs, too.
+    """
     best = [standing.best for standing in standings if standing.best.reached is not None]
-    known = [
-        clock
-        for clock in ("examples", "epochs", "seconds")
-        if any(not math.isnan(outcome.at(clock)) for outcome in best)
-    ]
+    known = [n for n in CLOCKS[1:] if any(not math.isnan(outcome.at(n)) for outcome in best)]
     if "examples" in known and "epochs" in known:
-        known.remove("epochs")  # They say the same.
-    return ["steps", *known]
+        known.remove("epochs")
+    return [clock_of(c, name) for name in ("steps", *known)]
 
 
-def _clock_names(clocks: Sequence[str], unit: Duration) -> list[str]:
-    return [unit.name if clock == "seconds" else clock for clock in clocks]
-
-
-def _clock_cell(best: Outcome, counting: Sequence[Outcome], clock: str, unit: Duration) -> Cell:
+def _clock_cell(best: Outcome, counting: Sequence[Outcome], clock: Clock) -> Cell:
     """Write when the best outcome reached the goal, with the first and the last that count."""
-    at = best.at(clock)
-    if best.reached is None and clock == "steps":
+    at = best.at(clock.name)
+    if best.reached is None and clock.name == "steps":
         return Cell(NOT_REACHED, "" if math.isnan(best.best) else f"best {best.best:.3g}")
     if not math.isfinite(at):
         return Cell("")
-    write: Callable[[float], str] = (lambda x: unit(x / 3600)) if clock == "seconds" else count
-    return Cell(write(at), _span([outcome.at(clock) for outcome in counting], write))
+    return Cell(clock.write(at), _span([o.at(clock.name) for o in counting], clock.write))
 
 
 def _span(found: Sequence[float], write: Callable[[float], str]) -> str:
@@ -118,26 +123,22 @@ def _span(found: Sequence[float], write: Callable[[float], str]) -> str:
     return "" if low == high else f"{low}–{high}"
 
 
-def _settings(outcomes: Sequence[Outcome]) -> dict[str, Callable[[Outcome], str]]:
-    """Return columns of what was set, as far as it is known of any outcome."""
+def _settings(outcomes: Sequence[Outcome], *, words_of: Sequence[Outcome]) -> dict[str, Column]:
+    """Return columns of what was set: sizes and rates that are known, and words that differ.
 
-    def batch_size(outcome: Outcome) -> str:
-        size = outcome.trial.batch_size
-        return "" if math.isnan(size) else count(size)
-
-    def learning_rate(outcome: Outcome) -> str:
-        rate = outcome.trial.learning_rate
-        return "" if math.isnan(rate) else f"{rate:.3g}"
-
-    columns = {"batch size": batch_size, "learning rate": learning_rate}
-    return {name: write for name, write in columns.items() if any(map(write, outcomes))}
-
-
-def _words(outcomes: Sequence[Outcome]) -> dict[str, Callable[[Outcome], str]]:
-    """Return columns of the settings in words in which these outcomes differ.
-
-    An optimizer that gave each submission its name has no column.
+    An optimizer that gave each submission its name has no column. A setting may be a word in some
+    runs, and a number in others.
     """
+    columns: dict[str, Column] = {
+        "batch size": lambda o: "" if math.isnan(o.trial.batch_size) else count(o.trial.batch_size),
+        "learning rate": lambda o: _rate_text(o.trial.learning_rate),
+    }
+    known = {name: write for name, write in columns.items() if any(map(write, outcomes))}
+    return known | _words(words_of)
+
+
+def _words(outcomes: Sequence[Outcome]) -> dict[str, Column]:
+    """Return columns of the settings in words in which these outcomes differ."""
     names = dict.fromkeys(name for outcome in outcomes for name in outcome.words)
     trials = [outcome.trial for outcome in outcomes]
     if all(trial.optimizer.lower() == trial.submission.lower() for trial in trials):
@@ -147,14 +148,15 @@ def _words(outcomes: Sequence[Outcome]) -> dict[str, Callable[[Outcome], str]]:
 
 
 def _word(name: str, outcome: Outcome) -> str:
-    """Return the text of a setting that is a word in some runs, and maybe a number in others."""
     value = outcome.words.get(name, outcome.trial.hyperparameters.get(name, ""))
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def _score_table(
-    c: ComparisonRecord, profile: PerformanceProfile, scores: Mapping[str, float]
-) -> Table:
+def _rate_text(rate: float) -> str:
+    return "" if math.isnan(rate) else f"{rate:.3g}"
+
+
+def _score_table(c: Comparison, profile: PerformanceProfile, scores: Mapping[str, float]) -> Table:
     at = {ratio: profile.at(ratio) for ratio in (1.0, 1.5, 2.0, 4.0)}
     lines = [
         Line(
@@ -184,7 +186,7 @@ def _score_table(
     return Table(title, headings, lines, [note])
 
 
-def sweep_table(c: ComparisonRecord, each: Swept) -> Table:
+def sweep_table(c: Comparison, each: Swept) -> Table:
     """Return the table of a sweep: steps, regime and learning rates of each batch size."""
     diverged = any(batch.diverged for batch in each.batches)
     outcomes = [o for o in c.outcomes_of(each.workload) if o.trial.submission == each.submission]
@@ -235,11 +237,11 @@ def _steps(batch: SweptBatch) -> Cell:
 
 
 def _rate(batch: SweptBatch) -> str:
-    rate = batch.best.trial.learning_rate
-    if math.isnan(rate) or batch.best.reached is None:
+    rate = _rate_text(batch.best.trial.learning_rate)
+    if not rate or batch.best.reached is None:
         return ""
     edge = {"low": " (the lowest)", "high": " (the highest)"}.get(batch.edge, "")
-    return f"{rate:.3g}{' (the only one)' if len(batch.learning_rates) == 1 else edge}"
+    return f"{rate}{' (the only one)' if len(batch.learning_rates) == 1 else edge}"
 
 
 def _search_range(batch: SweptBatch) -> str:
@@ -247,17 +249,17 @@ def _search_range(batch: SweptBatch) -> str:
     return f"{rates[0]:.3g} to {rates[-1]:.3g}" if len(rates) > 1 else ""
 
 
-def _trials(c: ComparisonRecord, workload: str) -> Table:
-    unit, clocks = time_unit(c), _clocks(c.standings_of(workload))
+def _trials(c: Comparison, workload: str) -> Table:
+    clocks = _clocks(c, c.standings_of(workload))
     every = sorted(c.outcomes_of(workload), key=lambda outcome: outcome.at(c.clock))
-    settings = _settings(every) | _words(every)
+    settings = _settings(every, words_of=every)
     lines = [
         Line(
             [
                 Cell(outcome.trial.name),
                 Cell(outcome.trial.submission),
                 *(Cell(write(outcome)) for write in settings.values()),
-                *(_clock_cell(outcome, [outcome], clock, unit) for clock in clocks),
+                *(_clock_cell(outcome, [outcome], clock) for clock in clocks),
                 Cell("" if math.isnan(outcome.best) else f"{outcome.best:.3g}"),
             ],
             ["diverged"] if outcome.trial.diverged else [],
@@ -265,6 +267,12 @@ def _trials(c: ComparisonRecord, workload: str) -> Table:
         for outcome in every
     ]
     title = f"All {plural(len(every), 'run')}"
-    headings = ["run", "submission", *settings, *_clock_names(clocks, unit), "best value"]
+    headings = [
+        "run",
+        "submission",
+        *settings,
+        *(clock.unit_name for clock in clocks),
+        "best value",
+    ]
     title = f"{title} on {workload}" if workload else title
     return Table(title, headings, lines, detail=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from noisescale.csv_lines import write_csv
-from noisescale.lab.compare.compare_trials import compare_trials
-from noisescale.lab.compare.document import statements_of_sweep
+from noisescale.lab.compare.compare import compare
 from noisescale.lab.compare.outcomes import Outcome
+from noisescale.lab.compare.statements import statements_of_sweep
 from noisescale.lab.compare.swept import Swept, sweep_of
 from noisescale.lab.jobs.job_progress import JobAnswer, JobProgress, duration, progress_tables
 from noisescale.lab.jobs.jobs import FAILED, Entry
@@ -169,7 +169,7 @@ class Sweep(JobAnswer):
             trials = [outcome.trial for outcome in self.outcomes]  # those that have an evaluation
             if not trials:
                 return ()
-            return figures_of(compare_trials(trials, self.job.goal, clock="steps"))
+            return figures_of(compare(trials, self.job.goal, by="steps"))
 
         shown = [] if self.law is None else statements_of_sweep(self.law)
         statements = [replace(each, label=each.label.capitalize()) for each in shown]

@@ -10,8 +10,8 @@ import pytest
 from courses import GOAL, SIZES, compared, law, on_workloads, rivals, seeds, sweep, trial
 
 from noisescale.history.metrics import Goal
-from noisescale.lab.compare.compare_trials import compare_trials
-from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.compare import compare
+from noisescale.lab.compare.comparison import Comparison
 from noisescale.lab.compare.document import document_of
 from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.lab.compare.statements import statements_of
@@ -23,7 +23,7 @@ LAW = law(64, sizes=SIZES[:7])
 NOT_SEEN = "critical batch size not seen in batch sizes from"
 
 
-def single(*steps: float, seconds: float | None = 6.0) -> ComparisonRecord:
+def single(*steps: float, seconds: float | None = 6.0) -> Comparison:
     """Runs v0, v1 ..., each a submission."""
     return compared(
         trial(at, seconds=seconds, submission=f"v{k}", name=f"v{k}") for k, at in enumerate(steps)
@@ -39,7 +39,7 @@ def sized(*names: str, steps: dict[float, float], **where: Any) -> list[Trial]:
     ]
 
 
-def lines_of(c: ComparisonRecord) -> list[tuple[str, str]]:
+def lines_of(c: Comparison) -> list[tuple[str, str]]:
     """The statements with their parts, which are indented."""
     return [
         (indent + one.label, one.sentence)
@@ -48,7 +48,7 @@ def lines_of(c: ComparisonRecord) -> list[tuple[str, str]]:
     ]
 
 
-def table_of_sizes(c: ComparisonRecord) -> Table:
+def table_of_sizes(c: Comparison) -> Table:
     (found,) = (each for each in tables_of(c) if "against batch size" in each.title)
     return found
 
@@ -58,7 +58,7 @@ def column(table: Table, heading: str) -> list[str]:
     return [line.cells[where].text for line in table.lines]
 
 
-def as_text(c: ComparisonRecord, width: int = 100, *, details: bool = True) -> str:
+def as_text(c: Comparison, width: int = 100, *, details: bool = True) -> str:
     return plain(text_of(document_of(c), details=details, more="add --details"), width)
 
 
@@ -126,7 +126,7 @@ def test_bounds_like_the_value_are_left_out_and_a_missed_reference_bounds_the_sp
     ids=["to fall", "to rise", "unknown"],
 )
 def test_the_run_nearest_to_a_goal_is_named(trials: list[Trial], goal: Goal, nearest: str) -> None:
-    ((name, text),) = lines_of(compare_trials(trials, goal))
+    ((name, text),) = lines_of(compare(trials, goal))
 
     assert name == str(goal)
     assert "by no run" in text
@@ -426,7 +426,7 @@ def test_how_to_get_the_tables_that_are_left_out_is_said_where_there_are_any() -
     sizes = {8.0: 100, 4.0: 200}
     runs = compared([trial(100), trial(200)])
 
-    def last_line(c: ComparisonRecord, *, details: bool = False) -> str:
+    def last_line(c: Comparison, *, details: bool = False) -> str:
         return as_text(c, details=details).splitlines()[-1]
 
     assert last_line(runs) == "More: 1 table: add --details"
@@ -472,7 +472,7 @@ def test_a_goal_that_no_run_reached_leads_to_one_that_the_best_run_reached() -> 
     (step,) = document_of(c).next
 
     assert step.splitlines()[1].strip() == f"noisescale compare RUNS --goal 'loss<={best!r}'"
-    assert compare_trials((o.trial for o in outcomes), Goal.read(f"loss<={best!r}")).reached
+    assert compare((o.trial for o in outcomes), Goal.read(f"loss<={best!r}")).reached
 
 
 def test_best_learning_rates_at_an_edge_are_to_be_followed() -> None:

@@ -2,6 +2,7 @@
 """The figures of a comparison: what they draw of it, and when there is nothing to draw."""
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
@@ -14,8 +15,8 @@ from drawn import colours_in, trace
 
 from noisescale.bounded import Bounded
 from noisescale.history.metrics import Goal
-from noisescale.lab.compare.compare_trials import compare_trials
-from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.compare import compare
+from noisescale.lab.compare.comparison import Comparison
 from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.lab.compare.tables import tables_of
 from noisescale.report.colours import BANDS, DARK, SERIES, SHADES
@@ -39,8 +40,8 @@ def marks() -> Any:
     return import_module("noisescale.tradeoff.regime_marks")
 
 
-def draws(name: str, function: str, *workload: str) -> "Callable[[ComparisonRecord], go.Figure]":
-    def drawn(c: ComparisonRecord) -> Any:
+def draws(name: str, function: str, *workload: str) -> "Callable[[Comparison], go.Figure]":
+    def drawn(c: Comparison) -> Any:
         figure = getattr(module(name), function)(c, *workload)
         assert figure is not None
         return figure
@@ -51,11 +52,10 @@ def draws(name: str, function: str, *workload: str) -> "Callable[[ComparisonReco
 curves = draws(".curves_of_trials", "curves_figure", "")
 steps = draws(".steps_against_batch", "steps_figure", "")
 rates = draws(".learning_rates", "learning_rates_figure", "")
-useful = draws(".useful_batch_sizes", "useful_batch_sizes_figure")
 profile = draws(".profile_of_workloads", "profile_figure")
 
 
-def figures_of(c: ComparisonRecord) -> "list[Figure]":
+def figures_of(c: Comparison) -> "list[Figure]":
     return list(module().figures_of(c))
 
 
@@ -87,7 +87,7 @@ def test_curves_are_the_measurements_and_the_goal_is_marked_where_it_was_reached
     assert (list(reached.x), list(reached.y)) == ([40], [0.1])
     goal = trace(figure, "goal: loss &lt;= 0.1")
     assert (list(goal.x), list(goal.y)) == ([0, 110], [0.1, 0.1])
-    assert finding(figure) == "adam reaches loss &lt;= 0.1 after 40 steps, sgd after 100 steps"
+    assert finding(figure) == "loss &lt;= 0.1: first reached by adam, after 40 steps"
     assert (sgd.line.color, reached.marker.color) == SERIES[:2]
 
 
@@ -145,7 +145,7 @@ def test_a_long_curve_is_drawn_by_its_ends_and_extremes() -> None:
     ],
 )
 def test_metrics_that_fall_far_are_logarithmic(goal: str, values: list[float], kind: Any) -> None:
-    axis = curves(compare_trials([measured("a", [1, 2], values)], Goal.read(goal))).layout.yaxis
+    axis = curves(compare([measured("a", [1, 2], values)], Goal.read(goal))).layout.yaxis
 
     assert axis.type == kind
     low, high = ends(axis)
@@ -184,7 +184,7 @@ def test_curves_are_drawn_by_a_clock_that_is_known_in_the_unit_of_the_tables() -
     figure = curves(compared([trial(math.inf, submission="sgd")]))
     timed = curves(compared([trial(100, seconds=36.0, submission="sgd")]))
 
-    assert finding(figure) == "loss &lt;= 0.1 is not reached"
+    assert finding(figure).startswith("loss &lt;= 0.1: reached by no run")
     assert len(trace(figure, "sgd: not reached").x) == 100
     assert figure.layout.xaxis.title.text == "optimizer steps"
     # 100 steps of 36 seconds are an hour, and up to two hours are given in minutes.
@@ -222,7 +222,7 @@ POINTS = "runs at the best setting"
 
 
 @cache
-def one_sweep() -> ComparisonRecord:
+def one_sweep() -> Comparison:
     return compared(sweep(law(128), submission="sgd"))
 
 
@@ -287,7 +287,7 @@ def test_a_sweep_without_regimes_has_a_thin_line_and_no_band() -> None:
 
     assert not [each for each in figure.data if each.fill == "toself"]
     assert "Band" not in caption(figure)
-    assert finding(figure).endswith("at batch size 8 alone")
+    assert "fewer than two batch sizes" in finding(figure)
     assert list(trace(figure, "fitted curve").x) == [8]
     assert not figure.layout.shapes
 
@@ -308,8 +308,7 @@ def test_regimes_of_one_sweep_are_shaded_and_their_borders_have_bounds() -> None
         line = trace(figure, name)
         assert list(line.x) == pytest.approx([border.value, border.low, border.high])
         assert list(line.marker.symbol[1:]) == ["line-ns-open"] * 2
-    assert "up to a batch size of about 104." in finding(figure)
-    assert "Beyond about 2,584" in finding(figure)
+    assert finding(figure) == f"Critical batch size: {with_bounds(found.critical_batch_size)}"
 
 
 def test_batch_sizes_with_a_single_learning_rate_are_hollow_and_named() -> None:
@@ -363,13 +362,13 @@ def test_several_sweeps_have_colours_and_borders_of_their_own_and_no_shades() ->
     assert not [s for s in figure.layout.shapes if s.type == "rect"]
     for name, colour, shade in zip(("sgd", "adam"), SERIES, BANDS, strict=False):
         own = [t for t in figure.data if t.name == name]
-        assert len(own) == 5  # perfect scaling is named otherwise
+        assert len(own) == 6
         (band,) = [t for t in own if t.fill == "toself"]
         assert band.fillcolor == shade
         assert {t.line.color or t.marker.color for t in own if t is not band} == {colour}
-        assert [t.showlegend for t in own].count(None) == 1
-    assert finding(figure).endswith(
-        ": 100 with sgd at batch size 2,048, 100 with adam at batch size 2,048"
+        assert [t.showlegend for t in own].count(True) == 1
+    assert re.sub(r"[\d.]+", "N", finding(figure)) == (
+        "Critical batch size: N (N to N) with sgd, N (N to N) with adam"
     )
 
 
@@ -378,7 +377,7 @@ def test_a_border_whose_end_is_not_seen_has_an_arrow() -> None:
 
     figure = steps(compared(sweep(few, submission="sgd")))
 
-    assert finding(figure).startswith("32 times the batch size, from 8 to 256, takes 1/30 of")
+    assert finding(figure).startswith("Critical batch size: at least")
     line = trace(figure, "maximal data parallelism from at least")
     assert line.marker.symbol[-1] == "arrow-right"
     assert line.x[-1] < ends(figure.layout.xaxis)[1]
@@ -444,9 +443,7 @@ def test_the_best_learning_rate_lies_in_the_range_that_was_tried() -> None:
         # Both go through the first point.
         ratio = [y / 0.1 / (x / 8) ** power for x, y in zip(rule.x, rule.y, strict=True)]
         assert ratio == pytest.approx([1, 1])
-    assert finding(figure) == (
-        "From batch size 8 to 128 the best learning rate goes from 0.1 to 0.4: power 0.50"
-    )
+    assert finding(figure) == ("The best learning rate goes with the batch size to the power 0.50")
 
 
 @pytest.mark.parametrize(
@@ -475,15 +472,15 @@ def test_a_rule_that_gave_the_learning_rates_is_no_finding() -> None:
     later = rates(compared([*by_rule[:2], *by_rule[3:], *searched[3:]]))
     two = rates(compared([*by_rule[:1], *by_rule[3:], *searched]))
 
-    assert finding(none).startswith("At no batch size")
-    assert finding(one) == "At batch size 8 the best learning rate is 0.1"
+    for figure in (none, one):
+        assert finding(figure).endswith("known at fewer than two batch sizes")
     shown = trace(one, "best learning rate")
     assert list(shown.marker.symbol) == ["circle", *3 * ["circle-open"]]
     assert "only one is known" in caption(one)
     assert "first filled point" in caption(one)
     rule = trace(later, "linear rule")
     assert rule.y[0] == pytest.approx(0.2 * rule.x[0] / 32)
-    assert finding(two).endswith("goes from 0.1 to 0.2: power 0.50")
+    assert finding(two).endswith("power 0.50")
 
 
 def test_diverged_learning_rates_are_crosses_and_best_ones_at_the_edge_are_hollow() -> None:
@@ -510,37 +507,11 @@ def test_submissions_stand_beside_each_other() -> None:
     assert finding(figure).endswith("to the power 0.00 (sgd), 1.00 (adam)")
 
 
-def two_sweeps(first: Mapping[float, float], second: Mapping[float, float]) -> ComparisonRecord:
+def two_sweeps(first: Mapping[float, float], second: Mapping[float, float]) -> Comparison:
     return compared(sweep(first, submission="sgd") + sweep(second, submission="adam"))
 
 
-def test_the_largest_useful_batch_sizes_are_points_with_their_bounds() -> None:
-    c = two_sweeps(law(32), law(4096))
-
-    figure = useful(c)
-
-    sgd, adam = (each.largest_useful_batch_size for each in c.sweeps)
-    closed, opened = trace(figure, "sgd"), trace(figure, "adam: at least")
-    assert list(closed.x) == pytest.approx([sgd.value, sgd.low, sgd.high])
-    assert math.isinf(adam.high)
-    assert opened.marker.symbol[-1] == "arrow-right"
-    assert min(opened.x) == pytest.approx(adam.low)
-    assert closed.y[0] > opened.y[0]
-    assert list(trace(figure, "batch sizes that were tried").x) == [8, 2048, None] * 2
-    assert finding(figure).endswith(f"up to about {sgd.value:.0f} with sgd")
-
-
-def test_largest_useful_batch_sizes_that_may_be_the_same_are_said_to_overlap() -> None:
-    near, far = (
-        finding(useful(two_sweeps(law(32, sizes=WIDE[::2]), law(critical, sizes=WIDE[::2]))))
-        for critical in (40, 2000)
-    )
-
-    assert near.endswith("with sgd: their bounds overlap")
-    assert far.endswith("with sgd")
-
-
-def profiled(**times: tuple[float, ...]) -> ComparisonRecord:
+def profiled(**times: tuple[float, ...]) -> Comparison:
     named = {name: {f"workload {k}": at for k, at in enumerate(of)} for name, of in times.items()}
     return compared(on_workloads(named, until=1000))
 
@@ -554,14 +525,13 @@ def test_a_profile_rises_at_the_ratios_to_the_fastest() -> None:
     assert (list(adam.x), list(adam.y)) == ([1, 1, 1, 1, 2, 4], [0, 25, 50, 75, 100, 100])
     assert sgd.line.shape == "hv"
     assert sgd.line.dash != adam.line.dash
-    assert finding(figure).startswith("adam")
-    assert "0.9167: the fastest on 3 of 4 workloads" in finding(figure)
+    assert finding(figure) == "adam has the highest score on 4 workloads: 0.92"
 
 
 def test_a_profile_of_nothing_reached_says_so() -> None:
     figure = profile(profiled(a=(math.inf,) * 2, b=(math.inf,) * 2))
 
-    assert finding(figure).startswith("No submission")
+    assert finding(figure).startswith("No run reached")
     assert list(trace(figure, "a: score 0.0000").y) == [0, 0]
 
 
@@ -581,7 +551,6 @@ def test_each_workload_has_its_figures_and_ids_of_its_own() -> None:
         ("curves-1", "loss along the runs: wmt"),
         ("steps-1", "Steps to the goal against batch size: wmt"),
         ("learning-rates-1", "The best learning rate of each batch size: wmt"),
-        ("useful-batch-sizes", "How large a batch is useful"),
     ]
 
 

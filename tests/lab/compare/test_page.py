@@ -15,8 +15,8 @@ from pages import Outline, check_fit, opened
 from tiers import slow
 
 from noisescale.history.metrics import Goal
-from noisescale.lab.compare.compare_trials import compare_trials
-from noisescale.lab.compare.comparison import ComparisonRecord
+from noisescale.lab.compare.compare import compare
+from noisescale.lab.compare.comparison import Comparison
 from noisescale.lab.compare.document import document_of
 from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.lab.compare.tables import tables_of
@@ -28,7 +28,7 @@ HOSTILE = ("<img src=x onerror=alert(1)>", "%{y} and %{meta}", "constructor")
 
 
 @cache
-def two_sweeps(workload: str = "") -> ComparisonRecord:
+def two_sweeps(workload: str = "") -> Comparison:
     """Two submissions with their learning rates searched at nine batch sizes, one missed."""
     laws = {"sgd": {**law(64), 2048: math.inf}, "adam": law(256, least=200)}
     return compared(
@@ -38,7 +38,7 @@ def two_sweeps(workload: str = "") -> ComparisonRecord:
     )
 
 
-def hostile() -> ComparisonRecord:
+def hostile() -> Comparison:
     """Names that mean something to HTML, plotly or JavaScript, everywhere."""
     trials = [
         each
@@ -46,17 +46,17 @@ def hostile() -> ComparisonRecord:
         for submission in HOSTILE
         for each in sweep(law(64, sizes=SIZES[::3]), submission=submission, workload=workload)
     ]
-    return compare_trials(trials, Goal("</script><b>loss</b>", 0.1, "<"))
+    return compare(trials, Goal("</script><b>loss</b>", 0.1, "<"))
 
 
-def html_of(c: ComparisonRecord) -> str:
+def html_of(c: Comparison) -> str:
     """The page without plotly."""
     from noisescale.report.page import packed_plotly, page_html
 
     return page_html(document_of(c)).replace(packed_plotly(), "")
 
 
-def written(c: ComparisonRecord, folder: Path) -> Path:
+def written(c: Comparison, folder: Path) -> Path:
     from noisescale.report.page import write_page
 
     return write_page(document_of(c), folder / "report.html")
@@ -70,7 +70,7 @@ def test_the_page_is_whole_in_order_and_needs_nothing_else() -> None:
     assert not [t for t in outline.tags if {"src", "href", "srcset"} & t[1].keys()]
     assert "http" not in page.replace("http-equiv", "")
     figures = [a["id"] for tag, a in outline.tags if a.get("role") == "img"]
-    assert figures == ["curves", "steps", "learning-rates", "useful-batch-sizes"]
+    assert figures == ["curves", "steps", "learning-rates"]
     assert "<h1>sgd reached loss &lt;= 0.1 first</h1>" in page
     assert re.findall('(?<=<h2>).*?(?=</h2>)|id="curves"', page) == [
         "Warnings",
@@ -105,10 +105,10 @@ def test_a_long_table_of_runs_is_folded_up(runs: int, folded: bool) -> None:
 def test_a_browser_draws_the_page_in_silence_and_keeps_labels_level_and_apart(
     browser: "Browser", tmp_path: Path, width: int
 ) -> None:
-    page, noise = opened(browser, written(two_sweeps("a workload"), tmp_path), width, figures=4)
+    page, noise = opened(browser, written(two_sweeps("a workload"), tmp_path), width, figures=3)
 
     assert noise == []
-    check_fit(page, width, legends=4)
+    check_fit(page, width, legends=3)
     every = [f"{size:,}" for size in SIZES]
     labels = [label for label in page.locator("#steps .xtick text").all() if label.text_content()]
     assert [label.text_content() for label in labels] == every[:: 2 if width == 390 else 1]
@@ -122,10 +122,10 @@ def test_a_browser_draws_the_page_in_silence_and_keeps_labels_level_and_apart(
 
 @pytest.mark.slow
 def test_hostile_names_are_shown_as_they_are_written(browser: "Browser", tmp_path: Path) -> None:
-    page, noise = opened(browser, written(hostile(), tmp_path), 390, figures=8)
+    page, noise = opened(browser, written(hostile(), tmp_path), 390, figures=7)
 
     assert noise == []
-    check_fit(page, 390, legends=8)
+    check_fit(page, 390, legends=7)
     for place in ("steps", "learning-rates", "profile"):
         entries = page.locator(f"#{place} .legend .legendtext").all_text_contents()
         assert [name for name in HOSTILE if any(e.startswith(name) for e in entries)] == [*HOSTILE]

@@ -27,16 +27,22 @@ def test_without_trials_what_helps_is_said(
         assert "\n" not in str(error.value)
 
 
-def test_formats_beside_each_other_are_read_together(tmp_path: Path) -> None:
-    study, run = tmp_path / "mnist/cnn/adam/64/0", tmp_path / "version_0"
-    study.mkdir(parents=True)
-    run.mkdir()
-    (study / "measurements.csv").write_text("step,err\n1,0.5\n")
-    (run / "metrics.csv").write_text("step,loss\n1,0.5\n")
+def test_a_chart_of_wandb_is_refused_with_the_command_that_exports_the_whole_history(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "wandb_export.csv"
+    names = [f"run-1 - val_loss{end}" for end in ("", "__MIN", "__MAX")]
+    file.write_text(",".join(["Step", *names]) + "\n1,2,2,2\n")
 
-    assert [(t.name, len(t.measurements)) for t in read_trials(tmp_path, "err")] == [
-        ("version_0", 0),
-        ("mnist/cnn/adam/64/0", 1),
-    ]
+    with refused(str(file), got="a chart of W&B", remedy='run("ENTITY/PROJECT/RUN").scan_history'):
+        read_trials(file, "val_loss")
+
+
+def test_runs_of_other_metrics_beside_each_other_are_read_together(tmp_path: Path) -> None:
+    for name, metric in (("1", "err"), ("2", "loss")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.csv").write_text(f"step,{metric}\n1,0.5\n")
+
+    assert [len(t.measurements) for t in read_trials(tmp_path, "err")] == [1, 0]
     with refused("goal", remedy="err, loss"):
         read_trials(tmp_path, "acc")

@@ -5,13 +5,12 @@ import math
 from courses import compared, on_workloads, seeds, sweep, trial
 
 from noisescale.lab.compare.measurements import Measurements, Trial
-from noisescale.lab.compare.records import as_dict
 
 
 def test_a_comparison_is_json_and_what_was_not_reached_is_null() -> None:
     trials = [trial(100, seconds=2.0, submission="a"), trial(math.inf, submission="b", name="late")]
 
-    record = json.loads(json.dumps(as_dict(compared(trials)), allow_nan=False))
+    record = json.loads(json.dumps(compared(trials).to_dict(), allow_nan=False))
 
     assert record["goals"] == {"": "loss <= 0.1"}
     assert (record["clock"], record["reference"]) == ("seconds", "a")
@@ -28,7 +27,7 @@ def test_sweeps_and_scores_are_in_the_record() -> None:
     trials = sweep({8: 900, 64: 200, 512: 110}, submission="a", workload="x")
     trials += on_workloads({"b": {"x": 300, "y": 300}, "a": {"y": 100}})
 
-    record = as_dict(compared(trials))
+    record = compared(trials).to_dict()
 
     (found,) = record["sweeps"]
     assert [batch["steps"] for batch in found["batches"]] == [900, 200, 110]
@@ -47,7 +46,7 @@ def test_each_trial_is_in_the_record_with_all_that_is_known_of_it() -> None:
         [10, 20, 30], [0.9, 0.1, math.nan], examples=[80, 160, 240], epochs=[1, 2, 3]
     )
 
-    record = as_dict(compared([Trial("t", measured, **said)], confidence=0.5))
+    record = compared([Trial("t", measured, **said)], confidence=0.5).to_dict()
 
     assert record["trials"] == [
         {
@@ -84,7 +83,7 @@ def test_a_standing_counts_all_trials_of_its_submission() -> None:
     ]
     trials += on_workloads({"b": {"x": 200, "y": 200}})
 
-    record = as_dict(compared(trials))
+    record = compared(trials).to_dict()
 
     first = record["standings"][0]
     assert (first["trials"], first["reached"], first["diverged"]) == (4, 3, 2)
@@ -104,7 +103,7 @@ def test_each_batch_size_is_in_the_record_with_what_was_searched() -> None:
         for each in seeds(of, batch_size=size, learning_rate=rate, feasible=rate < 1)
     ]
 
-    (found,) = as_dict(compared([*trials, *sweep({16: 250})]))["sweeps"]
+    (found,) = compared([*trials, *sweep({16: 250})]).to_dict()["sweeps"]
 
     first, middle, last = found["batches"]
     assert first == {

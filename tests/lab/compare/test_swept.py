@@ -38,7 +38,6 @@ def test_the_fewest_steps_at_each_batch_size_follow_the_law() -> None:
     assert [batch.best.trial.learning_rate for batch in found.batches] == [0.1] * 7
     assert {batch.tried for batch in found.batches} == {3}
     assert found.regimes.critical_batch_size.value == pytest.approx(64, rel=0.1)
-    assert found.largest_useful_batch_size == found.regimes.maximal_from
     assert found.warnings == ()
 
 
@@ -114,7 +113,6 @@ def test_there_are_no_regimes_of_one_batch_size_that_counts(searched: bool) -> N
 
     assert found.regimes is None
     assert found.warnings == ("No run reached the goal at batch size 16.",)
-    assert not found.largest_useful_batch_size.known
 
 
 def test_one_batch_size_and_unknown_or_drawn_ones_are_no_sweep() -> None:

@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from noisescale.lab.compare.comparison import ComparisonRecord
 from noisescale.lab.compare.figures.curves_of_trials import curves_figure
 from noisescale.lab.compare.figures.learning_rates import learning_rates_figure
 from noisescale.lab.compare.figures.profile_of_workloads import profile_figure
 from noisescale.lab.compare.figures.steps_against_batch import steps_figure
-from noisescale.lab.compare.figures.useful_batch_sizes import useful_batch_sizes_figure
 from noisescale.report.document import Figure
 from noisescale.report.drawing import place_figure
+
+if TYPE_CHECKING:
+    from noisescale.lab.compare.comparison import Comparison
 
 _EACH_WORKLOAD = (
     ("curves", "{metric} along the runs", curves_figure),
@@ -23,7 +25,7 @@ _EACH_WORKLOAD = (
 )
 
 
-def figures_of(c: ComparisonRecord) -> list[Figure]:
+def figures_of(c: Comparison) -> list[Figure]:
     """Return the figures that have something to show: of all workloads, then of each."""
     return [
         place_figure(name, heading, drawn)
@@ -32,7 +34,7 @@ def figures_of(c: ComparisonRecord) -> list[Figure]:
     ]
 
 
-def _drawings_of(c: ComparisonRecord) -> Iterator[tuple[str, str, go.Figure | None]]:
+def _drawings_of(c: Comparison) -> Iterator[tuple[str, str, go.Figure | None]]:
     """Yield the id, the heading and the drawing of each figure; None if it has nothing to show."""
     yield "profile", "All workloads together", profile_figure(c)
     for k, workload in enumerate(c.workloads):
@@ -40,4 +42,3 @@ def _drawings_of(c: ComparisonRecord) -> Iterator[tuple[str, str, go.Figure | No
             said = heading.format(metric=c.goals[workload].metric)
             whole = f"{said}: {workload}" if workload else said
             yield (f"{name}-{k}" if k else name), whole, draw(c, workload)
-    yield "useful-batch-sizes", "How large a batch is useful", useful_batch_sizes_figure(c)

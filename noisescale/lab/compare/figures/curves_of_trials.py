@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 
-from noisescale.bounded import Bounded
-from noisescale.lab.compare.comparison import ComparisonRecord
-from noisescale.lab.compare.figures.looks import Look, looks_of
+from noisescale.lab.compare.figures.styles import Style, styles_of
 from noisescale.lab.compare.measurements import Array
-from noisescale.lab.compare.names import name_of, short_list, time_unit
+from noisescale.lab.compare.names import Clock, clock_of
 from noisescale.lab.compare.outcomes import Outcome, Standing
+from noisescale.lab.compare.statements import statement_of_workload
 from noisescale.report.colours import BLACK
 from noisescale.report.drawing import (
+    FAILED_MARKER,
     LEVEL,
     extremes,
     figure,
@@ -26,7 +26,10 @@ from noisescale.report.drawing import (
     shown_text,
     with_legend,
 )
-from noisescale.report.numbers import SECONDS, Duration, duration_for, number, plural
+from noisescale.report.numbers import number, plural
+
+if TYPE_CHECKING:
+    from noisescale.lab.compare.comparison import Comparison
 
 MOST_CURVES = 60
 """The most trials that are drawn. The best are drawn: others would hide them."""
@@ -43,68 +46,41 @@ _BEFORE = 30.0
 _FARTHEST = 1e300
 """The largest end of an axis: the length of a longer one might not be finite."""
 
+_TITLES = {
+    "steps": "optimizer steps",
+    "examples": "examples processed",
+    "epochs": "epochs",
+}
+
 _BEST, _COUNTING, _OTHER = range(3)
 """A trial is the submission's time, or one of those that its time is the middle of, or neither."""
 
 
 class _Curve(NamedTuple):
+    """A trial, with times in the unit of the axis."""
+
     outcome: Outcome
-    look: Look
+    style: Style
     x: Array
     y: Array
+    at: float
+    """When it reached the goal; infinite if it missed it."""
     rank: int
 
 
-class _Clock(NamedTuple):
-    """What the curves are drawn against."""
-
-    name: str
-    """One of `CLOCKS`."""
-    unit: Duration
-    """The unit of seconds."""
-
-    @property
-    def factor(self) -> float:
-        return self.unit.each_hour / 3600 if self.name == "seconds" else 1.0
-
-    @property
-    def title(self) -> str:
-        titles = {
-            "steps": "optimizer steps",
-            "examples": "examples processed",
-            "epochs": "epochs",
-            "seconds": f"time ({self.unit.name})",
-        }
-        return titles[self.name]
-
-    @property
-    def hover(self) -> str:
-        """The unit in templates of plotly."""
-        if self.name == "seconds":
-            return f"%{{x:,.3~r}} {self.unit.name}"
-        return f"%{{x:,.6~r}} {self.name}"
-
-    def say(self, at: float) -> str:
-        """Return a time in words, such as "1,200 steps"."""
-        if self.name == "seconds":
-            return f"{self.unit(at / 3600)} {self.unit.name}"
-        return plural(at, self.name.removesuffix("s"))
-
-
-def curves_figure(c: ComparisonRecord, workload: str) -> go.Figure | None:
+def curves_figure(c: Comparison, workload: str) -> go.Figure | None:
     """Draw the metric of every trial against the clock that counts; None if none is known."""
     standings, goal = c.standings_of(workload), c.goals[workload]
     # Where no goal was reached, a clock may count that is not known of any trial.
-    every, name = _curves(c, standings, c.clock), c.clock
+    clock, every = clock_of(c, c.clock), _curves(c, standings, clock_of(c, c.clock))
     if not every:
-        every, name = _curves(c, standings, "steps"), "steps"
+        clock, every = clock_of(c, "steps"), _curves(c, standings, clock_of(c, "steps"))
     if not every:
         return None
-    clock = _Clock(name, _unit(c, every))
-    curves = sorted(every, key=lambda curve: _order(curve, name))[:MOST_CURVES]
+    curves = sorted(every, key=_order)[:MOST_CURVES]
     x_axis = _x_axis(curves, clock)
     drawn = figure(
-        _finding(standings, clock),
+        shown_text(f"{goal}: {statement_of_workload(c, workload).sentence}"),
         _caption(standings, clock, curves, len(every)),
         x_axis,
         _y_axis(curves, goal.value, falls=goal.side == "<"),
@@ -114,7 +90,7 @@ def curves_figure(c: ComparisonRecord, workload: str) -> go.Figure | None:
     drawn.add_scatter(
         x=[
             10 ** x_axis["range"][0] if "range" in x_axis else 0.0,
-            clock.factor * max(float(curve.x[-1]) for curve in curves),
+            max(float(curve.x[-1]) for curve in curves),
         ],
         y=[goal.value, goal.value],
         name=f"goal: {shown_text(str(goal))}",
@@ -124,56 +100,42 @@ def curves_figure(c: ComparisonRecord, workload: str) -> go.Figure | None:
     )
     for curve in curves:
         if curve.rank == _BEST and curve.outcome.reached is not None:
-            _draw_reached(drawn, curve, clock)
-    _draw_diverged(drawn, [curve for curve in curves if curve.outcome.trial.diverged], clock)
+            _draw_reached(drawn, curve, curve.outcome.reached.value, clock)
+    _draw_diverged(drawn, [curve for curve in curves if curve.outcome.trial.diverged])
     return with_legend(drawn)
 
 
-def _curves(c: ComparisonRecord, standings: Sequence[Standing], name: str) -> list[_Curve]:
+def _curves(c: Comparison, standings: Sequence[Standing], clock: Clock) -> list[_Curve]:
     """Return the trials whose metric and clock are known at some evaluation."""
-    of, found = looks_of(c), []
+    of, found = styles_of(c), []
     for standing in standings:
         for outcome in standing.outcomes:
-            clock = outcome.trial.measurements.clock(name)
+            times = outcome.trial.measurements.clock(clock.name)
             values = outcome.trial.measurements.values
-            known = np.isfinite(values) & np.isfinite(math.nan if clock is None else clock)
-            if clock is None or not known.any():
+            known = np.isfinite(values) & np.isfinite(math.nan if times is None else times)
+            if times is None or not known.any():
                 continue
             rank = _COUNTING if outcome in standing.counting else _OTHER
             rank = _BEST if outcome is standing.best else rank
-            look = of[standing.submission]
-            found.append(_Curve(outcome, look, clock[known], values[known], rank))
+            x, at = clock.factor * times[known], clock.factor * outcome.at(clock.name)
+            found.append(_Curve(outcome, of[standing.submission], x, values[known], at, rank))
     return found
 
 
-def _order(curve: _Curve, clock: str) -> tuple[float, ...]:
+def _order(curve: _Curve) -> tuple[float, ...]:
     """Order by what counts, then by when the goal was reached, then by how near it was."""
-    outcome = curve.outcome
-    sign = 1 if outcome.goal.side == "<" else -1
-    nearest = math.inf if math.isnan(outcome.best) else sign * outcome.best
-    return curve.rank, outcome.at(clock), nearest
+    return curve.rank, curve.at, curve.outcome.rank("steps")[1]
 
 
-def _unit(c: ComparisonRecord, curves: Sequence[_Curve]) -> Duration:
-    """Return the unit of the tables; if no goal was reached, one that suits the trials."""
-    if c.clock != "seconds":
-        return SECONDS
-    if c.reached:
-        return time_unit(c)
-    hours = [float(curve.x[-1]) / 3600 for curve in curves]
-    return duration_for(Bounded(each, each, each) for each in hours)
-
-
-def _x_axis(curves: Sequence[_Curve], clock: _Clock) -> dict[str, Any]:
+def _x_axis(curves: Sequence[_Curve], clock: Clock) -> dict[str, Any]:
     """Return an axis from 0, or a logarithmic one where the fastest would be lost on it."""
-    times = [curve.outcome.at(clock.name) for curve in curves]
-    near = min([at for at in times if at < math.inf], default=math.inf)
+    title = _TITLES.get(clock.name, f"time ({clock.unit.name})")
+    near = min([curve.at for curve in curves if curve.at < math.inf], default=math.inf)
     far = max(float(curve.x[-1]) for curve in curves)
     if not 0 < _WIDE * near <= far:
-        return {"title": {"text": clock.title}, "rangemode": "tozero"}
+        return {"title": {"text": title}, "rangemode": "tozero"}
     first = min(float(curve.x[curve.x > 0][0]) for curve in curves if curve.x[-1] > 0)
-    low = max(first, near / _BEFORE)
-    return LEVEL | log_axis(clock.title, clock.factor * low / 1.1, clock.factor * far * 1.1)
+    return LEVEL | log_axis(title, max(first, near / _BEFORE) / 1.1, far * 1.1)
 
 
 def _y_axis(curves: Sequence[_Curve], goal: float, *, falls: bool) -> dict[str, Any]:
@@ -198,62 +160,62 @@ def _y_axis(curves: Sequence[_Curve], goal: float, *, falls: bool) -> dict[str, 
     return {"title": {"text": title}, "range": [low - around, high + around]}
 
 
-def _draw_curve(drawn: go.Figure, curve: _Curve, clock: _Clock, place: int) -> None:
+def _draw_curve(drawn: go.Figure, curve: _Curve, clock: Clock, place: int) -> None:
     rows = extremes(curve.y, np.ones(len(curve.y), dtype=bool), MOST_POINTS - 2)
     rows = np.union1d(rows, [0, len(curve.y) - 1])
-    look, reached = curve.look, curve.outcome.reached
-    when = "not reached" if reached is None else clock.say(curve.outcome.at(clock.name))
+    style, outcome = curve.style, curve.outcome
+    when = "not reached" if outcome.reached is None else clock.say(outcome.at(clock.name))
+    digits = 3 if clock.name == "seconds" else 6
     drawn.add_scatter(
-        x=(clock.factor * curve.x[rows]).tolist(),
+        x=curve.x[rows].tolist(),
         y=curve.y[rows].tolist(),
-        name=f"{look.label}: {when}",
-        legendgroup=look.name,
+        name=f"{style.label}: {when}",
+        legendgroup=style.name,
         legendrank=place + 1,
         showlegend=curve.rank == _BEST,
         mode="lines" if len(rows) > 1 else "markers",
         opacity=(1.0, 0.75, 0.3)[curve.rank],
-        line={"color": look.colour, "width": (2.5, 1.5, 1)[curve.rank], "dash": look.dash},
-        marker={"color": look.colour},
-        text=shown_name(curve.outcome.trial.name),
-        hovertemplate=f"%{{fullData.text}}<br>{clock.hover}: %{{y:,.4~r}}<extra></extra>",
+        line={"color": style.colour, "width": (2.5, 1.5, 1)[curve.rank], "dash": style.dash},
+        marker={"color": style.colour},
+        text=shown_name(outcome.trial.name),
+        hovertemplate=f"%{{fullData.text}}<br>%{{x:,.{digits}~r}} {clock.unit_name}:"
+        " %{y:,.4~r}<extra></extra>",
     )
 
 
-def _draw_reached(drawn: go.Figure, curve: _Curve, clock: _Clock) -> None:
-    outcome, look = curve.outcome, curve.look
-    at = outcome.at(clock.name)
-    value = math.nan if outcome.reached is None else outcome.reached.value
+def _draw_reached(drawn: go.Figure, curve: _Curve, value: float, clock: Clock) -> None:
+    style, when = curve.style, clock.say(curve.outcome.at(clock.name))
     drawn.add_scatter(
-        x=[clock.factor * at],
+        x=[curve.at],
         y=[value],
-        name=look.label,
-        legendgroup=look.name,
+        name=style.label,
+        legendgroup=style.name,
         showlegend=False,
         mode="markers",
         marker={
-            "symbol": look.symbol,
+            "symbol": style.symbol,
             "size": 11,
-            "color": look.colour,
+            "color": style.colour,
             "line": {"width": 1.5, "color": BLACK},
         },
-        hovertext=[f"{look.label}<br>reached the goal: {clock.say(at)}, {number(value)}"],
+        hovertext=[f"{style.label}<br>reached the goal: {when}, {number(value)}"],
         hoverinfo="text",
     )
 
 
-def _draw_diverged(drawn: go.Figure, curves: Sequence[_Curve], clock: _Clock) -> None:
+def _draw_diverged(drawn: go.Figure, curves: Sequence[_Curve]) -> None:
     """Draw a cross where a trial ended, or at the edge of the figure if it ended beyond."""
     if not curves:
         return
     axis = drawn.layout.yaxis
     ends = [10**end if axis.type == "log" else end for end in axis.range]
     drawn.add_scatter(
-        x=[clock.factor * float(curve.x[-1]) for curve in curves],
+        x=[float(curve.x[-1]) for curve in curves],
         y=[float(np.clip(curve.y[-1], *ends)) for curve in curves],
         name="diverged or failed",
         mode="markers",
         cliponaxis=False,
-        marker={"symbol": "x-thin-open", "size": 7, "color": BLACK, "line": {"width": 1.5}},
+        marker=FAILED_MARKER,
         hovertext=[
             f"{shown_name(curve.outcome.trial.name)}<br>diverged or failed; the last number is"
             f" {number(float(curve.y[-1]))}"
@@ -263,23 +225,8 @@ def _draw_diverged(drawn: go.Figure, curves: Sequence[_Curve], clock: _Clock) ->
     )
 
 
-def _finding(standings: Sequence[Standing], clock: _Clock) -> str:
-    goal = shown_text(str(standings[0].best.goal))
-    reached = [standing for standing in standings if standing.best.reached is not None]
-    if not reached:
-        return f"No submission reaches {goal}" if len(standings) > 1 else f"{goal} is not reached"
-    when = [clock.say(standing.best.at(clock.name)) for standing in reached]
-    if len(standings) == 1:
-        return f"{goal} is reached after {when[0]}"
-    names = [shown_name(name_of(standing)) for standing in reached]
-    first = [name for name, at in zip(names, when, strict=True) if at == when[0]]
-    said = f"{short_list(first)} {'reach' if len(first) > 1 else 'reaches'} {goal} after {when[0]}"
-    rest = len(first)
-    return f"{said}, {names[rest]} after {when[rest]}" if rest < len(reached) else said
-
-
 def _caption(
-    standings: Sequence[Standing], clock: _Clock, curves: Sequence[_Curve], known: int
+    standings: Sequence[Standing], clock: Clock, curves: Sequence[_Curve], known: int
 ) -> str:
     every = sum(len(standing.outcomes) for standing in standings)
     said = []

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 
-from noisescale.lab.compare.comparison import ComparisonRecord
-from noisescale.lab.compare.figures.looks import Look, looks_of
+from noisescale.lab.compare.figures.styles import Style, hover_text, styles_of
 from noisescale.lab.compare.outcomes import Outcome
 from noisescale.lab.compare.swept import Swept, SweptBatch
 from noisescale.report.colours import GREY
@@ -22,7 +21,10 @@ from noisescale.report.drawing import (
     size_axis,
     with_legend,
 )
-from noisescale.report.numbers import count, plural
+from noisescale.report.numbers import plural
+
+if TYPE_CHECKING:
+    from noisescale.lab.compare.comparison import Comparison
 
 _RULES = (("linear rule: power 1", 1.0, "dash"), ("square root rule: power 0.5", 0.5, "dot"))
 
@@ -38,7 +40,7 @@ class _Search(NamedTuple):
 
     swept: Swept
     outcomes: Sequence[Outcome]
-    look: Look
+    style: Style
     aside: float
     """Factor on the batch sizes, for the eye alone."""
 
@@ -54,7 +56,7 @@ class _Search(NamedTuple):
         return [b for b in self.best if b.counts and b.searched]
 
 
-def learning_rates_figure(c: ComparisonRecord, workload: str) -> go.Figure | None:
+def learning_rates_figure(c: Comparison, workload: str) -> go.Figure | None:
     """Draw the best learning rate against the batch size; None where no goal was reached.
 
     It is also None if no batch size has several learning rates: a rule that was used is no finding.
@@ -82,8 +84,8 @@ def learning_rates_figure(c: ComparisonRecord, workload: str) -> go.Figure | Non
     return with_legend(drawn)
 
 
-def _searches_of(c: ComparisonRecord, workload: str) -> list[_Search]:
-    of = looks_of(c)
+def _searches_of(c: Comparison, workload: str) -> list[_Search]:
+    of = styles_of(c)
     outcomes = {each.submission: each.outcomes for each in c.standings_of(workload)}
     found = [
         _Search(each, outcomes[each.submission], of[each.submission], 1.0)
@@ -128,35 +130,38 @@ def _draw_tried(drawn: go.Figure, each: _Search) -> None:
                 (None, None),
             )
         ),
-        name=each.look.label,
-        legendgroup=each.look.name,
+        name=each.style.label,
+        legendgroup=each.style.name,
         showlegend=False,
         mode="lines+markers",
         opacity=0.5,
-        line={"color": each.look.colour, "width": 1},
-        marker={"symbol": "line-ew-open", "size": 6, "color": each.look.colour},
+        line={"color": each.style.colour, "width": 1},
+        marker={"symbol": "line-ew-open", "size": 6, "color": each.style.colour},
         hoverinfo="skip",
     )
 
 
 def _draw_best(drawn: go.Figure, each: _Search, *, alone: bool) -> None:
-    look, found = each.look, {batch.batch_size for batch in each.sizes_between}
+    style, found = each.style, {batch.batch_size for batch in each.sizes_between}
     drawn.add_scatter(
         x=[batch.batch_size * each.aside for batch in each.best],
         y=[batch.best.trial.learning_rate for batch in each.best],
-        name="best learning rate" if alone else look.label,
-        legendgroup=look.name,
+        name="best learning rate" if alone else style.label,
+        legendgroup=style.name,
         mode="lines+markers",
-        line={"color": look.colour, "width": 1.5},
+        line={"color": style.colour, "width": 1.5},
         marker={
             "symbol": [
-                look.symbol if b.batch_size in found else f"{look.symbol}-open" for b in each.best
+                style.symbol if b.batch_size in found else f"{style.symbol}-open" for b in each.best
             ],
             "size": 10,
-            "color": look.colour,
-            "line": {"width": 1.5, "color": look.colour},
+            "color": style.colour,
+            "line": {"width": 1.5, "color": style.colour},
         },
-        hovertext=[_hover_text(batch, look) for batch in each.best],
+        hovertext=[
+            f"{hover_text(batch, style)}<br>{plural(batch.best.at('steps'), 'step')}"
+            for batch in each.best
+        ],
         hoverinfo="text",
     )
 
@@ -180,39 +185,14 @@ def _draw_diverged(drawn: go.Figure, searched: Sequence[_Search]) -> None:
     )
 
 
-def _hover_text(batch: SweptBatch, look: Look) -> str:
-    rates = batch.learning_rates
-    said = [f"<b>batch size {count(batch.batch_size)}</b>"]
-    if look.name:
-        said.insert(0, look.label)
-    rate = f"{batch.best.trial.learning_rate:.3g}"
-    said.append(f"best learning rate {rate}" if len(rates) > 1 else f"learning rate {rate} alone")
-    if len(rates) > 1:
-        edge = {"low": ": the lowest is the best", "high": ": the highest is the best"}
-        said.append(
-            f"{len(rates)} tried, from {rates[0]:.3g} to {rates[-1]:.3g}{edge.get(batch.edge, '')}"
-        )
-    said.append(plural(batch.best.at("steps"), "step"))
-    return "<br>".join(said)
-
-
 def _finding(searched: Sequence[_Search]) -> str:
-    powers = [(each.look.label, power) for each in searched if (power := _power(each)) is not None]
+    powers = [(each.style.label, power) for each in searched if (power := _power(each)) is not None]
     if not powers:
-        found = next((each.sizes_between[0] for each in searched if each.sizes_between), None)
-        if found is None:
-            return "At no batch size is the best learning rate known"
-        rate = found.best.trial.learning_rate
-        return f"At batch size {count(found.batch_size)} the best learning rate is {rate:.3g}"
-    if len(searched) == 1:
-        first, last = searched[0].sizes_between[0], searched[0].sizes_between[-1]
-        rates = [batch.best.trial.learning_rate for batch in (first, last)]
-        return (
-            f"From batch size {count(first.batch_size)} to {count(last.batch_size)} the best"
-            f" learning rate goes from {rates[0]:.3g} to {rates[1]:.3g}: power {powers[0][1]:.2f}"
-        )
-    said = ", ".join(f"{power:.2f} ({name})" for name, power in powers[:_NAMED])
-    return f"The best learning rate goes with the batch size to the power {said}"
+        return "The best learning rate is known at fewer than two batch sizes"
+    alone = len(searched) == 1
+    said = [f"{power:.2f}" if alone else f"{power:.2f} ({name})" for name, power in powers]
+    rule = "The best learning rate goes with the batch size to the power"
+    return f"{rule} {', '.join(said[:_NAMED])}"
 
 
 def _power(each: _Search) -> float | None:
@@ -233,7 +213,7 @@ def _caption(searched: Sequence[_Search]) -> str:
         said.append("Hollow: the best one is the lowest or the highest of them.")
     if any(len(batch.learning_rates) == 1 for each in searched for batch in each.best):
         said.append("Hollow: only one is known.")
-    owner = f" of {searched[0].look.label}" if len(searched) > 1 else ""
+    owner = f" of {searched[0].style.label}" if len(searched) > 1 else ""
     first = "first filled point" if searched[0].sizes_between else "first point"
     said.append(f"The rules begin at the {first}{owner}.")
     return " ".join(said)

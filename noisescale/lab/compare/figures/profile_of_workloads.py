@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
-import math
+from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from noisescale.lab.compare.comparison import ComparisonRecord
-from noisescale.lab.compare.figures.looks import looks_of
-from noisescale.lab.compare.names import name_of, short_list
+from noisescale.lab.compare.figures.styles import styles_of
 from noisescale.lab.compare.profiles import MAX_RATIO, PerformanceProfile
-from noisescale.report.drawing import DASHES, figure, shown_name, with_legend
-from noisescale.report.numbers import plural
+from noisescale.lab.compare.statements import headline_of
+from noisescale.report.drawing import DASHES, figure, shown_text, with_legend
+
+if TYPE_CHECKING:
+    from noisescale.lab.compare.comparison import Comparison
 
 
-def profile_figure(c: ComparisonRecord) -> go.Figure | None:
+def profile_figure(c: Comparison) -> go.Figure | None:
     """Draw on which share of workloads a submission is within a ratio of the fastest.
 
     References:
@@ -23,9 +24,9 @@ def profile_figure(c: ComparisonRecord) -> go.Figure | None:
     """
     if c.profile is None or c.scores is None:
         return None
-    of, scores = looks_of(c), c.scores
+    of, scores = styles_of(c), c.scores
     drawn = figure(
-        _finding(c),
+        shown_text(headline_of(c)),
         _caption(c, c.profile),
         {
             "title": {"text": "time over the time of the fastest"},
@@ -36,22 +37,22 @@ def profile_figure(c: ComparisonRecord) -> go.Figure | None:
     )
     ranked = sorted(c.profile.submissions, key=lambda name: -scores[name])
     for place, submission in reversed([*enumerate(ranked)]):
-        look = of[submission]
+        style = of[submission]
         x, y = _course(c.profile, submission)
         drawn.add_scatter(
             x=x,
             y=y,
-            name=f"{look.label}: score {scores[submission]:.4f}",
-            legendgroup=look.name,
+            name=f"{style.label}: score {scores[submission]:.4f}",
+            legendgroup=style.name,
             legendrank=place + 1,
             mode="lines",
             line={
-                "color": look.colour,
+                "color": style.colour,
                 "width": 2.5,
                 "shape": "hv",
                 "dash": DASHES[c.submissions.index(submission) % len(DASHES)],
             },
-            text=look.label,
+            text=style.label,
             hovertemplate="%{fullData.text}<br>within %{x:.3~r} times: %{y:.3~r} %<extra></extra>",
         )
     return with_legend(drawn)
@@ -65,22 +66,7 @@ def _course(profile: PerformanceProfile, submission: str) -> tuple[list[float], 
     return [1.0, *rises[inside].tolist(), MAX_RATIO], [*heights, heights[-1]]
 
 
-def _finding(c: ComparisonRecord) -> str:
-    scores, profile = c.scores or {}, c.profile
-    names = {standing.submission: shown_name(name_of(standing)) for standing in c.standings}
-    best = max(scores.values(), default=math.nan)
-    if profile is None or not best > 0:
-        return "No submission reaches the goal of a workload that counts"
-    first = [name for name, score in scores.items() if score == best]
-    verb = "have" if len(first) > 1 else "has"
-    said = f"{short_list([names[name] for name in first])} {verb} the highest score, {best:.4f}"
-    if len(first) > 1:
-        return said
-    won = round(profile.at(1.0)[first[0]] * len(profile.workloads))
-    return f"{said}: the fastest on {won} of {plural(len(profile.workloads), 'workload')}"
-
-
-def _caption(c: ComparisonRecord, profile: PerformanceProfile) -> str:
+def _caption(c: Comparison, profile: PerformanceProfile) -> str:
     clock = "time" if c.clock == "seconds" else c.clock
     return (
         f"Height at 2: the share of workloads on which a submission needs at most twice the {clock}"

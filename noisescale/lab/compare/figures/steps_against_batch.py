@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 
 from noisescale.bounded import Bounded
-from noisescale.lab.compare.comparison import ComparisonRecord
-from noisescale.lab.compare.figures.looks import Look, looks_of
+from noisescale.lab.compare.figures.styles import Style, hover_text, styles_of
+from noisescale.lab.compare.statements import statements_of_sweep
 from noisescale.lab.compare.swept import Swept, SweptBatch
 from noisescale.report.colours import BANDS, BLACK, GREY, GRID, SERIES
 from noisescale.report.drawing import (
@@ -26,7 +26,7 @@ from noisescale.report.drawing import (
     size_axis,
     with_legend,
 )
-from noisescale.report.numbers import count, number, plural, two_digits, with_bounds
+from noisescale.report.numbers import plural, with_bounds
 from noisescale.tradeoff.regime_marks import (
     NAME_HEIGHT,
     REGIMES,
@@ -34,10 +34,11 @@ from noisescale.tradeoff.regime_marks import (
     draw_border,
     draw_spans,
     is_seen,
-    is_within,
-    meeting,
     spans_of,
 )
+
+if TYPE_CHECKING:
+    from noisescale.lab.compare.comparison import Comparison
 
 _MARGIN, _MISSED, _ROW = 16.0, 22.0, 26.0
 """Pixels inside the axes: around the points, for batch sizes that missed the goal, and for the
@@ -48,6 +49,34 @@ _POINTS = 290
 
 _NAMED = 3
 """Submissions that the finding names."""
+
+
+class _Sweep(NamedTuple):
+    """A sweep, and how it is drawn."""
+
+    swept: Swept
+    style: Style
+    alone: bool
+    """Whether it is the only one. Then its parts are named, else the submission."""
+
+    @property
+    def reached_sizes(self) -> list[SweptBatch]:
+        """The batch sizes that reached the goal."""
+        return [batch for batch in self.swept.batches if batch.steps]
+
+    def legend(self, part: str, group: str, *, shown: bool | None = None) -> dict[str, Any]:
+        """Return what the legend says of a part, which it shows of the only sweep by default."""
+        name, group = (part, group) if self.alone else (self.style.label, self.style.name)
+        shown = self.alone if shown is None else shown
+        return {"name": name, "legendgroup": group, "showlegend": shown}
+
+    def band(self) -> list[tuple[float, Bounded]]:
+        """Return the fitted curve with its bounds, over the batch sizes that count."""
+        if self.swept.regimes is None:
+            return []
+        counting = [batch.batch_size for batch in self.swept.batches if batch.counts]
+        sizes: list[float] = np.geomspace(min(counting), max(counting), 121).tolist()
+        return [(size, self.swept.regimes.steps_with_bounds(size)) for size in sizes]
 
 
 class _Frame(NamedTuple):
@@ -71,26 +100,26 @@ class _Frame(NamedTuple):
         return self.above(self.height - pixels)
 
 
-def steps_figure(c: ComparisonRecord, workload: str) -> go.Figure | None:
+def steps_figure(c: Comparison, workload: str) -> go.Figure | None:
     """Draw the steps to the goal against the batch size; None if it was reached at no batch size.
 
     The regimes are those of Shallue et al. 2019, arXiv:1811.03600. Where they meet is said by
     `find_regimes`. Of one submission they are shaded, of several only their borders are marked.
     """
-    sweeps = [each for each in c.sweeps if each.workload == workload]
-    if not any(batch.steps for each in sweeps for batch in each.batches):
+    swept, of = [each for each in c.sweeps if each.workload == workload], styles_of(c)
+    sweeps = [_Sweep(each, of[each.submission], len(swept) == 1) for each in swept]
+    if not any(each.reached_sizes for each in sweeps):
         return None
-    of, alone = looks_of(c), len(sweeps) == 1
-    sizes = [batch.batch_size for each in sweeps for batch in each.batches]
+    sizes = [batch.batch_size for each in swept for batch in each.batches]
     around = max((max(sizes) / min(sizes)) ** 0.07, 1.2)
     left, right = min(sizes) / around, max(sizes) * around
-    found = sweeps[0].regimes if alone else None
-    spans = [] if found is None else spans_of(found, left, right)
+    known = [(each, each.swept.regimes) for each in sweeps if each.swept.regimes is not None]
+    spans = spans_of(known[0][1], left, right) if known and len(sweeps) == 1 else []
     names = NAME_HEIGHT * (1 + max((span.row for span in spans), default=-1))
     frame = _frame(sweeps, left, right, names)
     drawn = figure(
-        _finding(sweeps, of),
-        _caption(sweeps, c.confidence),
+        _finding(sweeps),
+        _caption(swept, c.confidence),
         size_axis("batch size (examples)", sizes, left, right),
         _y_axis(f"steps to {shown_text(str(c.goals[workload]))}", frame),
     )
@@ -98,28 +127,25 @@ def steps_figure(c: ComparisonRecord, workload: str) -> go.Figure | None:
     if frame.floor > frame.bottom:
         drawn.add_hline(y=frame.floor, line={"color": GRID, "width": 1})
     for each in sweeps:
-        look = of[each.submission]
-        _draw_band(drawn, each, look, alone=alone)
-        _draw_perfect(drawn, each, look, frame, alone=alone)
-        _draw_course(drawn, each, look, alone=alone)
-        _draw_runs(drawn, each, look, alone=alone)
-        _draw_missed(drawn, each, look, frame.below(names + 10))
-    known = [(each, each.regimes) for each in sweeps if each.regimes is not None]
+        _draw_band(drawn, each)
+        _draw_perfect(drawn, each, frame)
+        _draw_course(drawn, each)
+        _draw_runs(drawn, each)
+        _draw_missed(drawn, each, frame.below(names + 10))
     for row, (each, regimes) in enumerate(reversed(known)):
         borders = regimes.perfect_up_to, regimes.maximal_from
-        _draw_borders(drawn, each, borders, of[each.submission], frame, row, alone=alone)
+        _draw_borders(drawn, each, borders, frame, row)
     return with_legend(drawn, frame.height)
 
 
-def _frame(sweeps: Sequence[Swept], left: float, right: float, names: float) -> _Frame:
+def _frame(sweeps: Sequence[_Sweep], left: float, right: float, names: float) -> _Frame:
     """Return ends that give points their margins in pixels, whatever decades they cover."""
-    batches = [batch for each in sweeps for batch in each.batches]
+    batches = [batch for each in sweeps for batch in each.swept.batches]
     steps = [each for batch in batches for each in batch.steps]
-    for each in sweeps:
-        steps += [end for _, band in _band(each) for end in (band.low, band.high)]
+    steps += [end for one in sweeps for _, band in one.band() for end in (band.low, band.high)]
     missed = any(batch.best.reached is None for batch in batches)
     above = _MARGIN + names + _MISSED * missed
-    below = _MARGIN + _ROW * sum(each.regimes is not None for each in sweeps)
+    below = _MARGIN + _ROW * sum(each.swept.regimes is not None for each in sweeps)
     height = max(PLOT_HEIGHT, _POINTS + above + below)
     inside = height - above - below
     spread = max(max(steps) / min(steps), 2.0)
@@ -140,129 +166,98 @@ def _y_axis(title: str, frame: _Frame) -> dict[str, Any]:
     }
 
 
-def _draw_perfect(drawn: go.Figure, each: Swept, look: Look, frame: _Frame, *, alone: bool) -> None:
+def _draw_perfect(drawn: go.Figure, one: _Sweep, frame: _Frame) -> None:
     """Draw half the steps at twice the batch size: of the fitted curve, or from the first point."""
-    known = [batch for batch in each.batches if batch.steps]
+    known, found = one.reached_sizes, one.swept.regimes
     if not known:
         return
-    examples = known[0].batch_size * known[0].best.at("steps")
-    if each.regimes is not None and 0 < each.regimes.min_examples.value < math.inf:
-        examples = each.regimes.min_examples.value
+    examples = known[0].batch_size * _steps(known[0])
+    if found is not None and 0 < found.min_examples.value < math.inf:
+        examples = found.min_examples.value
     right = min(frame.right, examples / frame.floor)
     drawn.add_scatter(
         x=[frame.left, right],
         y=[examples / frame.left, examples / right],
-        name="perfect scaling: half the steps at twice the batch size",
-        legendgroup="perfect scaling" if alone else look.name,
-        showlegend=alone,
         mode="lines",
-        opacity=1.0 if alone else 0.6,
-        line={"color": GREY if alone else look.colour, "width": 1.5, "dash": "dash"},
+        opacity=1.0 if one.alone else 0.6,
+        line={"color": GREY if one.alone else one.style.colour, "width": 1.5, "dash": "dash"},
         hoverinfo="skip",
+        **one.legend("perfect scaling: half the steps at twice the batch size", "perfect scaling"),
     )
 
 
-def _draw_band(drawn: go.Figure, each: Swept, look: Look, *, alone: bool) -> None:
+def _draw_band(drawn: go.Figure, one: _Sweep) -> None:
     """Fill the area in which the fitted curve may lie."""
-    band = _band(each)
-    if not band:
-        return
-    lower = [(size, steps.low) for size, steps in band]
-    upper = [(size, steps.high) for size, steps in band]
-    draw_area(
-        drawn,
-        "bounds of the curve" if alone else look.label,
-        [*lower, *reversed(upper)],
-        legendgroup="fitted curve" if alone else look.name,
-        showlegend=alone,
-        fillcolor=BANDS[SERIES.index(look.colour)],
-    )
+    if band := one.band():
+        lower = [(size, steps.low) for size, steps in band]
+        upper = [(size, steps.high) for size, steps in band]
+        legend = one.legend("bounds of the curve", "fitted curve")
+        fill = BANDS[SERIES.index(one.style.colour)]
+        draw_area(drawn, outline=[*lower, *reversed(upper)], fillcolor=fill, **legend)
 
 
-def _band(each: Swept) -> list[tuple[float, Bounded]]:
-    """Return the fitted curve with its bounds, over the batch sizes that count."""
-    if each.regimes is None:
-        return []
-    counting = [batch.batch_size for batch in each.batches if batch.counts]
-    sizes: list[float] = np.geomspace(min(counting), max(counting), 121).tolist()
-    return [(size, each.regimes.steps_with_bounds(size)) for size in sizes]
-
-
-def _draw_course(drawn: go.Figure, each: Swept, look: Look, *, alone: bool) -> None:
+def _draw_course(drawn: go.Figure, one: _Sweep) -> None:
     """Draw the fitted curve, or without one a thin line from each batch size to the next."""
-    found = each.regimes
-    if found is None:
-        known = [batch for batch in each.batches if batch.steps]
-        points: list[Point] = [(batch.batch_size, batch.best.at("steps")) for batch in known]
-        line: dict[str, Any] = {"width": 1, "dash": "dot"}
-    else:
-        points = [(size, steps.value) for size, steps in _band(each)]
-        line = {"width": 2.5}
+    points: list[Point] = [(size, steps.value) for size, steps in one.band()]
+    line: dict[str, Any] = {"width": 2.5}
+    if one.swept.regimes is None:
+        points = [(batch.batch_size, _steps(batch)) for batch in one.reached_sizes]
+        line = {"width": 1, "dash": "dot"}
     drawn.add_scatter(
         **coordinates(points),
-        name="fitted curve" if alone else look.label,
-        legendgroup="fitted curve" if alone else look.name,
-        showlegend=alone and found is not None,
         mode="lines",
-        line={"color": look.colour} | line,
+        line={"color": one.style.colour} | line,
         hoverinfo="skip",
+        **one.legend(
+            "fitted curve", "fitted curve", shown=one.alone and one.swept.regimes is not None
+        ),
     )
 
 
-def _draw_runs(drawn: go.Figure, each: Swept, look: Look, *, alone: bool) -> None:
+def _draw_runs(drawn: go.Figure, one: _Sweep) -> None:
     """Mark each repetition of the best setting of each batch size; hollow if it does not count."""
-    runs = [(batch, steps) for batch in each.batches for steps in batch.steps]
+    runs = [(batch, steps) for batch in one.swept.batches for steps in batch.steps]
+    style = one.style
     drawn.add_scatter(
         **coordinates((batch.batch_size, steps) for batch, steps in runs),
-        name="runs at the best setting" if alone else look.label,
-        legendgroup="runs" if alone else look.name,
         mode="markers",
         marker={
-            "symbol": [look.symbol if b.counts else f"{look.symbol}-open" for b, _ in runs],
+            "symbol": [style.symbol if b.counts else f"{style.symbol}-open" for b, _ in runs],
             "size": 9,
-            "color": look.colour,
-            "line": {"width": 1.5, "color": look.colour},
+            "color": style.colour,
+            "line": {"width": 1.5, "color": style.colour},
         },
         hovertext=[
-            f"{_hover_text(batch, look)}<br>{plural(steps, 'step')}{_fitted_text(each, batch)}"
+            f"{hover_text(batch, style)}<br>{plural(steps, 'step')}{_fitted_text(one, batch)}"
             for batch, steps in runs
         ],
         hoverinfo="text",
+        **one.legend("runs at the best setting", "runs", shown=True),
     )
 
 
-def _draw_missed(drawn: go.Figure, each: Swept, look: Look, at: float) -> None:
-    """Batch sizes at which the goal was missed, at the upper end."""
-    missed = [batch for batch in each.batches if batch.best.reached is None]
-    if not missed:
-        return
-    drawn.add_scatter(
-        x=[batch.batch_size for batch in missed],
-        y=[at] * len(missed),
-        name=look.label,
-        legendgroup=look.name,
-        showlegend=False,
-        mode="markers",
-        marker={
-            "symbol": "x-thin-open",
-            "size": 10,
-            "color": look.colour,
-            "line": {"width": 2.5, "color": look.colour},
-        },
-        hovertext=[f"{_hover_text(batch, look)}<br>goal not reached" for batch in missed],
-        hoverinfo="text",
-    )
+def _draw_missed(drawn: go.Figure, one: _Sweep, at: float) -> None:
+    """Mark batch sizes at which the goal was missed, at the upper end."""
+    missed = [batch for batch in one.swept.batches if batch.best.reached is None]
+    if missed:
+        drawn.add_scatter(
+            x=[batch.batch_size for batch in missed],
+            y=[at] * len(missed),
+            mode="markers",
+            marker={
+                "symbol": "x-thin-open",
+                "size": 10,
+                "color": one.style.colour,
+                "line": {"width": 2.5, "color": one.style.colour},
+            },
+            hovertext=[f"{hover_text(batch, one.style)}<br>goal not reached" for batch in missed],
+            hoverinfo="text",
+            **one.legend(one.style.label, "missed", shown=False),
+        )
 
 
 def _draw_borders(
-    drawn: go.Figure,
-    each: Swept,
-    borders: tuple[Bounded, Bounded],
-    look: Look,
-    frame: _Frame,
-    row: int,
-    *,
-    alone: bool,
+    drawn: go.Figure, one: _Sweep, borders: tuple[Bounded, Bounded], frame: _Frame, row: int
 ) -> None:
     """Draw where perfect scaling ends, and below it where maximal data parallelism begins."""
     marks = (
@@ -270,80 +265,37 @@ def _draw_borders(
         (f"{REGIMES[2]} from", "triangle-right", 7),
     )
     for border, (what, symbol, height) in zip(borders, marks, strict=True):
-        if not is_seen(border):
-            continue
-        said = f"{what} {border_text(border, each.ends)}"
-        draw_border(
-            drawn,
-            border,
-            frame.above(_ROW * row + height),
-            (frame.left, frame.right),
-            symbol,
-            BLACK if alone else look.colour,
-            name=said if alone else look.label,
-            legendgroup=what if alone else look.name,
-            showlegend=alone,
-            hovertext=said if alone else f"{look.label}<br>{said}",
-        )
+        if is_seen(border):
+            said = f"{what} {border_text(border, one.swept.ends)}"
+            draw_border(
+                drawn,
+                border,
+                frame.above(_ROW * row + height),
+                (frame.left, frame.right),
+                symbol,
+                BLACK if one.alone else one.style.colour,
+                hovertext=said if one.alone else f"{one.style.label}<br>{said}",
+                **one.legend(said, what),
+            )
 
 
-def _hover_text(batch: SweptBatch, look: Look) -> str:
-    """Write what was tried at a batch size, for a label under the pointer."""
-    said = [f"<b>batch size {count(batch.batch_size)}</b>"]
-    if look.name:
-        said.insert(0, look.label)
-    rate = batch.best.trial.learning_rate
-    if rate > 0 and batch.steps:
-        edge = {"low": ", the lowest of all", "high": ", the highest of all"}.get(batch.edge, "")
-        said.append(f"learning rate {rate:.3g}{edge}")
-    said.append(f"{count(batch.reached)} of {plural(batch.tried, 'run')} reached the goal")
-    if batch.diverged:
-        said.append(f"{count(batch.diverged)} diverged or failed")
-    return "<br>".join(said)
-
-
-def _fitted_text(each: Swept, batch: SweptBatch) -> str:
+def _fitted_text(one: _Sweep, batch: SweptBatch) -> str:
     """Write the fitted curve with its bounds, for a label under the pointer."""
-    if each.regimes is None or not batch.counts:
+    found = one.swept.regimes
+    if found is None or not batch.counts:
         return ""
-    return f"<br>fitted curve: {with_bounds(each.regimes.steps_with_bounds(batch.batch_size))}"
+    return f"<br>fitted curve: {with_bounds(found.steps_with_bounds(batch.batch_size))}"
 
 
-def _finding(sweeps: Sequence[Swept], of: dict[str, Look]) -> str:
+def _finding(sweeps: Sequence[_Sweep]) -> str:
+    """Say the critical batch size of each, as the answers do."""
+    said = [shown_text(statements_of_sweep(each.swept)[0].sentence) for each in sweeps]
     if len(sweeps) == 1:
-        return _finding_of_one(sweeps[0])
-    fewest = {
-        each.submission: min((batch for batch in each.batches if batch.steps), key=_steps)
-        for each in sweeps
-        if any(batch.steps for batch in each.batches)
-    }
-    ranked = sorted(fewest.items(), key=lambda item: _steps(item[1]))
-    return "Fewest steps: " + ", ".join(
-        f"{count(_steps(batch))} with {of[submission].label} at batch size"
-        f" {count(batch.batch_size)}"
-        for submission, batch in ranked[:_NAMED]
-    )
-
-
-def _finding_of_one(each: Swept) -> str:
-    found = each.regimes
-    if found and all(is_within(b, each.ends) for b in (found.perfect_up_to, found.maximal_from)):
-        perfect, maximal = map(number, meeting(found))
-        if perfect == maximal:
-            return f"Scaling is perfect up to a batch size of about {perfect}, where it ends"
-        return (
-            f"Scaling is perfect up to a batch size of about {perfect}. Beyond about {maximal}"
-            " larger batches save few steps"
-        )
-    known = [batch for batch in each.batches if batch.steps]
-    first, last = known[0], known[-1]
-    if first is last:
-        return f"The goal is reached at batch size {count(first.batch_size)} alone"
-    times = count(round(last.batch_size / first.batch_size, 6))
-    ratio = _steps(last) / _steps(first)
-    share = f"1/{two_digits(1 / ratio)} of" if ratio < 1 else f"{two_digits(ratio)} times"
-    sizes = f"from {count(first.batch_size)} to {count(last.batch_size)}"
-    return f"{times} times the batch size, {sizes}, takes {share} the steps"
+        return f"Critical batch size: {said[0]}"
+    named = [
+        f"{sentence} with {each.style.label}" for each, sentence in zip(sweeps, said, strict=True)
+    ]
+    return f"Critical batch size: {', '.join(named[:_NAMED])}"
 
 
 def _steps(batch: SweptBatch) -> float:

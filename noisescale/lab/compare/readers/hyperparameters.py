@@ -12,45 +12,29 @@ from typing import Any, NamedTuple
 from noisescale.extras import is_installed
 from noisescale.refusal import Refusal
 
-LEARNING_RATES = (
-    "learning_rate",
-    "lr",
-    "initial_learning_rate",
-    "base_lr",
-    "max_lr",
-    "peak_lr",
-    "base_learning_rate",
-)
+LEARNING_RATES = ("learning_rate", "lr")
 """Names of the learning rate. The first that is there counts."""
 
-
 _OF_RUNS = (
-    *("dir", "directory", "folder", "path", "file", "root", "url", "output", "out"),
-    *("logdir", "outdir", "savedir", "checkpoint", "ckpt", "host", "hostname", "device", "devices"),
-    *("time", "user", "entity", "project", "experiment", "run", "tag", "tags", "hash", "commit"),
     *(
-        "files",
-        "paths",
-        "machine",
-        "node",
-        "gpu",
-        "gpus",
-        "worker",
-        "queue",
-        "partition",
-        "cluster",
+        "dir",
+        "folder",
+        "path",
+        "file",
+        "url",
+        "logdir",
+        "host",
+        "device",
+        "devices",
+        "time",
+        "user",
     ),
-    *("sha", "branch", "revision"),
-    *("note", "notes", "comment", "description", "created", "started", "finished"),
-    *("ended", "status", "state", "result", "outcome", "reason"),
+    *("project", "experiment", "run", "tag", "tags", "commit", "note", "notes", "status", "ended"),
 )
 """Last words of names whose texts say where a run was trained or kept, what it is called, or how it
 ended."""
 
-_NAMES_OF_RUNS = (
-    *("run", "experiment", "exp", "trial", "job", "task", "session", "project", "group", "wandb"),
-    *("log", "logger", "save", "output", "checkpoint", "file", "host", "user"),
-)
+_NAMES_OF_RUNS = ("run", "experiment", "trial", "job", "project", "group", "logger", "log", "user")
 """Words before "name" that make it the name of a run: others name an optimizer or a schedule."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")

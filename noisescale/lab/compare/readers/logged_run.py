@@ -26,7 +26,7 @@ from noisescale.history.reading import mark_last, monitored_history, read_log, s
 from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.readers.found import Found, is_event_file, measurements_of, name_of_run
 from noisescale.lab.compare.readers.hyperparameters import hyperparameters, read_hparams
-from noisescale.lab.compare.readers.long_csv import GROUPS, TRIALS
+from noisescale.lab.compare.readers.long_csv import TRIALS
 from noisescale.refusal import Refusal
 
 Array = NDArray[np.float64]
@@ -150,7 +150,7 @@ def _metric_beside(log: CsvLog | EventLog, name: str, metric: str) -> Metric:
 
 
 def _trial_columns(names: Sequence[str]) -> list[str]:
-    return [name for name in names if name in (*GROUPS, *TRIALS)]
+    return [name for name in names if name in TRIALS]
 
 
 def _only_batch_size(batch_sizes: Array) -> float:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 from noisescale.csv_lines import table
 from noisescale.history.reading import refuse_metric
-from noisescale.lab.compare.measurements import Measurements, Trial
+from noisescale.lab.compare.measurements import CLOCKS, Measurements, Trial
 from noisescale.lab.compare.readers.found import (
     Found,
     broken_trial,
@@ -20,19 +20,20 @@ from noisescale.lab.compare.readers.found import (
     measurements_of,
     number,
 )
-from noisescale.lab.compare.readers.hyperparameters import (
-    LEARNING_RATES,
-    setting_in_words,
-)
+from noisescale.lab.compare.readers.hyperparameters import setting_in_words
 from noisescale.refusal import Refusal
 
-STEPS = ("step", "steps", "global_step")
-TRIALS = ("trial", "run", "seed")
-SEED = {"seed"}
-"""The columns of trials that are hyperparameters too."""
-EPOCHS = ("epoch", "epochs")
 GROUPS = ("submission", "workload", "study")
-"""Columns of text that say where a trial belongs."""
+"""Columns that say where a trial belongs."""
+
+TRIALS = (*GROUPS, "trial", "seed")
+"""Columns that a file with one run does not have."""
+
+NUMBERS = ("batch_size", "learning_rate")
+"""Columns in which 0.1 and 0.10 are one."""
+
+NAMES = (*GROUPS, "optimizer", "trial", "seed", *NUMBERS)
+"""Columns that say which trial a line is of. Lines that are alike in all of them are one trial."""
 
 
 class _Line(NamedTuple):
@@ -45,23 +46,19 @@ def read_long_csv(path: Path, metric: str, submission: str | None) -> Found:
 
     | column | meaning |
     |---|---|
-    | `step`, `steps` or `global_step` | the optimizer step; needed |
+    | `step` | the optimizer step; needed |
     | the metric | needed; lines in which its cell is empty are no evaluations |
     | `submission`, `workload`, `study` | see `Trial` |
     | `optimizer` | its name; the submission, if there is no other |
-    | `trial`, `run` or `seed` | the name or number of the trial |
+    | `trial`, `seed` | the name or number of the training, and its seed |
     | `batch_size` | global, in examples |
-    | `learning_rate`, `lr` or `initial_learning_rate` | the peak learning rate |
-    | `examples`, `epoch` or `epochs`, `seconds` | what had passed until the evaluation |
+    | `learning_rate` | the peak learning rate |
+    | `examples`, `epochs`, `seconds` | what had passed until the evaluation |
 
-    Of several names the first that is there counts. Lines with the same submission, workload,
-    study, optimizer, trial, batch size and learning rate are one trial. Other columns of
-    numbers or words are hyperparameters if each is constant within every trial.
-
-    If several lines of a trial still have the same step, other columns tell trials apart, for
-    example `momentum`: those with different values at one step, in which every value occurs at two
-    steps or more. In a file with a column for the trial, steps that repeat after this are those of
-    a resumed training: the last line counts.
+    Other columns are hyperparameters if each has one number or word within every trial. Either all
+    lines have a batch size, or none, and so for the learning rate. In a file with a column `trial`,
+    a step that repeats is one of a resumed training: its last line counts. In other files it is
+    refused.
 
     Args:
         path: The file.
@@ -74,197 +71,129 @@ def read_long_csv(path: Path, metric: str, submission: str | None) -> Found:
             told apart.
         OSError: If the file cannot be read.
     """
-    return _Evaluations(path, metric).read(submission)
-
-
-class _Evaluations:
-    """The lines of one file, and what its columns mean."""
-
-    def __init__(self, path: Path, metric: str) -> None:
-        names, rows, self.cut = table(path, ends=True)
-        self.path, self.metric = path, metric
-        self.lines = [_Line(at, dict(zip(names, cells, strict=True))) for at, cells in rows]
-        names = [name for name in names if name]  # an index of pandas has none
-        self.step, self.epoch, self.trial, self.rate = (
-            _first_name(names, of) for of in (STEPS, EPOCHS, TRIALS, LEARNING_RATES)
+    names, rows, cut = table(path, ends=True)
+    lines = [_Line(at, dict(zip(names, cells, strict=True))) for at, cells in rows]
+    others = [name for name in names if name and name not in ("step", metric, *NAMES, *CLOCKS)]
+    if "step" not in names:
+        raise Refusal(
+            path,
+            "have a column `step`",
+            ", ".join(filter(None, names)),
+            "Rename the column of the optimizer step.",
         )
-        if not self.step:
-            raise Refusal(
-                path,
-                "have a column `step`",
-                ", ".join(names),
-                "Rename the column of the optimizer step.",
+    if metric not in names:
+        refuse_metric(path, metric, _number_columns(lines, others))
+    key = [name for name in NAMES if name in names]
+    groups = _groups(lines, key)
+    _refuse_schedules(path, lines, key)
+    if "trial" not in key:
+        _refuse_repetitions(path, groups, metric)
+    settings = [name for name in others if all(len(_values(of, name)) < 2 for of in groups)]
+    varying = [name for name in key if len({line.cells[name] for line in lines}) > 1]
+    trials: list[Trial] = []
+    errors: list[Exception] = []
+    for group in groups:
+        cells = group[0].cells
+        parts = [cells[n] if n in GROUPS else f"{n}={cells[n]}" for n in varying]
+        name = "/".join(parts) or path.stem
+        given = cells.get("optimizer", "") if submission is None else submission
+        given, workload = cells.get("submission") or given, cells.get("workload", "")
+        try:
+            _refuse_gap(path, group[0], {*varying} & {*NUMBERS})
+            size, rate = (_number(path, group[0], each) for each in NUMBERS)
+            measured = _measurements(f"{name} in {path}", path, group, metric, size)
+        except ValueError as error:
+            errors.append(error)
+            trials.append(replace(broken_trial(name, error, given), workload=workload))
+            continue
+        trials.append(
+            Trial(
+                name,
+                measured,
+                given,
+                workload,
+                study=cells.get("study", ""),
+                batch_size=size,
+                learning_rate=rate,
+                hyperparameters=MappingProxyType(_settings(group, ["seed", *settings])),
+                optimizer=cells.get("optimizer", ""),
             )
-        key = (*GROUPS, "optimizer", self.trial, "batch_size", self.rate)
-        self.key = [name for name in key if name in names]
-        """Columns of which each trial has one value."""
-        clocks = {"examples": "examples", "epochs": self.epoch, "seconds": "seconds"}
-        self.clocks = {clock: name for clock, name in clocks.items() if name in names}
-        known = (*self.key, self.step, metric, *self.clocks.values())
-        self.others = [name for name in names if name not in known]
-        if metric not in names:
-            refuse_metric(path, metric, _number_columns(self.lines, self.others))
-
-    def read(self, submission: str | None) -> Found:
-        """Return the trials of the file."""
-        self._refuse_schedules()
-        groups = self._groups()
-        if any(map(self._find_repetition, groups)):
-            groups = self._separate(groups)
-        hyperparameters = [
-            name
-            for name in [*self.others, *SEED.intersection([self.trial])]
-            if all(len(_values(group, name)) <= 1 for group in groups)
-        ]
-        varying = [n for n in self.key if len({line.cells[n] for line in self.lines}) > 1]
-        trials: list[Trial] = []
-        errors: list[Exception] = []
-        for group in groups:
-            cells = group[0].cells
-            name = "/".join(_part(n, cells[n]) for n in varying) or self.path.stem
-            given = cells.get("optimizer", "") if submission is None else submission
-            shared = {name: _settings(group, name) for name in hyperparameters}
-            measured, fault = Measurements([], []), ""
-            size = rate = math.nan
-            try:
-                self._refuse_gap(group, groups)
-                size = self._number(group[0], "batch_size")
-                rate = self._number(group[0], self.rate)
-                measured = self._measurements_of(group, name, size)
-            except ValueError as error:
-                errors.append(error)
-                fault = str(error)
-            trials.append(
-                Trial(
-                    name,
-                    measured,
-                    submission=cells.get("submission") or given,
-                    workload=cells.get("workload", ""),
-                    study=cells.get("study", ""),
-                    batch_size=size,
-                    learning_rate=rate,
-                    hyperparameters=MappingProxyType({n: v.pop() for n, v in shared.items() if v}),
-                    optimizer=cells.get("optimizer", ""),
-                    fault=fault,
-                )
-            )
-        if self.cut is not None:
-            errors.append(self.cut)
-            trials.append(broken_trial(f"the last line of {self.path.name}", self.cut))
-        metrics = partial(_number_columns, self.lines, [*self.others, self.metric])
-        return Found(trials, metrics, errors)
-
-    def _measurements_of(self, group: Sequence[_Line], name: str, size: float) -> Measurements:
-        """Return the evaluations of one trial."""
-        evaluated = [line for line in group if line.cells[self.metric]]
-        return measurements_of(
-            f"{name} in {self.path}",
-            [self._number(line, self.step) for line in evaluated],
-            [self._number(line, self.metric) for line in evaluated],
-            batch_size=size,
-            **{of: [self._number(e, n) for e in evaluated] for of, n in self.clocks.items()},
         )
+    if cut is not None:
+        errors.append(cut)
+        trials.append(broken_trial(f"the last line of {path.name}", cut))
+    return Found(trials, lambda: _number_columns(lines, [*others, metric]), errors)
 
-    def _number(self, line: _Line, name: str) -> float:
-        """Return the number in a cell; NaN if the cell is empty, or there is no such column."""
-        text = line.cells.get(name, "") if name else ""
-        return number(text, self.path, line.number, name) if text else math.nan
 
-    def _groups(self, without: str = "") -> list[list[_Line]]:
-        groups: dict[tuple[str, ...], list[_Line]] = {}
-        for line in self.lines:
-            cells = (
-                str(self._number(line, name))  # 0.1 and 0.10 are one
-                if name in ("batch_size", self.rate) and is_number(line.cells[name])
-                else line.cells[name]
-                for name in self.key
-                if name != without
-            )
-            groups.setdefault(tuple(cells), []).append(line)
-        return list(groups.values())
+def _groups(lines: Sequence[_Line], key: Sequence[str]) -> list[list[_Line]]:
+    """Return the lines of each trial."""
+    groups: dict[tuple[float | str, ...], list[_Line]] = {}
+    for line in lines:
+        cells = (_value(line.cells[n]) if n in NUMBERS else line.cells[n] for n in key)
+        groups.setdefault(tuple(cells), []).append(line)
+    return list(groups.values())
 
-    def _separate(self, groups: Sequence[Sequence[_Line]]) -> list[list[_Line]]:
-        """Return the trials of groups in which steps repeat, by other columns."""
-        self.key += [
-            name
-            for name in self.others
-            if all(self._is_setting(group, name) for group in groups)
-            and any(self._tells_apart(group, name) for group in groups)
-        ]
-        trials = self._groups()
-        if self.trial:
-            return trials  # which may have been resumed
-        for first, again in filter(None, map(self._find_repetition, trials)):
-            raise Refusal(
-                self.path,
-                "have one line for each step of a trial",
-                f"the step {first.cells[self.step]} in lines {first.number} and {again.number}",
-                "Add a column `trial` with the name or number of each line's trial.",
-            )
-        return trials
 
-    def _find_repetition(self, group: Sequence[_Line]) -> tuple[_Line, _Line] | None:
-        """Return two evaluations of one step, if there are any."""
+def _measurements(
+    where: str, path: Path, group: Sequence[_Line], metric: str, batch_size: float
+) -> Measurements:
+    """Return the evaluations of one trial."""
+    evaluated = [line for line in group if line.cells[metric]]
+    steps, values = ([_number(path, line, name) for line in evaluated] for name in ("step", metric))
+    clocks = {name: [_number(path, line, name) for line in evaluated] for name in CLOCKS[1:]}
+    return measurements_of(where, steps, values, batch_size=batch_size, **clocks)
+
+
+def _number(path: Path, line: _Line, name: str) -> float:
+    """Return the number in a cell; NaN if the cell is empty, or there is no such column."""
+    text = line.cells.get(name, "")
+    return number(text, path, line.number, name) if text else math.nan
+
+
+def _refuse_repetitions(path: Path, groups: Iterable[Sequence[_Line]], metric: str) -> None:
+    """Refuse two evaluations of one step: they may be of two trials."""
+    for group in groups:
         seen: dict[str, _Line] = {}
         for line in group:
-            if line.cells[self.metric]:
-                before = seen.setdefault(line.cells[self.step], line)
-                if before is not line:
-                    return before, line
-        return None
-
-    def _is_evaluated(self, group: Sequence[_Line]) -> bool:
-        return any(line.cells[self.metric] for line in group)
-
-    def _is_setting(self, group: Sequence[_Line], name: str) -> bool:
-        """Return whether each value occurs at several steps, as no metric's does."""
-        steps = _values_beside(group, name, self.step)
-        return len(steps) == 1 or all(len(at) > 1 for at in steps.values())
-
-    def _tells_apart(self, group: Sequence[_Line], name: str) -> bool:
-        """Return whether lines of one step have several values."""
-        return any(len(values) > 1 for values in _values_beside(group, self.step, name).values())
-
-    def _refuse_gap(self, group: Sequence[_Line], groups: Sequence[Sequence[_Line]]) -> None:
-        """Refuse evaluations without a cell with which they would be those of another group."""
-        if not self._is_evaluated(group):
-            return
-        cells = group[0].cells
-        for name in self.key:
-            rest = [of for of in self.key if of != name]
-            if not cells[name] and any(
-                other[0].cells[name]
-                and all(other[0].cells[of] == cells[of] for of in rest)
-                and self._is_evaluated(other)
-                for other in groups
-            ):
+            first = seen.setdefault(line.cells["step"], line) if line.cells[metric] else line
+            if first is not line:
                 raise Refusal(
-                    name,
-                    "be in every line of a trial, or in none",
-                    "an empty cell",
-                    "Fill it in, or remove the line.",
-                    at=(self.path, group[0].number),
-                )
-
-    def _refuse_schedules(self) -> None:
-        """Refuse learning rates that change along a trial: each would make a trial of its own."""
-        for group in self._groups(without=self.rate) if self.rate else ():
-            cells = {line.cells[self.rate] for line in group}
-            rates = {float(cell) for cell in cells if is_number(cell)} - {math.nan}
-            if len(rates) > 1 and not self._find_repetition(group):
-                raise Refusal(
-                    str(self.rate),
-                    "be one number for each trial",
-                    f"{len(rates)} numbers from {min(rates):g} to {max(rates):g} at different"
-                    f" steps of what may be one trial, in line {group[0].number} of"
-                    f" {self.path} and others",
-                    "Write the peak learning rate into each line of a trial. If these are several"
-                    " trials, give each its own name in a column `trial`.",
+                    path,
+                    "have one line for each step of a trial",
+                    f"the step {line.cells['step']} in lines {first.number} and {line.number}",
+                    "Add a column `trial` with the name or number of each line's trial.",
                 )
 
 
-def _first_name(names: Sequence[str], wanted: Iterable[str]) -> str:
-    return next((name for name in wanted if name in names), "")
+def _refuse_gap(path: Path, line: _Line, names: Iterable[str]) -> None:
+    """Refuse an empty cell where other lines have a number: it would make another trial."""
+    for name in names:
+        if not line.cells[name]:
+            raise Refusal(
+                name,
+                "be in every line, or in none",
+                "an empty cell",
+                "Fill it in, or remove the line.",
+                at=(path, line.number),
+            )
+
+
+def _refuse_schedules(path: Path, lines: Sequence[_Line], key: Sequence[str]) -> None:
+    """Refuse learning rates that change along a trial: each would make a trial of its own."""
+    if "learning_rate" not in key:
+        return
+    for group in _groups(lines, [name for name in key if name != "learning_rate"]):
+        rates = {v for v in _values(group, "learning_rate") if isinstance(v, float)}
+        steps = {line.cells["step"] for line in group}
+        if len(rates) > 1 and len(steps) == len(group):
+            raise Refusal(
+                "learning_rate",
+                "be one number for each trial",
+                f"{len(rates)} numbers from {min(rates):g} to {max(rates):g} at different steps of"
+                f" what may be one trial, in line {group[0].number} of {path} and others",
+                "Write the peak learning rate into each line of a trial. If these are several"
+                " trials, give each its own name in a column `trial`.",
+            )
 
 
 def _number_columns(lines: Sequence[_Line], names: Iterable[str]) -> list[str]:
@@ -273,26 +202,18 @@ def _number_columns(lines: Sequence[_Line], names: Iterable[str]) -> list[str]:
     return [name for name, texts in cells.items() if texts and all(map(is_number, texts))]
 
 
-def _values_beside(group: Sequence[_Line], name: str, of: str) -> dict[str, set[str]]:
-    """Return the values of one column beside each value of another."""
-    found: dict[str, set[str]] = {}
-    for line in group:
-        found.setdefault(line.cells[name], set()).add(line.cells[of])
-    return found
+def _settings(group: Sequence[_Line], names: Iterable[str]) -> dict[str, float | str]:
+    """Return the numbers of columns, and the words that are settings."""
+    values = {name: value for name in names for value in _values(group, name)}
+    found = {n: setting_in_words(n, v) if isinstance(v, str) else v for n, v in values.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _values(group: Sequence[_Line], name: str) -> set[float | str]:
-    """Return the numbers and words of a column."""
-    cells = {line.cells[name] for line in group if line.cells[name]}
-    return {float(cell) if is_number(cell) else cell for cell in cells}
+    """Return the numbers and words of a column; none if there is no such column."""
+    return {_value(cell) for line in group if (cell := line.cells.get(name, ""))}
 
 
-def _settings(group: Sequence[_Line], name: str) -> set[float | str]:
-    """Return the numbers of a column, and the words that are settings."""
-    values = _values(group, name)
-    found = {setting_in_words(name, v) if isinstance(v, str) else v for v in values}
-    return {value for value in found if value is not None}
-
-
-def _part(name: str, text: str) -> str:
-    return text if name in GROUPS else f"{name}={text}"
+def _value(cell: str) -> float | str:
+    """Return the number of a cell, or its word. What is no number is not equal to itself."""
+    return float(cell) if is_number(cell) and cell.lower() != "nan" else cell

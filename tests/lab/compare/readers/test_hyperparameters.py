@@ -16,7 +16,7 @@ def test_numbers_switches_words_and_lists_count_wherever_they_are_nested_and_not
             "model": {"width": 64, "bias": True, "name": "net", "optim": {"lr": 0.1}},
             "batch_size": "128",
             "optimizer": "adam",
-            "schedule": {"kind": "cosine", "base_lr": "auto"},
+            "schedule": {"kind": "cosine", "lr": "auto"},
             "layers": [1, 2],
             "optim": {"betas": (0.9, 0.95)},
             "limit": math.inf,
@@ -37,8 +37,7 @@ def test_numbers_switches_words_and_lists_count_wherever_they_are_nested_and_not
 
 PLACES = (
     *("name", "run_name", "logger/name", "output_dir", "ckpt_path", "tags", "start_time"),
-    *("host", "data.root", "status", "ended", "experiment", "git-commit", "wandb/group-name"),
-    *("machine", "slurm/partition", "gpu", "data_files"),
+    *("host", "status", "ended", "experiment", "git-commit", "wandb/group-name", "trial.notes"),
 )
 WORDS = ("schedule", "optim/name", "optimizer_name", "model/kind", "precision", "scheduler.name")
 

@@ -40,13 +40,15 @@ def test_lines_in_any_order_make_trials_of_all_that_is_said_about_them(read: Rea
         for step, loss in ((100, 0.5), (200, 0.25 if algorithm == "adam" else "nan"))
     ]
     random.Random(0).shuffle(lines)
-    header = "submission,workload,study,trial,batch_size,lr,momentum,steps,epoch,seconds,loss"
+    header = (
+        "submission,workload,study,trial,batch_size,learning_rate,momentum,step,epochs,seconds,loss"
+    )
 
     trials = read(header, *lines, submission="no")
 
     by_name = {trial.name: trial for trial in trials}
     assert len(trials) == len(by_name) == 2 * 2 * 2 * 2
-    adam = by_name["adam/1/trial=0/batch_size=64/lr=0.20"]
+    adam = by_name["adam/1/trial=0/batch_size=64/learning_rate=0.20"]
     assert (adam.submission, adam.workload, adam.study) == ("adam", "mnist", "1")
     assert (adam.batch_size, adam.learning_rate) == (64, 0.2)
     assert dict(adam.hyperparameters) == {"momentum": 0.9}
@@ -78,7 +80,7 @@ def test_an_empty_column_of_examples_leaves_them_to_the_batch_size(read: Read) -
 
 def test_a_file_of_one_trial_needs_a_step_and_the_metric_alone(read: Read) -> None:
     (trial,) = read(
-        *("global_step,accuracy,loss", "10,0.5,3", "20,,2", "30,0.75,1"),
+        *("step,accuracy,loss", "10,0.5,3", "20,,2", "30,0.75,1"),
         metric="accuracy",
         submission="adam",
     )
@@ -88,24 +90,6 @@ def test_a_file_of_one_trial_needs_a_step_and_the_metric_alone(read: Read) -> No
     assert trial.measurements.examples is None
     assert math.isnan(trial.batch_size)
     assert dict(trial.hyperparameters) == {}
-
-
-def test_without_a_column_of_trials_hyperparameters_tell_them_apart(read: Read) -> None:
-    """Another metric does not: its values differ too, but each occurs at one step."""
-    settings = [(optimizer, rate) for rate in (0.9, 0.99) for optimizer in ("sgd", "lars")]
-    lines = [
-        f"{step},{momentum},{optimizer},{1 / step},{momentum / step + len(optimizer)}"
-        for optimizer, momentum in settings
-        for step in (10, 20, 30)
-    ]
-
-    trials = read("step,momentum,optimizer,loss,train_loss", *lines)
-
-    assert [(t.name, t.submission, dict(t.hyperparameters)) for t in trials] == [
-        (f"optimizer={optimizer}/momentum={momentum}", optimizer, {"momentum": momentum})
-        for optimizer, momentum in settings
-    ]
-    assert {len(trial.measurements) for trial in trials} == {3}
 
 
 def test_a_column_of_seeds_tells_trials_apart_and_is_a_hyperparameter(read: Read) -> None:
@@ -134,13 +118,15 @@ def test_one_seed_of_two_optimizers_is_two_trials(read: Read, of_sgd: tuple[int,
 
 def test_of_a_named_trial_the_last_evaluation_of_a_step_counts(read: Read) -> None:
     """A column that is constant for some time, as a learning rate's step, does not split it."""
-    trials = read("run,step,loss,rate", "a,1,3,1", "a,2,2,1", "a,2,1,1", "a,3,1,0", "a,4,1,0")
+    trials = read("trial,step,loss,rate", "a,1,3,1", "a,2,2,1", "a,2,1,1", "a,3,1,0", "a,4,1,0")
 
     assert values_of(trials) == [[3, 1, 1, 1]]
 
 
 def test_a_trial_without_the_metric_did_not_reach(read: Read) -> None:
-    with_metric, without = read("run,step,loss,lr", "a,1,3,0.1", "a,2,2,0.10", "b,1,,0.1")
+    with_metric, without = read(
+        *("trial,step,loss,learning_rate", "a,1,3,0.1", "a,2,2,0.10", "b,1,,0.1")
+    )
 
     assert len(with_metric.measurements) == 2
     assert len(without.measurements) == 0
@@ -161,8 +147,8 @@ def test_a_trial_without_the_metric_did_not_reach(read: Read) -> None:
         ),
         (("step,loss", "1,2", "2,1", "1,3"), "sweep.csv", "got the step 1 in lines 2 and 4. Add"),
         (
-            ("step,loss,lr", "1,3,0.1", "2,2,0.09", "3,1,0.08"),
-            *("lr", "got 3 numbers from 0.08 to 0.1 at different steps"),
+            ("step,loss,learning_rate", "1,3,0.1", "2,2,0.09", "3,1,0.08"),
+            *("learning_rate", "got 3 numbers from 0.08 to 0.1 at different steps"),
         ),
         (("step,loss", "1,"), "goal", "got 'loss'"),
         (("",), "sweep.csv", "an empty file"),
@@ -187,7 +173,7 @@ def test_a_clock_that_runs_back_is_refused_with_the_trial(read: Read) -> None:
 
 def test_a_trial_with_a_bad_cell_has_a_fault_and_leaves_the_others(read: Read) -> None:
     trials = read(
-        "run,step,batch_size,lr,loss",
+        "trial,step,batch_size,learning_rate,loss",
         *(
             "a,1,64,1,3",
             "b,1,-8,1,3",
@@ -199,41 +185,30 @@ def test_a_trial_with_a_bad_cell_has_a_fault_and_leaves_the_others(read: Read) -
     )
 
     assert [(t.name, len(t.measurements)) for t in trials][:4] == [
-        ("run=a/batch_size=64/lr=1", 1),
-        ("run=b/batch_size=-8/lr=1", 0),
-        ("run=c/batch_size=64/lr=1", 0),
-        ("run=d/batch_size=64/lr=1", 1),
+        ("trial=a/batch_size=64/learning_rate=1", 1),
+        ("trial=b/batch_size=-8/learning_rate=1", 0),
+        ("trial=c/batch_size=64/learning_rate=1", 0),
+        ("trial=d/batch_size=64/learning_rate=1", 1),
     ]
     assert [trial.fault.partition(" must")[0] for trial in trials] == [
-        *("", "`batch_size`", "`loss`", "", "`batch_size`", "`lr`")
+        *("", "`batch_size`", "`loss`", "", "`batch_size`", "`learning_rate`")
     ]
     assert trials[3].diverged
 
 
-@pytest.mark.parametrize(("gap", "column"), [("a,,0.1", "batch_size"), ("a,64,", "lr")])
+@pytest.mark.parametrize(("gap", "column"), [("a,,0.1", "batch_size"), ("a,64,", "learning_rate")])
 def test_a_cell_that_is_empty_in_one_line_makes_no_trial(read: Read, gap: str, column: str) -> None:
     """Its evaluation would count as a run of one evaluation, without a batch size."""
-    whole, gone, without = read(
-        "run,batch_size,lr,step,loss", "a,64,0.1,1,3", f"{gap},2,1", "b,,,1,3", "b,,,2,2"
-    )
+    whole, gone = read("trial,batch_size,learning_rate,step,loss", "a,64,0.1,1,3", f"{gap},2,1")
 
     assert gone.fault.startswith(f"`{column}` must be in every line")
     assert "in line 3 of" in gone.fault
     assert not whole.fault
-    assert not without.fault
-    assert without.measurements.values.tolist() == [3, 2]
-
-
-def test_lines_of_a_logger_without_the_metric_take_no_part(read: Read) -> None:
-    """As a monitor of learning rates writes them."""
-    trials = read("run,lr,step,loss", "a,0.1,1,", "a,,1,3", "a,0.1,2,", "a,,2,2")
-
-    assert [trial.fault for trial in trials] == ["", ""]
 
 
 @pytest.mark.parametrize("last", ["b,2", "b,2,64"])
 def test_a_last_line_that_is_cut_off_is_left_out_and_named(read: Read, last: str) -> None:
-    head = "run,step,batch_size,loss"
+    head = "trial,step,batch_size,loss"
 
     *whole, cut = read(head, "a,1,64,3", "b,1,64,4", last, end="")
 
@@ -248,7 +223,7 @@ def test_a_last_line_that_is_cut_off_is_left_out_and_named(read: Read, last: str
 
 def test_words_that_are_constant_in_each_trial_are_hyperparameters(read: Read) -> None:
     trials = read(
-        "run,step,schedule,clip,phase,loss",
+        "trial,step,schedule,clip,phase,loss",
         *("a,1,cosine,0.5,warm,3", "a,2,cosine,0.50,cold,2", "b,1,linear,off,warm,3"),
     )
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
+"""benchmarks/lib/shallue.py, on trials in the layout of the release."""
+
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from refused import refused
 
-from noisescale.lab.compare.reading import read_trials
+from benchmarks.lib.shallue import read_shallue
+from noisescale import compare
 
 METRIC = "val/classification_error"
 
@@ -36,9 +38,9 @@ def release(tmp_path: Path) -> Path:
 
 
 def test_a_tree_is_read_from_any_of_its_folders(release: Path) -> None:
-    trials = read_trials(release, METRIC, submission="not used")
-    of_study = read_trials(release / "cifar_10/resnet_8/sgd/256", METRIC)
-    of_trial = read_trials(release / "cifar_10/resnet_8/sgd/256/10", METRIC)
+    trials = read_shallue(release, METRIC)
+    of_study = read_shallue(release / "cifar_10/resnet_8/sgd/256", METRIC)
+    of_trial = read_shallue(release / "cifar_10/resnet_8/sgd/256/10", METRIC)
 
     assert len(trials) == 8
     place = "cifar_10/resnet_8/sgd/256"
@@ -53,11 +55,17 @@ def test_a_tree_is_read_from_any_of_its_folders(release: Path) -> None:
         assert trial.measurements.examples == pytest.approx([0, 25600])
 
 
+def test_the_trials_are_compared(release: Path) -> None:
+    found = compare(read_shallue(release, METRIC), f"{METRIC}<0.1")
+
+    assert [len(each.batches) for each in found.sweeps] == [2, 2]
+
+
 def test_folders_above_the_data_set_belong_to_the_workload(release: Path) -> None:
     metadata = {"status": "COMPLETE", "hparams": {"lr": 0.5}}
     write_trial(release / "solution_quality/mnist/cnn/sgd/8/0", metadata, {1: 0.5})
 
-    (trial,) = [t for t in read_trials(release, METRIC) if t.batch_size == 8]
+    (trial,) = [t for t in read_shallue(release, METRIC) if t.batch_size == 8]
 
     assert trial.workload == "solution_quality/mnist/cnn"
     assert trial.learning_rate == 0.5
@@ -70,7 +78,7 @@ def test_the_status_may_be_infeasible(tmp_path: Path, status: str | None, feasib
     metadata = {"status": status, "trial_id": 3, "initial_learning_rate": 0.5, "decay": 0.1}
     write_trial(tmp_path / "mnist/cnn/adam/64/3", metadata, {1: 0.5})
 
-    (trial,) = read_trials(tmp_path, METRIC)
+    (trial,) = read_shallue(tmp_path, METRIC)
 
     assert trial.feasible is feasible
     assert trial.batch_size == 64  # from the folder, without study.json
@@ -81,16 +89,17 @@ def test_the_status_may_be_infeasible(tmp_path: Path, status: str | None, feasib
 def test_incomplete_trials_are_left_out_as_in_the_paper(release: Path) -> None:
     write_trial(release / "cifar_10/resnet_8/sgd/32/7", {"status": "INCOMPLETE"}, {1: 0.0})
 
-    assert len(read_trials(release, METRIC)) == 8
+    assert len(read_shallue(release, METRIC)) == 8
 
 
-def test_what_cannot_be_read_is_refused_with_the_place(release: Path, tmp_path: Path) -> None:
+def test_a_trial_of_which_something_is_not_known_says_so(release: Path, tmp_path: Path) -> None:
     folder = write_trial(tmp_path / "other/mnist/cnn/adam/all/3", {}, {1: 0.5})
 
-    with refused("goal", got="'err'", remedy="train/cross_entropy_error"):
-        read_trials(release, "err")
-    with refused(str(folder.parent), requirement="be named by the batch size", got="'all'"):
-        read_trials(tmp_path / "other", METRIC)
+    (without_size,) = read_shallue(tmp_path / "other", METRIC)
+    without_metric, *_ = read_shallue(release, "err")
+
+    assert without_size.fault.startswith(f"`{folder.parent}` must be named by the batch size")
+    assert "must have a column `err`, got step, train/cross_ent" in without_metric.fault
 
 
 @pytest.mark.parametrize(
@@ -108,7 +117,7 @@ def test_a_damaged_trial_has_a_fault_and_leaves_the_others(
     (release / place / "measurements.csv").write_text(measurements)
     (release / place / "metadata.json").write_text(metadata)
 
-    trials = read_trials(release, METRIC)
+    trials = read_shallue(release, METRIC)
 
     (broken,) = [trial for trial in trials if trial.fault]
     assert said in broken.fault

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trials of Shallue et al., in the layout in which they were published."""
+"""The trials of Shallue et al., in the layout in which they were published.
+
+`noisescale.compare(read_shallue(folder, metric), goal)` compares them.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +16,6 @@ from typing import Any
 from noisescale.csv_lines import table
 from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.readers.found import (
-    Found,
     broken_trial,
     measurements_of,
     name_of_run,
@@ -29,11 +30,12 @@ MEASUREMENTS = "measurements.csv"
 
 _PARAMETERS = ("parameters", "hparams", "hyperparameters")
 _ABOUT_TRIAL = ("trial_id", "_internal_trial_id", "status", "steps", "step", "seconds")
+_RATE = "initial_learning_rate"
 _FAILED = ("infeasible", "failed", "diverged")
 
 
-def read_shallue(path: Path, folders: Iterable[Path], metric: str) -> Found:
-    """Read trials from folders dataset/model/optimizer/batch_size/trial.
+def read_shallue(path: Path, metric: str) -> list[Trial]:
+    """Read trials from folders dataset/model/optimizer/batch_size/trial, at a path or below it.
 
     The optimizer is the submission, dataset/model the workload. Folders above the dataset, such as
     "solution_quality", belong to the workload if they are below the given path. The batch size is
@@ -50,26 +52,24 @@ def read_shallue(path: Path, folders: Iterable[Path], metric: str) -> Found:
 
     Args:
         path: The given path.
-        folders: The folders with a measurements.csv at this path or below it.
         metric: The name of a column, for example "val/classification_error".
 
-    A trial whose files are damaged, or whose batch size is not known, has a `fault`.
+    Returns:
+        The trials. One whose files are damaged, or whose batch size is not known, has a `fault`.
 
     References:
         Shallue et al. 2019, arXiv:1811.03600; batch_science in google-research on GitHub.
     """
-    names: dict[str, None] = {}
-    trials, errors = [], []
-    for folder in sorted(folders, key=natural_key):
+    trials = []
+    for folder in sorted((file.parent for file in path.rglob(MEASUREMENTS)), key=natural_key):
         submission, workload = _place_of(folder, path)
         try:
-            trial = _read_trial(folder, path, metric, names)
+            trial = _read_trial(folder, path, metric)
         except (ValueError, OSError) as error:
-            errors.append(error)
             broken = broken_trial(name_of_run(folder, path), error, submission)
             trial = replace(broken, workload=workload)
         trials += [] if trial is None else [trial]
-    return Found(trials, lambda: names, errors)
+    return trials
 
 
 def _place_of(folder: Path, path: Path) -> tuple[str, str]:
@@ -79,14 +79,14 @@ def _place_of(folder: Path, path: Path) -> tuple[str, str]:
     return whole[-3], "/".join((*above, *whole[-5:-3]))
 
 
-def _read_trial(folder: Path, path: Path, metric: str, names: dict[str, None]) -> Trial | None:
+def _read_trial(folder: Path, path: Path, metric: str) -> Trial | None:
     """Return the trial of a folder; None if it is incomplete."""
     metadata = _read_json(folder / "metadata.json")
     status = str(metadata.get("status", "")).lower()
     if status == "incomplete":
         return None
     batch_size = _batch_size_of(folder.parent)
-    steps, values = _evaluations(folder / MEASUREMENTS, metric, names)
+    steps, values = _evaluations(folder / MEASUREMENTS, metric)
     found = hyperparameters(_parameters(metadata))
     submission, workload = _place_of(folder, path)
     return Trial(
@@ -102,13 +102,11 @@ def _read_trial(folder: Path, path: Path, metric: str, names: dict[str, None]) -
     )
 
 
-def _evaluations(file: Path, metric: str, seen: dict[str, None]) -> tuple[list[float], list[float]]:
+def _evaluations(file: Path, metric: str) -> tuple[list[float], list[float]]:
     names, lines, _ = table(file)
-    seen.update(dict.fromkeys(names))
-    if "step" not in names:
-        raise Refusal(file, "have a column `step`", ", ".join(names), "Add this column.")
-    if metric not in names:
-        return [], []
+    for name in ("step", metric):
+        if name not in names:
+            raise Refusal(file, f"have a column `{name}`", ", ".join(names), "Add this column.")
     at, of = names.index("step"), names.index(metric)
     cells = [(line, row[at], row[of]) for line, row in lines if row[of]]
     steps = [number(step, file, line, "step") for line, step, _ in cells]
@@ -134,7 +132,8 @@ def _batch_size_of(study: Path) -> float:
 def _parameters(metadata: dict[str, Any]) -> dict[str, Any]:
     known = (metadata[key] for key in _PARAMETERS if isinstance(metadata.get(key), dict))
     at_top = {name: each for name, each in metadata.items() if name not in _ABOUT_TRIAL}
-    return next(known, at_top)
+    found = next(known, at_top)
+    return {"learning_rate" if name == _RATE else name: each for name, each in found.items()}
 
 
 def _read_json(file: Path) -> dict[str, Any]:
