@@ -195,7 +195,7 @@ FRESH = [
     Mutation("prediction/questions.py", 'if row.basis == "timed"]', 'if row.basis != "timed"]'),
     Mutation("meter/watched_steps.py", "NEARLY_ZERO).sum())) - 1", "NEARLY_ZERO).sum())) - 2"),
     Mutation(
-        "tradeoff/document.py",
+        "tradeoff/fit_sweep.py",
         "found.source is None or len(found.curves",
         "found.source is None and len(found.curves",
     ),

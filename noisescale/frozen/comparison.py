@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two estimates of tr(Σ) from the same batches, as a ratio, and what the ratio says."""
+"""Two estimates of tr(Σ) as a ratio, and what it says of a way to measure or of the batches."""
 
 from __future__ import annotations
 
@@ -57,6 +57,48 @@ class Comparison:
     def decided(self) -> bool:
         """Whether more batches would not change the judgement."""
         return self.judgement in ("yes", "no")
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of measuring in training, judged by independent batches."""
+
+    name: str
+    """"half", "micro_batch" or "rank"."""
+    comparison: Comparison | None
+    """tr(Σ) by this way, over that of independent batches, is near 1. None: nothing is measured."""
+    reason: str = ""
+    """Why it measures nothing, or is right without a comparison."""
+    by_construction: bool = False
+    """Whether it compares what was compared here."""
+
+    @property
+    def judgement(self) -> Judgement:
+        """Whether it measures right."""
+        if self.comparison is not None:
+            return self.comparison.judgement
+        return "yes" if self.by_construction else "no"
+
+
+@dataclass(frozen=True)
+class Order:
+    """Whether the batches of the loader are independent draws."""
+
+    at_random: bool
+    """Whether a sampler of torch draws each example at random."""
+    successive: Comparison | None = None
+    """tr(Σ) of two successive batches over that of all of them. None if drawn at random."""
+    shuffled: Comparison | None = None
+    """tr(Σ) of the loader's batches over that of shuffled ones, where that was measured."""
+    near: Comparison | None = None
+    """tr(Σ) of the first batches over that of batches far on in a stream, by all before them."""
+
+    @property
+    def independent(self) -> bool:
+        """Whether successive batches are as far apart as others, as far as can be told."""
+        if self.near is not None and self.near.judgement == "no":
+            return False
+        return self.successive is None or self.successive.judgement not in ("no", "probably not")
 
 
 def compare(some: Sequence[float], others: Sequence[float], confidence: float = 0.95) -> Comparison:

@@ -16,12 +16,11 @@ from noisescale.checks import require_choice
 from noisescale.collectors.groups import Groups
 from noisescale.estimation.independent_batches import LEAST, BatchProducts, IndependentBatches
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.frozen.comparison import compare, compare_apart
+from noisescale.frozen.comparison import Order, Way, compare, compare_apart
 from noisescale.frozen.data import data_to_fit
-from noisescale.frozen.document import as_dict, document_of
-from noisescale.frozen.frozen_fit import Asked, Seen, frozen_fit
+from noisescale.frozen.frozen_fit import BatchStatistics, FitRequest, frozen_fit
 from noisescale.frozen.judged_monitor import JudgedMonitor
-from noisescale.frozen.measurement import MeasurementRecord, Order, Way
+from noisescale.frozen.measurement import Measurement
 from noisescale.frozen.order import (
     can_be_shuffled,
     draws_at_random,
@@ -36,7 +35,6 @@ from noisescale.history.optimizers import OptimizerMix
 from noisescale.lightning.checkpoints import Checkpoint
 from noisescale.made.targets import refuse_out_of_memory
 from noisescale.refusal import Refusal
-from noisescale.report.answer import Answer
 
 WIDTH = 2.25
 """The interval of the noise scale that is narrow enough: its upper over its lower end."""
@@ -48,13 +46,6 @@ DRIFTS = 1e-4
 """A trend of the noise along the batches that is less likely than this is no chance."""
 
 _AT_RANDOM = "batches are drawn at random, as those compared here were"
-
-
-class Measurement(MeasurementRecord, Answer):
-    """What `measure` found, and the ways to show it."""
-
-    document = document_of
-    to_dict = as_dict
 
 
 def measure(
@@ -150,7 +141,7 @@ def measure(
         JudgedMonitor(name=way, batch_size_fn=batch_size_fn, weight_fn=weight_fn) for way in ways
     ]
     ranks = devices * nodes
-    asked = Asked(
+    asked = FitRequest(
         groups,
         batch_size_fn,
         weight_fn,
@@ -239,7 +230,9 @@ def measure(
     )
 
 
-def _batches(seen: Seen, products: list[BatchProducts], ranks: int) -> IndependentBatches:
+def _batches(
+    seen: BatchStatistics, products: list[BatchProducts], ranks: int
+) -> IndependentBatches:
     return IndependentBatches(with_replacement(products, seen.loader, seen.batch_size, ranks))
 
 
@@ -263,7 +256,9 @@ def _ways(
             yield Way("micro_batch", None, _AT_RANDOM, by_construction=True)
 
 
-def _order(own: IndependentBatches, seen: Seen, random: Seen | None, ranks: int) -> Order:
+def _order(
+    own: IndependentBatches, seen: BatchStatistics, random: BatchStatistics | None, ranks: int
+) -> Order:
     if draws_at_random(seen.loader):
         return Order(at_random=True)
     pairs = {k: x for k, x in seen.differences.items() if k - 2 < len(own.deviations)}

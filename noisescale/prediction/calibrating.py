@@ -23,8 +23,8 @@ from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.second_run import SecondRun
 from noisescale.refusal import Refusal, rename_arguments
 from noisescale.tradeoff.fit import TradeoffFit, fit_tradeoff
+from noisescale.tradeoff.fit_sweep import FittedSweep
 from noisescale.tradeoff.sweep_files import read_sweeps
-from noisescale.tradeoff.sweep_fits import SweepFits
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class HasBranches(Protocol):
         """The run and its branches."""
 
 
-Sweep = TradeoffFit | SweepFits | str | PathLike[str]
+Sweep = TradeoffFit | FittedSweep | str | PathLike[str]
 Branches = BranchedRun | HasBranches | str | PathLike[str]
 
 
@@ -160,7 +160,7 @@ def _csv_file(branches: BranchedRun | str | PathLike[str] | None) -> Path | None
 def _by_sweep(history: Mapping[str, Array], sweep: Sweep) -> Calibration:
     if isinstance(sweep, TradeoffFit):
         fit = sweep
-    elif isinstance(sweep, SweepFits):
+    elif isinstance(sweep, FittedSweep):
         fit = _only_curve(sweep.curves)
     else:
         curve = _only_curve(read_sweeps(sweep))

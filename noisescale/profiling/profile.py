@@ -15,14 +15,12 @@ from noisescale.lightning.resized_loaders import examples_in
 from noisescale.made.data import train_and_val
 from noisescale.made.targets import is_first, module_and_data, refuse_out_of_memory
 from noisescale.profiling.around_run import MOST_STEPS, AroundRun
-from noisescale.profiling.document import as_dict, document_of
-from noisescale.profiling.step_times import StepTimesRecord
+from noisescale.profiling.step_times import StepTimes
 from noisescale.profiling.time_fit import TimedFit
 from noisescale.profiling.time_loader import time_loader
 from noisescale.profiling.time_steps import time_steps
 from noisescale.profiling.times_file import TimesFile
 from noisescale.refusal import Refusal
-from noisescale.report.answer import Answer
 from noisescale.report.numbers import number
 from noisescale.step_time import FILE, StepTiming, fit_step_time
 
@@ -38,13 +36,6 @@ class _ToTime(NamedTuple):
     steps: int
     own: int | None = None
     """The device batch size of the run, if there is one."""
-
-
-class StepTimes(StepTimesRecord, Answer):
-    """What `profile` found, and the ways to show it."""
-
-    document = document_of
-    to_dict = as_dict
 
 
 def profile(
