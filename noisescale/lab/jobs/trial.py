@@ -44,7 +44,7 @@ def _train(module: Any, examples: Any, spec: Record, folder: Path) -> None:
 
         train_branch_task(module, train_and_val(examples)[0], spec, folder)
         return
-    from noisescale.lab.sweep.trial_fit import Made, train_task
+    from noisescale.lab.sweep.trial_fit import MadeModule, train_task
     from noisescale.lab.tune.trial_fit import train_tune_task
     from noisescale.lightning.training import seed_all
 
@@ -52,7 +52,7 @@ def _train(module: Any, examples: Any, spec: Record, folder: Path) -> None:
     seed_all(spec["seed"])
     os.environ["PL_GLOBAL_SEED"] = str(spec["seed"])  # of Lightning's shuffling over ranks
     train = train_tune_task if spec["kind"] == "tune" else train_task
-    train(Made(module, examples), spec, folder)
+    train(MadeModule(module, examples), spec, folder)
 
 
 def main() -> None:

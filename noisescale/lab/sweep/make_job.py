@@ -61,7 +61,7 @@ def sweep_job(
         require_count("max_device_batch_size", max_device_batch_size, "Leave it out for no limit.")
     import torch
 
-    from noisescale.lab.sweep.trial_fit import Made, describe
+    from noisescale.lab.sweep.trial_fit import MadeModule, describe
     from noisescale.lightning.trainer_access import isolate_rng
 
     names = [parameter.name for parameter in parameters]
@@ -73,7 +73,7 @@ def sweep_job(
         torch.manual_seed(UNUSUAL_SEED)
         module, data = module_and_data(training.target, training.data)
         seeded = torch.initial_seed() != UNUSUAL_SEED
-        own = describe(Made(module, data), training, reached, min(sizes), names)
+        own = describe(MadeModule(module, data), training, reached, min(sizes), names)
     if not own.learning_rate > 0:
         refuse(
             "configure_optimizers",

@@ -25,7 +25,7 @@ STREAM = 1_000_000
 
 
 @dataclass(frozen=True)
-class Own:
+class ModuleDefaults:
     """What the module and its data bring along."""
 
     examples: float
@@ -59,7 +59,7 @@ class SweepJob:
     """The settings of a sweep. All workers have the same ones."""
 
     training: Training
-    own: Own
+    own: ModuleDefaults
     goal: Goal
     batch_sizes: tuple[int, ...]
     search: Search
@@ -150,7 +150,7 @@ class SweepJob:
         )
         return cls(
             Training(**read["training"]),
-            Own(**own),
+            ModuleDefaults(**own),
             Goal(**read["goal"]),
             tuple(read["batch_sizes"]),
             Search(**search),

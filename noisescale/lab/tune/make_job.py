@@ -55,7 +55,7 @@ def tune_job(
     """Return the settings of the search, once module and data were tried for one step."""
     from noisescale.history.metrics import Goal
     from noisescale.lab.parameters import FITTED, SWEPT
-    from noisescale.lab.sweep.trial_fit import Made, describe
+    from noisescale.lab.sweep.trial_fit import MadeModule, describe
     from noisescale.lab.tune.suggest import suggest
     from noisescale.lab.tune.tune_job import Length, TuneJob, center_parameters
     from noisescale.lightning.trainer_access import isolate_rng
@@ -99,7 +99,7 @@ def tune_job(
         seed_all(seed)
         module, data = module_and_data(training.target, training.data, arguments)
         goal = Goal(metric, 0.0, "<")
-        own = describe(Made(module, data), training, goal, usual, searched)
+        own = describe(MadeModule(module, data), training, goal, usual, searched)
     if own.batch_size is None and size is None:
         refuse(
             "search",

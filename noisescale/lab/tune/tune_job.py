@@ -23,7 +23,7 @@ from noisescale.lab.parameters import (
     Parameter,
     Value,
 )
-from noisescale.lab.sweep.settings import STREAM, Own, equal_shares
+from noisescale.lab.sweep.settings import STREAM, ModuleDefaults, equal_shares
 from noisescale.plan import Plan
 
 DONE, TOO_DEAR = "done", "too dear"
@@ -80,7 +80,7 @@ class TuneJob:
     """
 
     training: Training
-    own: Own
+    own: ModuleDefaults
     metric: str
     maximize: bool
     parameters: tuple[Parameter, ...]
@@ -178,7 +178,7 @@ class TuneJob:
         own["schedules"] = tuple(own["schedules"])
         fields = {
             "training": Training(**read["training"]),
-            "own": Own(**own),
+            "own": ModuleDefaults(**own),
             "parameters": tuple(Parameter.from_dict(each) for each in read["parameters"]),
             "length": Length(**read["length"]),
             "timings": tuple(tuple(each) for each in read["timings"]),
@@ -259,7 +259,7 @@ class TuneJob:
         return found
 
 
-def values_of(own: Own) -> dict[str, Any]:
+def values_of(own: ModuleDefaults) -> dict[str, Any]:
     """Return what module and data bring along, by the names of parameters."""
     return {
         LEARNING_RATE: own.learning_rate,
@@ -270,7 +270,10 @@ def values_of(own: Own) -> dict[str, Any]:
 
 
 def center_parameters(
-    parameters: Iterable[Parameter], own: Own, length: Length, arguments: Mapping[str, Any]
+    parameters: Iterable[Parameter],
+    own: ModuleDefaults,
+    length: Length,
+    arguments: Mapping[str, Any],
 ) -> tuple[Parameter, ...]:
     """Return parameters that begin at the module's own settings, as far as it has them.
 
