@@ -101,36 +101,32 @@ class Order:
         return self.successive is None or self.successive.judgement not in ("no", "probably not")
 
 
-def compare(some: Sequence[float], others: Sequence[float], confidence: float = 0.95) -> Comparison:
-    """Return the mean of `some` over that of `others`, of the same batches.
+def compare(
+    some: Sequence[float],
+    others: Sequence[float],
+    confidence: float = 0.95,
+    *,
+    of_same: bool = True,
+) -> Comparison:
+    """Return the mean of `some` over that of `others`.
+
+    Args:
+        some: Values of tr(Σ), one of each batch.
+        others: Other values of it.
+        confidence: Coverage of the bounds.
+        of_same: Whether both are of the same batches, in the same order.
 
     Examples:
         >>> compare([1.0, 1.1, 0.9, 1.0, 1.0], [1.0, 1.0, 1.1, 0.9, 1.0]).ratio.value
         1.0
     """
-    if len(some) < _FEWEST:
-        return Comparison(Bounded(math.nan, 0.0, math.inf), len(some))
-    pairs = np.array([some, others], dtype=np.float64)
-    mean = pairs.mean(axis=1)
-    covariance = np.cov(pairs) / len(some)
-    quantile = float(stdtrit(len(some) - 1, 0.5 + confidence / 2))
-    entries = covariance[0, 0], covariance[0, 1], covariance[1, 1]
-    low, high = fieller_interval(float(mean[0]), float(mean[1]), map(float, entries), quantile)
-    value = float(mean[0] / mean[1]) if mean[1] > 0 else math.nan
-    return Comparison(Bounded(value, low, high), len(some))
-
-
-def compare_apart(
-    some: Sequence[float], others: Sequence[float], confidence: float = 0.95
-) -> Comparison:
-    """Return the mean of `some` over that of `others`, of different batches."""
     fewest = min(len(some), len(others))
     if fewest < _FEWEST:
         return Comparison(Bounded(math.nan, 0.0, math.inf), fewest)
-    mean, other = (float(np.mean(x)) for x in (some, others))
-    variances = [float(np.var(x, ddof=1)) / len(x) for x in (some, others)]
+    mean, other = float(np.mean(some)), float(np.mean(others))
+    a, b = (float(np.var(x, ddof=1)) / len(x) for x in (some, others))
+    together = float(np.cov(some, others)[0, 1]) / fewest if of_same else 0.0
     quantile = float(stdtrit(fewest - 1, 0.5 + confidence / 2))
-    entries = variances[0], 0.0, variances[1]
-    low, high = fieller_interval(mean, other, entries, quantile)
+    low, high = fieller_interval(mean, other, (a, together, b), quantile)
     value = mean / other if other > 0 else math.nan
     return Comparison(Bounded(value, low, high), fewest)

@@ -16,7 +16,7 @@ from noisescale.checks import require_choice
 from noisescale.collectors.groups import Groups
 from noisescale.estimation.independent_batches import LEAST, BatchProducts, IndependentBatches
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.frozen.comparison import Order, Way, compare, compare_apart
+from noisescale.frozen.comparison import Order, Way, compare
 from noisescale.frozen.data import data_to_fit
 from noisescale.frozen.frozen_fit import BatchStatistics, FitRequest, frozen_fit
 from noisescale.frozen.judged_monitor import JudgedMonitor
@@ -267,9 +267,11 @@ def _order(
     if random is None:
         traces = own.noise_traces.tolist()
         first, last = traces[: seen.near - 1], traces[seen.near - 1 :]
-        return Order(False, successive, near=compare_apart(first, last) if seen.near else None)
-    others = _batches(random, random.whole, ranks).noise_traces
-    return Order(False, successive, compare_apart(own.noise_traces.tolist(), others.tolist()))
+        return Order(
+            False, successive, near=compare(first, last, of_same=False) if seen.near else None
+        )
+    others = _batches(random, random.whole, ranks).noise_traces.tolist()
+    return Order(False, successive, compare(own.noise_traces.tolist(), others, of_same=False))
 
 
 def _check(batches: int | Literal["auto"], width: float, seconds: float) -> None:

@@ -30,7 +30,7 @@ from noisescale.prediction.run_hardware import (
 )
 from noisescale.prediction.step_seconds import find_profile, step_time_of
 from noisescale.refusal import Refusal, TypeRefusal, rename_arguments
-from noisescale.step_time import DeviceTimes, StepTimeModel, fit_step_time, read_timings
+from noisescale.step_time import DeviceTimes, FittedStepTime, fit_step_time, read_timings
 
 MOST = 1e12
 """The most examples in a batch, or money for an hour: far beyond any, and far from overflow."""
@@ -267,7 +267,7 @@ def check_money(price: float | None, worth: float | None, *, timed: bool) -> Non
 def hardware_from(
     histories: Sequence[Mapping[str, Array]],
     run: Segments,
-    step_time: StepTimeModel | None,
+    step_time: FittedStepTime | None,
     *,
     max_device_batch_size: float | None,
     devices_per_node: float | None,
@@ -310,10 +310,10 @@ def _largest_fitting(history: Mapping[str, Array], found: DeviceTimes | None) ->
 
 
 def step_times_from(
-    given: StepTimeModel | str | PathLike[str] | None,
+    given: FittedStepTime | str | PathLike[str] | None,
     history: Mapping[str, Array],
     which: Mapping[str, Any],
-) -> tuple[StepTimeModel | None, Mapping[str, Array] | None]:
+) -> tuple[FittedStepTime | None, Mapping[str, Array] | None]:
     """Return a model of step times, or a run whose times count beside those of the history.
 
     Args:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -23,8 +23,10 @@ from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.second_run import SecondRun
 from noisescale.refusal import Refusal, rename_arguments
 from noisescale.tradeoff.fit import TradeoffFit, fit_tradeoff
-from noisescale.tradeoff.fit_sweep import FittedSweep
 from noisescale.tradeoff.sweep_files import read_sweeps
+
+if TYPE_CHECKING:
+    from noisescale.tradeoff.fit_sweep import FittedSweep
 
 T = TypeVar("T")
 
@@ -37,7 +39,7 @@ class HasBranches(Protocol):
         """The run and its branches."""
 
 
-Sweep = TradeoffFit | FittedSweep | str | PathLike[str]
+Sweep: TypeAlias = "TradeoffFit | FittedSweep | str | PathLike[str]"
 Branches = BranchedRun | HasBranches | str | PathLike[str]
 
 
@@ -160,7 +162,7 @@ def _csv_file(branches: BranchedRun | str | PathLike[str] | None) -> Path | None
 def _by_sweep(history: Mapping[str, Array], sweep: Sweep) -> Calibration:
     if isinstance(sweep, TradeoffFit):
         fit = sweep
-    elif isinstance(sweep, FittedSweep):
+    elif not isinstance(sweep, str | PathLike):
         fit = _only_curve(sweep.curves)
     else:
         curve = _only_curve(read_sweeps(sweep))

@@ -12,7 +12,7 @@ from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.history.run_law import RunLaw
 from noisescale.plan import Plan, mean_plan
 from noisescale.prediction.run_hardware import OwnSteps, nodes_of
-from noisescale.step_time import FittedStepTime, LoaderTiming, StepTimeModel
+from noisescale.step_time import FittedStepTime, LoaderTiming
 
 Basis = Literal["timed", "assumed"]
 
@@ -62,7 +62,7 @@ class PredictedRow:
 class Hardware:
     """What is known about the devices, their price, and the cost of waiting; see `predict`."""
 
-    step_time: StepTimeModel | None
+    step_time: FittedStepTime | None
     max_device_batch_size: float
     """The most examples that a device was seen to take, or is said to take."""
     devices_per_node: float = math.inf

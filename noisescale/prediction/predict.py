@@ -30,7 +30,7 @@ from noisescale.prediction.warnings_and_assumptions import assumptions_of, warni
 from noisescale.refusal import Refusal, rename_arguments
 from noisescale.report.answer import Answer
 from noisescale.report.numbers import count, with_bounds
-from noisescale.step_time import StepTimeModel
+from noisescale.step_time import FittedStepTime
 from noisescale.tradeoff.profile import STEPS_SCATTER
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def predict(
     branch_step: float | None = None,
     branch_examples: float | None = None,
     loss_scatter: float | None = None,
-    step_times: StepTimeModel | str | PathLike[str] | None = None,
+    step_times: FittedStepTime | str | PathLike[str] | None = None,
     max_device_batch_size: float | None = None,
     devices_per_node: int | None = None,
     unit: str | None = None,

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
@@ -33,11 +32,6 @@ class LoaderTiming:
     """Seconds of a step whose batch is there already."""
     workers: int
     """Processes that load; 0: the training waits while a batch is loaded."""
-
-    @property
-    def examples_per_second(self) -> float:
-        """Examples per second of the loader of one device."""
-        return self.batch_size / self.seconds if self.seconds else math.inf
 
     @property
     def bounds_training(self) -> bool:

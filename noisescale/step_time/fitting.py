@@ -35,22 +35,6 @@ PULL = 1e-3
 """The pull of a parameter that timings only hint at to its assumed value: far below any scatter."""
 
 
-def assume_step_time(timing: StepTiming) -> FittedStepTime:
-    """Predict the step times of all configurations from one timing and stated assumptions.
-
-    As `fit_step_time`, but only the scale is fitted. The bounds are wide.
-
-    Examples:
-        >>> model = assume_step_time(StepTiming(32, 1, devices=1, nodes=1, seconds=0.1))
-        >>> f"{model.seconds(32, accumulation=2).value:.3f}"
-        '0.200'
-        >>> half = model.seconds(16)
-        >>> f"{half.low:.2f} {half.value:.3f} {half.high:.2f}"
-        '0.05 0.075 0.10'
-    """
-    return fit_step_time([timing])
-
-
 def fit_step_time(timings: Sequence[StepTiming]) -> FittedStepTime:
     """Fit a model of the time of a step to measured configurations.
 
@@ -83,6 +67,9 @@ def fit_step_time(timings: Sequence[StepTiming]) -> FittedStepTime:
         >>> timings = [StepTiming(b, 1, 1, 1, 0.01 + 0.001 * b) for b in (8, 16, 32, 64)]
         >>> f"{fit_step_time(timings).seconds(48).value:.4f}"
         '0.0580'
+        >>> half = fit_step_time([StepTiming(32, 1, devices=1, nodes=1, seconds=0.1)]).seconds(16)
+        >>> f"{half.low:.2f} {half.value:.3f} {half.high:.2f}"
+        '0.05 0.075 0.10'
 
     References:
         Qiao et al. 2021, "Pollux", OSDI, section 3.2.

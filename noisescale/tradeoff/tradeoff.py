@@ -131,15 +131,6 @@ class Tradeoff:
         ratio = _positive("batch_size", batch_size) / critical
         return float(critical * ratio ** (1 + self.sharpness))
 
-    def batch_size_for(self, exchange_rate: float) -> float:
-        """Return the best batch size where a step is worth r examples, √(r·B_crit) at α = 1.
-
-        r = B_crit gives B_crit itself, McCandlish's default.
-        """
-        rate = _positive("exchange_rate", exchange_rate, "the examples that a step is worth")
-        critical = self.critical_batch_size
-        return float(critical * (rate / critical) ** (1 / (1 + self.sharpness)))
-
     def adaptive_examples(self, steps: float) -> float:
         """Return the examples needed in `steps` where the batch size follows the noise scale.
 

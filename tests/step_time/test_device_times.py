@@ -78,4 +78,3 @@ def test_a_loader_bounds_a_training_from_nearly_a_step_on(seconds: float, bounds
     loader = LoaderTiming(32, seconds, 0.01, workers=0)
 
     assert loader.bounds_training == bounds
-    assert loader.examples_per_second == pytest.approx(32 / seconds)
