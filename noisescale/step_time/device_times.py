@@ -9,8 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from noisescale.refusal import Refusal
-from noisescale.step_time.timings import COLUMNS, StepTiming
+from noisescale.refusal import FileRefusal, Refusal
+from noisescale.step_time.timings import StepTiming
 
 FILE = "step_times.json"
 """The name of the file in a run's folder."""
@@ -74,6 +74,9 @@ class DeviceTimes:
             OSError: If it cannot be read.
         """
         path = Path(path)
+        if not path.is_file():
+            what = "a path without a file"
+            raise FileRefusal(path, "be a file of `noisescale profile`", what, "Check it.")
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             timings = tuple(_timing(each) for each in found["timings"])
@@ -114,7 +117,7 @@ class DeviceTimes:
 
 
 def _timing(found: dict[str, Any]) -> StepTiming:
-    return StepTiming(**{name: found[name] for name in COLUMNS})
+    return StepTiming(**{field.name: found[field.name] for field in fields(StepTiming)})
 
 
 def _loader(found: dict[str, Any]) -> LoaderTiming:

@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured seconds a step, and the CSV files that hold them."""
+"""Measured seconds a step."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
-from os import PathLike
-from pathlib import Path
+from dataclasses import dataclass, fields
 
 from noisescale.checks import require_positive
-from noisescale.csv_lines import csv_lines
 from noisescale.plan import Plan
 from noisescale.refusal import Refusal
 
@@ -61,72 +56,3 @@ class StepTiming:
             128.0
         """
         return self.plan.batch_size / self.seconds
-
-
-COLUMNS = tuple(field.name for field in fields(StepTiming))
-
-
-def write_timings(path: str | PathLike[str], timings: Iterable[StepTiming]) -> Path:
-    """Add timings to a CSV file. A missing file is created.
-
-    One file can collect timings with different numbers of devices.
-
-    Raises:
-        ValueError: If the file exists and does not hold timings.
-    """
-    path = Path(path)
-    earlier = read_timings(path) if path.exists() else []
-    partial = path.with_name(path.name + ".new")
-    with partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(asdict(timing) for timing in (*earlier, *timings))
-    return partial.replace(path)
-
-
-def read_timings(path: str | PathLike[str]) -> list[StepTiming]:
-    """Read timings from a CSV file that `write_timings` wrote, or one with the same columns.
-
-    Raises:
-        ValueError: If a column is missing, or a line holds anything but positive numbers.
-        OSError: If the file cannot be read.
-    """
-    path = Path(path)
-    lines = csv_lines(path)
-    _, names = next(lines, (0, []))
-    if missing := [name for name in COLUMNS if name not in names]:
-        raise Refusal(
-            path,
-            f"have the columns {', '.join(COLUMNS)}",
-            f"no {', '.join(missing)}",
-            "Make it with `noisescale profile`.",
-        )
-    timings = []
-    for number, cells in lines:
-        line = dict(zip(names, cells, strict=True))
-        try:
-            size, accumulation, devices, nodes, seconds = (line[name] for name in COLUMNS)
-            plan = int(accumulation), int(devices), int(nodes)
-            timings.append(StepTiming(_number(size), *plan, float(seconds)))
-        except ValueError as reason:
-            raise Refusal(
-                path,
-                "have positive numbers, and whole numbers of accumulation, devices and nodes",
-                repr(cells),
-                "Correct or remove that line.",
-                at=(path, number),
-            ) from reason
-    if not timings:
-        raise Refusal(
-            path,
-            "have timings",
-            "only column names",
-            "Make it with `noisescale profile`.",
-        )
-    return timings
-
-
-def _number(text: str) -> float:
-    """Return the number; an integer if it is one, so that files stay as they were written."""
-    value = float(text)
-    return int(value) if value.is_integer() else value

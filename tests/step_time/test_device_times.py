@@ -65,6 +65,8 @@ def test_another_file_is_refused(content: str, tmp_path: Path) -> None:
 
     with refused(f"{path}"):
         DeviceTimes.read(path)
+    with refused(f"{tmp_path}", got="a path without a file"):
+        DeviceTimes.read(tmp_path)
 
 
 def test_what_can_be_read_is_what_was_written(tmp_path: Path) -> None:
