@@ -25,10 +25,9 @@ from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.tensor_parallel import is_whole
 from noisescale.estimation.independent_batches import BatchProducts
-from noisescale.frozen.gradient_mean import GradientMean
+from noisescale.frozen.gradient_mean import GradientMean, on_host
 from noisescale.frozen.judged_monitor import JudgedMonitor
 from noisescale.frozen.kept_state import KeptState
-from noisescale.frozen.on_host import on_host
 from noisescale.frozen.order import draws_at_random, goes_in_order
 from noisescale.lightning.checkpoints import Checkpoint, load_weights
 from noisescale.lightning.monitor.meters import trained_parameters

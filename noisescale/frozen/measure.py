@@ -17,7 +17,6 @@ from noisescale.collectors.groups import Groups
 from noisescale.estimation.independent_batches import LEAST, BatchProducts, IndependentBatches
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.frozen.comparison import Order, Way, compare
-from noisescale.frozen.data import data_to_fit
 from noisescale.frozen.frozen_fit import BatchStatistics, FitRequest, frozen_fit
 from noisescale.frozen.judged_monitor import JudgedMonitor
 from noisescale.frozen.measurement import Measurement
@@ -28,7 +27,7 @@ from noisescale.frozen.order import (
     with_replacement,
 )
 from noisescale.frozen.stopping_rule import StoppingRule, comparison_of, say
-from noisescale.frozen.targets import module_and_train_data
+from noisescale.frozen.targets import data_to_fit, module_and_train_data
 from noisescale.frozen.wrapped_network import WrappedNetwork
 from noisescale.guard import Guard
 from noisescale.history.optimizers import OptimizerMix
@@ -200,17 +199,15 @@ def measure(
         stopped = "successive batches are alike"
     elif drifts:
         stopped = "the noise changes along the batches"
-    unknown = alike or drifts
+
+    def scale_of(products: list[BatchProducts]) -> NoiseScale:
+        if alike or drifts:
+            return NoiseScale.unknown(confidence, unit, of.batches)
+        return _batches(of, products, ranks).noise_scale(confidence, unit)
+
     return Measurement(
-        noise_scale=NoiseScale.unknown(confidence, unit, of.batches)
-        if unknown
-        else whole.noise_scale(confidence, unit),
-        groups={
-            name: NoiseScale.unknown(confidence, unit, of.batches)
-            if unknown
-            else _batches(of, of.entries[k], ranks).noise_scale(confidence, unit)
-            for k, name in enumerate(of.group_names)
-        },
+        noise_scale=scale_of(of.whole),
+        groups={name: scale_of(of.entries[k]) for k, name in enumerate(of.group_names)},
         ways=tuple(_ways(judged, own, order, ranks, confidence)),
         order=order,
         batch_size=seen.batch_size,

@@ -11,6 +11,7 @@ from scipy.special import ndtr
 from tiers import slow
 
 from noisescale.step_time import FittedStepTime, StepTiming, fit_step_time
+from noisescale.step_time.fitting import assumptions
 
 Plan = tuple[int, int, int, int]
 
@@ -206,3 +207,23 @@ def test_a_slower_device_takes_as_many_times_as_long_and_bounds_do_not_change() 
 def test_no_timings_are_refused() -> None:
     with refused("timings", got="[]"):
         fit_step_time([])
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        (["overlap"], ["How much of synchronisation overlaps with"]),
+        # Of a step without any synchronisation that was timed there is nothing to overlap.
+        (["sync", "sync_across", "overlap"], ["How long devices synchronise"]),
+        (["sync_across", "overlap"], ["How long nodes synchronise", "How much of synchronisation"]),
+        (["sync_across", "growth_across"], ["How long nodes synchronise"]),
+        (["growth_across"], ["How synchronisation grows with the devices"]),
+        ([], []),
+    ],
+)
+def test_what_was_not_timed_is_said_once(held: list[str], said: list[str]) -> None:
+    found = assumptions(held, checked=True)
+
+    assert len(found) == len(said)
+    for sentence, beginning in zip(found, said, strict=True):
+        assert sentence.startswith(beginning)
