@@ -15,8 +15,7 @@ from noisescale.checks import require_folder_of
 from noisescale.history.reading import read_run
 from noisescale.history.run_files import only_run_in
 from noisescale.lightning.resized_loaders import examples_in
-from noisescale.made.data import train_and_val
-from noisescale.made.targets import is_first, module_and_data, refuse_out_of_memory
+from noisescale.made.targets import is_first, module_and_data, refuse_out_of_memory, train_and_val
 from noisescale.profiling.around_run import MOST_STEPS, AroundRun
 from noisescale.profiling.step_times import StepTimes
 from noisescale.profiling.time_fit import TimedFit

@@ -4,6 +4,6 @@
 from noisescale.step_time.device_times import FILE as FILE
 from noisescale.step_time.device_times import DeviceTimes as DeviceTimes
 from noisescale.step_time.device_times import LoaderTiming as LoaderTiming
+from noisescale.step_time.device_times import StepTiming as StepTiming
 from noisescale.step_time.fitting import fit_step_time as fit_step_time
 from noisescale.step_time.model import FittedStepTime as FittedStepTime
-from noisescale.step_time.timings import StepTiming as StepTiming

@@ -9,6 +9,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from noisescale.refusal import Refusal
+from noisescale.step_time.device_times import StepTiming
 from noisescale.step_time.model import FittedStepTime
 from noisescale.step_time.pollux import (
     GROWTHS,
@@ -19,7 +20,6 @@ from noisescale.step_time.pollux import (
     identifiable_parameters,
     relative_seconds,
 )
-from noisescale.step_time.timings import StepTiming
 
 REFITS = 256
 """Enough for bounds, at 2.5 and 97.5 % of them, that do not hang on the seed."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from noisescale.bounded import Bounded
+from noisescale.step_time.device_times import StepTiming
 from noisescale.step_time.pollux import Array, Plans, relative_seconds
-from noisescale.step_time.timings import StepTiming
 
 SLACK = 1.01
 """The ratio by which a device batch may miss a timed one: a mean is not a whole number."""

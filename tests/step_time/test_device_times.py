@@ -2,6 +2,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from refused import refused
@@ -80,3 +81,17 @@ def test_a_loader_bounds_a_training_from_nearly_a_step_on(seconds: float, bounds
     loader = LoaderTiming(32, seconds, 0.01, workers=0)
 
     assert loader.bounds_training == bounds
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "got"),
+    [
+        ("seconds", (32, 1, 1, 1, float("nan")), "nan"),
+        ("devices", (32, 1, 0, 1, 0.1), "0"),
+        ("accumulation", (32, 1.5, 1, 1, 0.1), "1.5"),
+        ("nodes", (32, 1, 1, 2, 0.1), "2 > 1"),
+    ],
+)
+def test_impossible_configurations_are_refused(name: str, values: Any, got: str) -> None:
+    with refused(name, got=got):
+        StepTiming(*values)

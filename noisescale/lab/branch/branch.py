@@ -21,8 +21,7 @@ from noisescale.lab.branch.planning import Branching, plan_branches
 from noisescale.lab.branch.train_branches import train_branches
 from noisescale.lab.jobs.jobs import Training
 from noisescale.lab.jobs.workers import WorkersToStart, check_workers
-from noisescale.made.data import train_and_val
-from noisescale.made.targets import module_and_data, refuse_out_of_memory, text_of
+from noisescale.made.targets import module_and_data, refuse_out_of_memory, text_of, train_and_val
 from noisescale.refusal import Refusal, rename_arguments
 from noisescale.report.answer import Answer
 

@@ -11,7 +11,12 @@ from typing import Any
 
 from noisescale.extras import MissingExtraError
 from noisescale.lab.jobs.jobs import TOO_LARGE, Record
-from noisescale.made.targets import module_and_data, refuse_out_of_memory, shorten_errors
+from noisescale.made.targets import (
+    module_and_data,
+    refuse_out_of_memory,
+    shorten_errors,
+    train_and_val,
+)
 from noisescale.printable import printable
 
 
@@ -40,7 +45,6 @@ def train_trial(folder: Path) -> None:
 def _train(module: Any, examples: Any, spec: Record, folder: Path) -> None:
     if spec["kind"] == "branch":
         from noisescale.lab.branch.train_branches import train_branch_task
-        from noisescale.made.data import train_and_val
 
         train_branch_task(module, train_and_val(examples)[0], spec, folder)
         return

@@ -46,7 +46,7 @@ from noisescale.lightning.trainer_access import (
     validate_next,
 )
 from noisescale.lightning.training import copy_to_train, plain_trainer, quiet
-from noisescale.made.data import train_and_val
+from noisescale.made.targets import train_and_val
 from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
