@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from noisescale.estimation.moments import GradientMoments as GradientMoments
     from noisescale.estimation.moments import gradient_moments as gradient_moments
     from noisescale.estimation.noise_scale import NoiseScale as NoiseScale
-    from noisescale.frozen.measure import Measurement as Measurement
     from noisescale.frozen.measure import measure as measure
+    from noisescale.frozen.measurement import Measurement as Measurement
     from noisescale.history.history import History as History
     from noisescale.history.reading import read_run as read_run
     from noisescale.lab.branch.branch import branch as branch
@@ -88,7 +88,7 @@ _HOME = {
     "History": "history.history",
     "Horizon": "rules.horizon",
     "LegwWarmUp": "methods.legw",
-    "Measurement": "frozen.measure",
+    "Measurement": "frozen.measurement",
     "NoiseScale": "estimation.noise_scale",
     "NoiseScaleEstimator": "estimation.estimator",
     "NoiseScaleMeter": "meter.noise_scale_meter",

@@ -37,12 +37,12 @@ from benchmarks.lib.results import saved_rows, write_results
 from noisescale import NoiseScaleMonitor, predict
 from noisescale.lab.jobs.jobs import Entry, State, Training
 from noisescale.lab.parameter_texts import search_parameters
-from noisescale.lab.sweep.settings import Own
+from noisescale.lab.sweep.settings import ModuleDefaults
 from noisescale.lab.tune.cost_front import CostFront
 from noisescale.lab.tune.tune_job import Length, TuneJob, center_parameters, suggest
 
 SEARCH = ("learning_rate=0.003..3", "batch_size=8..512", "epochs=1..20")
-OWN = Own(1400, 32, 0.05)
+OWN = ModuleDefaults(1400, 32, 0.05)
 EPOCHS, TRAININGS = 5.0, 40
 """A search may cost this many trainings with the own settings."""
 

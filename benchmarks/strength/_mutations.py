@@ -46,9 +46,7 @@ FIRST = [
         "bool(alike)\n            and _is_within(devices",
         "bool(alike)\n            or _is_within(devices",
     ),
-    Mutation(
-        "step_time/assumptions.py", '"growth_across" in held and', '"growth_across" in held or'
-    ),
+    Mutation("step_time/fitting.py", '"growth_across" in held and', '"growth_across" in held or'),
     Mutation("prediction/second_run.py", "counts[0] - counts[1]", "counts[0] + counts[1]"),
     Mutation("prediction/costing.py", "examples = steps * batch_size", "examples = steps"),
     Mutation(
@@ -199,7 +197,7 @@ FRESH = [
     ),
     Mutation("meter/watched_steps.py", "NEARLY_ZERO).sum())) - 1", "NEARLY_ZERO).sum())) - 2"),
     Mutation(
-        "tradeoff/document.py",
+        "tradeoff/fit_sweep.py",
         "found.source is None or len(found.curves",
         "found.source is None and len(found.curves",
     ),

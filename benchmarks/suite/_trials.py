@@ -31,7 +31,7 @@ from benchmarks.lib.ranks import on_ranks
 from benchmarks.lib.workloads import Batch
 from benchmarks.suite._workloads import PROBLEMS, Problem
 from noisescale import AdasumOptimizer, BatchSizeController, DecentLaM, NoiseScaleMeter, Plan
-from noisescale.step_time import FittedStepTime, StepTiming, assume_step_time
+from noisescale.step_time import FittedStepTime, StepTiming, fit_step_time
 
 Row = dict[str, Any]
 DEVICES = (1, 8, 64)
@@ -78,7 +78,7 @@ class Task:
 
 @cache
 def _law() -> FittedStepTime:
-    return assume_step_time(StepTiming(32, 1, 1, 1, seconds=0.032))
+    return fit_step_time([StepTiming(32, 1, 1, 1, seconds=0.032)])
 
 
 @cache

@@ -7,7 +7,7 @@ import re
 from functools import partial
 
 from noisescale.cli.from_function import Given, Values, command_from
-from noisescale.cli.showing import Details, Html, Json, show
+from noisescale.cli.showing import Details, Json, show
 from noisescale.refusal import Refusal
 
 EXAMPLE = "noisescale horizon --tokens 10B --parameters 300M"
@@ -44,10 +44,8 @@ def _amount(name: str, text: str) -> float:
         ),
     },
 )
-def show_horizon(
-    values: Values, details: Details = False, as_json: Json = False, html: Html = None
-) -> None:
+def show_horizon(values: Values, details: Details = False, as_json: Json = False) -> None:
     """Show what published rules say of the batch size of a pretraining, side by side."""
     from noisescale.rules.horizon import horizon
 
-    show(horizon(**values), details=details, as_json=as_json, html=html)
+    show(horizon(**values), details=details, as_json=as_json)

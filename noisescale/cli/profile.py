@@ -32,8 +32,8 @@ EXAMPLE = "noisescale profile train.py:make --run lightning_logs/version_0"
         ),
         "run": "Folder of a run with a monitor. The times are written into it, where `noisescale"
         " predict` finds them.",
-        "output": "File to which the times are added, CSV or JSON. Use one file for 1, 2, 4..."
-        " devices. Default: step_times.csv; with --run step_times.json in its folder.",
+        "output": "File of JSON to which the times are added. Use one file for 1, 2, 4... devices."
+        " Default: step_times.json, with --run in its folder.",
     },
     positional="target",
     panels=TRAINER,
@@ -48,7 +48,7 @@ def profile_steps(
     from noisescale.profiling.profile import profile
 
     if values["run"] is None:
-        values["output"] = values["output"] or Path("step_times.csv")
+        values["output"] = values["output"] or Path("step_times.json")
     console = Console(stderr=True, highlight=False, quiet=not is_first())
     with console.status("Timing the first steps...") as status, shorten_errors():
         found = profile(**values, progress=lambda line: status.update(f"{line}. Timing more..."))

@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.extras import is_installed
-from noisescale.frozen.along_run_document import as_dict, document_of
-from noisescale.frozen.measure import Measurement, measure
-from noisescale.frozen.measurement import MeasuredRunRecord
+from noisescale.frozen.measure import measure
+from noisescale.frozen.measurement import Measurement, text_of_scale
 from noisescale.frozen.stopping_rule import say
 from noisescale.guard import Guard
 from noisescale.history.document import round_row
@@ -25,13 +26,54 @@ from noisescale.lightning.checkpoints import Checkpoint, steps_in
 from noisescale.made.targets import is_first
 from noisescale.refusal import Refusal
 from noisescale.report.answer import Answer
+from noisescale.report.document import Cell, Document, Figure, Line, Table
+from noisescale.report.numbers import count, number, plural
+
+_HOW_TO_READ = (
+    "Each value is measured at the weights of a checkpoint that no step changed, from independent"
+    " batches."
+)
 
 
-class MeasuredRun(MeasuredRunRecord, Answer):
-    """The noise scale at each checkpoint of a run, and the ways to show it."""
+@dataclass(frozen=True)
+class MeasuredRun(Answer):
+    """The noise scale at each checkpoint of a run."""
 
-    document = document_of
-    to_dict = as_dict
+    measurements: tuple[Measurement, ...]
+    """A measurement for each checkpoint, in the order of the steps."""
+    history: History
+    """A row for each, as the record has them. It is taken that the run trained at the batch size
+    that was measured."""
+    record: str
+    """The folder of the record, which `predict` reads."""
+
+    def document(self) -> Document:
+        """Return what the measurements say: the last one, and the noise scale along the run."""
+        last = self.measurements[-1].document()
+        steps = count(self.measurements[-1].step or 0)
+        return Document(
+            title="Noise scale along a run - noisescale",
+            headline=f"{_course(self)}. {last.headline.replace('these weights', f'step {steps}')}",
+            answers=last.answers,
+            tables=[_table(self)],
+            figures=lambda: _figures(self),
+            doubts=last.doubts,
+            assumptions=[
+                *last.assumptions,
+                "The run is taken to have trained at the batch size that was measured, with one"
+                " device and no accumulation.",
+            ],
+            how_to_read=_HOW_TO_READ,
+            written=[f"Record: {self.record}"],
+            next=[f"Predict this run: {shlex.join(['noisescale', 'predict', self.record])}"],
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the measurements in builtin types: see `Measurement.to_dict`, for each."""
+        return {
+            "measurements": [one.to_dict() for one in self.measurements],
+            "record": self.record,
+        }
 
 
 def measure_checkpoints(
@@ -75,8 +117,8 @@ def measure_checkpoints(
     record = Path(output) if output is not None else folder.parent / "noise_scale"
     history: History | None = None
     found: list[Measurement] = []
-    for number, (step, path) in enumerate(sorted(steps.items()), start=1):
-        where = f"Step {step:,} ({number} of {len(steps)})"
+    for place, (step, path) in enumerate(sorted(steps.items()), start=1):
+        where = f"Step {step:,} ({place} of {len(steps)})"
         say(progress, f"{where}: taking the first batches")
 
         def tell(line: str, where: str = where) -> None:
@@ -174,3 +216,67 @@ def _increments(one: Measurement, steps: float) -> dict[str, float]:
 
 def _value_or_nan(scale: NoiseScale) -> float:
     return scale.value if scale.resolved else math.nan
+
+
+def _course(found: MeasuredRun) -> str:
+    known = [one for one in found.measurements if one.noise_scale.resolved]
+    if len(known) < 2:
+        return f"The noise scale was measured at {plural(len(found.measurements), 'checkpoint')}"
+    first, last = known[0], known[-1]
+    a, b = first.noise_scale, last.noise_scale
+    between = f"from step {count(first.step or 0)} to step {count(last.step or 0)}"
+    if b.low > a.high:
+        return f"The noise scale rose {number(b.value / a.value)} x {between}"
+    if b.high < a.low:
+        return f"The noise scale fell to {number(b.value / a.value)} x {between}"
+    return f"The noise scale did not clearly change {between}"
+
+
+def _table(found: MeasuredRun) -> Table:
+    lines = [
+        Line(
+            [
+                Cell(count(one.step or 0)),
+                Cell(text_of_scale(one.noise_scale)),
+                Cell(number(one.noise_scale.grad_sq_norm)),
+                Cell(number(one.noise_scale.noise_trace)),
+                Cell(f"{one.noise_scale.steps:g}"),
+            ]
+        )
+        for one in found.measurements
+    ]
+    return Table(
+        "Noise scale along the run", ("step", "noise scale", "|G|²", "tr(Σ)", "batches"), lines
+    )
+
+
+def _figures(found: MeasuredRun) -> Sequence[Figure]:
+    from noisescale.report.colours import BLACK
+    from noisescale.report.drawing import figure, log_axis, place_figure, spread, with_legend
+
+    known = [one for one in found.measurements if one.noise_scale.resolved]
+    if not known:
+        return ()
+    scales = [one.noise_scale for one in known]
+    low, high = spread([x for scale in scales for x in (scale.low, scale.high)])
+    drawn = figure(
+        _course(found),
+        "Each point is a checkpoint, with its 95 % interval.".replace(
+            "95", f"{100 * scales[0].confidence:g}"
+        ),
+        {"title": {"text": "step"}, "rangemode": "tozero"},
+        log_axis(f"noise scale, {scales[0].unit}", low, high),
+    )
+    drawn.add_scatter(
+        x=[one.step for one in known],
+        y=[scale.value for scale in scales],
+        name="noise scale",
+        mode="lines+markers",
+        line={"color": BLACK, "width": 1},
+        error_y={
+            "type": "data",
+            "array": [scale.high - scale.value for scale in scales],
+            "arrayminus": [scale.value - scale.low for scale in scales],
+        },
+    )
+    return [place_figure("noise-scale", "Noise scale along the run", with_legend(drawn))]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two estimates of tr(Σ) from the same batches, as a ratio, and what the ratio says."""
+"""Two estimates of tr(Σ) as a ratio, and what it says of a way to measure or of the batches."""
 
 from __future__ import annotations
 
@@ -59,36 +59,74 @@ class Comparison:
         return self.judgement in ("yes", "no")
 
 
-def compare(some: Sequence[float], others: Sequence[float], confidence: float = 0.95) -> Comparison:
-    """Return the mean of `some` over that of `others`, of the same batches.
+@dataclass(frozen=True)
+class Way:
+    """A way of measuring in training, judged by independent batches."""
+
+    name: str
+    """"half", "micro_batch" or "rank"."""
+    comparison: Comparison | None
+    """tr(Σ) by this way, over that of independent batches, is near 1. None: nothing is measured."""
+    reason: str = ""
+    """Why it measures nothing, or is right without a comparison."""
+    by_construction: bool = False
+    """Whether it compares what was compared here."""
+
+    @property
+    def judgement(self) -> Judgement:
+        """Whether it measures right."""
+        if self.comparison is not None:
+            return self.comparison.judgement
+        return "yes" if self.by_construction else "no"
+
+
+@dataclass(frozen=True)
+class Order:
+    """Whether the batches of the loader are independent draws."""
+
+    at_random: bool
+    """Whether a sampler of torch draws each example at random."""
+    successive: Comparison | None = None
+    """tr(Σ) of two successive batches over that of all of them. None if drawn at random."""
+    shuffled: Comparison | None = None
+    """tr(Σ) of the loader's batches over that of shuffled ones, where that was measured."""
+    near: Comparison | None = None
+    """tr(Σ) of the first batches over that of batches far on in a stream, by all before them."""
+
+    @property
+    def independent(self) -> bool:
+        """Whether successive batches are as far apart as others, as far as can be told."""
+        if self.near is not None and self.near.judgement == "no":
+            return False
+        return self.successive is None or self.successive.judgement not in ("no", "probably not")
+
+
+def compare(
+    some: Sequence[float],
+    others: Sequence[float],
+    confidence: float = 0.95,
+    *,
+    of_same: bool = True,
+) -> Comparison:
+    """Return the mean of `some` over that of `others`.
+
+    Args:
+        some: Values of tr(Σ), one of each batch.
+        others: Other values of it.
+        confidence: Coverage of the bounds.
+        of_same: Whether both are of the same batches, in the same order.
 
     Examples:
         >>> compare([1.0, 1.1, 0.9, 1.0, 1.0], [1.0, 1.0, 1.1, 0.9, 1.0]).ratio.value
         1.0
     """
-    if len(some) < _FEWEST:
-        return Comparison(Bounded(math.nan, 0.0, math.inf), len(some))
-    pairs = np.array([some, others], dtype=np.float64)
-    mean = pairs.mean(axis=1)
-    covariance = np.cov(pairs) / len(some)
-    quantile = float(stdtrit(len(some) - 1, 0.5 + confidence / 2))
-    entries = covariance[0, 0], covariance[0, 1], covariance[1, 1]
-    low, high = fieller_interval(float(mean[0]), float(mean[1]), map(float, entries), quantile)
-    value = float(mean[0] / mean[1]) if mean[1] > 0 else math.nan
-    return Comparison(Bounded(value, low, high), len(some))
-
-
-def compare_apart(
-    some: Sequence[float], others: Sequence[float], confidence: float = 0.95
-) -> Comparison:
-    """Return the mean of `some` over that of `others`, of different batches."""
     fewest = min(len(some), len(others))
     if fewest < _FEWEST:
         return Comparison(Bounded(math.nan, 0.0, math.inf), fewest)
-    mean, other = (float(np.mean(x)) for x in (some, others))
-    variances = [float(np.var(x, ddof=1)) / len(x) for x in (some, others)]
+    mean, other = float(np.mean(some)), float(np.mean(others))
+    a, b = (float(np.var(x, ddof=1)) / len(x) for x in (some, others))
+    together = float(np.cov(some, others)[0, 1]) / fewest if of_same else 0.0
     quantile = float(stdtrit(fewest - 1, 0.5 + confidence / 2))
-    entries = variances[0], 0.0, variances[1]
-    low, high = fieller_interval(mean, other, entries, quantile)
+    low, high = fieller_interval(mean, other, (a, together, b), quantile)
     value = mean / other if other > 0 else math.nan
     return Comparison(Bounded(value, low, high), fewest)

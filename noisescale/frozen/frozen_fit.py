@@ -25,10 +25,9 @@ from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.tensor_parallel import is_whole
 from noisescale.estimation.independent_batches import BatchProducts
-from noisescale.frozen.gradient_mean import GradientMean
+from noisescale.frozen.gradient_mean import GradientMean, on_host
 from noisescale.frozen.judged_monitor import JudgedMonitor
 from noisescale.frozen.kept_state import KeptState
-from noisescale.frozen.on_host import on_host
 from noisescale.frozen.order import draws_at_random, goes_in_order
 from noisescale.lightning.checkpoints import Checkpoint, load_weights
 from noisescale.lightning.monitor.meters import trained_parameters
@@ -65,7 +64,7 @@ _FEW = 20
 
 
 @dataclass
-class Seen:
+class BatchStatistics:
     """What was seen of the batches so far."""
 
     group_names: tuple[str, ...] = ()
@@ -109,7 +108,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Asked:
+class FitRequest:
     """What a fit at fixed weights looks at."""
 
     groups: Groups | None = None
@@ -131,19 +130,19 @@ class Asked:
 def frozen_fit(
     module: pl.LightningModule,
     fitted: AbstractContextManager[dict[str, Any]],
-    asked: Asked,
+    asked: FitRequest,
     *,
     checkpoint: Checkpoint | None = None,
     judged: Sequence[JudgedMonitor] = (),
-    enough: Callable[[Seen], bool],
+    enough: Callable[[BatchStatistics], bool],
     trainer_options: dict[str, Any],
-) -> Seen:
+) -> BatchStatistics:
     """Take gradients of batches at fixed weights until there are enough.
 
     Args:
         module: The module; the fit is of a copy.
         fitted: Gives the arguments of `Trainer.fit` that are data.
-        asked: See `Asked`.
+        asked: See `FitRequest`.
         checkpoint: Weights to be measured. Default: those of the module.
         judged: Monitors whose answers are noted.
         enough: Called after each batch.
@@ -188,15 +187,15 @@ class _Looking(Callback):
 
     def __init__(
         self,
-        asked: Asked,
+        asked: FitRequest,
         judged: Sequence[JudgedMonitor],
-        enough: Callable[[Seen], bool],
+        enough: Callable[[BatchStatistics], bool],
         checkpoint: Checkpoint | None,
     ) -> None:
         self._asked, self._judged, self._enough = asked, judged, enough
         self._checkpoint = checkpoint
         self.step = 0 if checkpoint is None else checkpoint.step
-        self.seen = Seen()
+        self.seen = BatchStatistics()
         self._state: KeptState | None = None
         self._keys: set[int] = set()
         self._weight: float | None = None

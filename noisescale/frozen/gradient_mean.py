@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from noisescale.estimation.independent_batches import BatchProducts
-from noisescale.frozen.on_host import on_host
 
 
 class GradientMean:
@@ -123,3 +122,10 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     if a.is_contiguous() and b.is_contiguous():  # without a copy
         return torch.dot(a.view(-1), b.view(-1))
     return (a * b).sum()
+
+
+def on_host(scalars: list[Tensor]) -> list[float]:
+    """Return numbers as floats: with one transfer, unless they are on several devices."""
+    if len({x.device for x in scalars}) == 1:
+        return list(map(float, torch.stack(scalars).tolist()))
+    return [float(x) for x in scalars]

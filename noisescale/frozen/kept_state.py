@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from noisescale.frozen.on_host import on_host
+from noisescale.frozen.gradient_mean import on_host
 from noisescale.refusal import Refusal
 
 

@@ -16,12 +16,10 @@ from noisescale.checks import require_choice
 from noisescale.collectors.groups import Groups
 from noisescale.estimation.independent_batches import LEAST, BatchProducts, IndependentBatches
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.frozen.comparison import compare, compare_apart
-from noisescale.frozen.data import data_to_fit
-from noisescale.frozen.document import as_dict, document_of
-from noisescale.frozen.frozen_fit import Asked, Seen, frozen_fit
+from noisescale.frozen.comparison import Order, Way, compare
+from noisescale.frozen.frozen_fit import BatchStatistics, FitRequest, frozen_fit
 from noisescale.frozen.judged_monitor import JudgedMonitor
-from noisescale.frozen.measurement import MeasurementRecord, Order, Way
+from noisescale.frozen.measurement import Measurement
 from noisescale.frozen.order import (
     can_be_shuffled,
     draws_at_random,
@@ -29,14 +27,13 @@ from noisescale.frozen.order import (
     with_replacement,
 )
 from noisescale.frozen.stopping_rule import StoppingRule, comparison_of, say
-from noisescale.frozen.targets import module_and_train_data
+from noisescale.frozen.targets import data_to_fit, module_and_train_data
 from noisescale.frozen.wrapped_network import WrappedNetwork
 from noisescale.guard import Guard
 from noisescale.history.optimizers import OptimizerMix
 from noisescale.lightning.checkpoints import Checkpoint
 from noisescale.made.targets import refuse_out_of_memory
 from noisescale.refusal import Refusal
-from noisescale.report.answer import Answer
 
 WIDTH = 2.25
 """The interval of the noise scale that is narrow enough: its upper over its lower end."""
@@ -48,13 +45,6 @@ DRIFTS = 1e-4
 """A trend of the noise along the batches that is less likely than this is no chance."""
 
 _AT_RANDOM = "batches are drawn at random, as those compared here were"
-
-
-class Measurement(MeasurementRecord, Answer):
-    """What `measure` found, and the ways to show it."""
-
-    document = document_of
-    to_dict = as_dict
 
 
 def measure(
@@ -150,7 +140,7 @@ def measure(
         JudgedMonitor(name=way, batch_size_fn=batch_size_fn, weight_fn=weight_fn) for way in ways
     ]
     ranks = devices * nodes
-    asked = Asked(
+    asked = FitRequest(
         groups,
         batch_size_fn,
         weight_fn,
@@ -209,17 +199,15 @@ def measure(
         stopped = "successive batches are alike"
     elif drifts:
         stopped = "the noise changes along the batches"
-    unknown = alike or drifts
+
+    def scale_of(products: list[BatchProducts]) -> NoiseScale:
+        if alike or drifts:
+            return NoiseScale.unknown(confidence, unit, of.batches)
+        return _batches(of, products, ranks).noise_scale(confidence, unit)
+
     return Measurement(
-        noise_scale=NoiseScale.unknown(confidence, unit, of.batches)
-        if unknown
-        else whole.noise_scale(confidence, unit),
-        groups={
-            name: NoiseScale.unknown(confidence, unit, of.batches)
-            if unknown
-            else _batches(of, of.entries[k], ranks).noise_scale(confidence, unit)
-            for k, name in enumerate(of.group_names)
-        },
+        noise_scale=scale_of(of.whole),
+        groups={name: scale_of(of.entries[k]) for k, name in enumerate(of.group_names)},
         ways=tuple(_ways(judged, own, order, ranks, confidence)),
         order=order,
         batch_size=seen.batch_size,
@@ -239,7 +227,9 @@ def measure(
     )
 
 
-def _batches(seen: Seen, products: list[BatchProducts], ranks: int) -> IndependentBatches:
+def _batches(
+    seen: BatchStatistics, products: list[BatchProducts], ranks: int
+) -> IndependentBatches:
     return IndependentBatches(with_replacement(products, seen.loader, seen.batch_size, ranks))
 
 
@@ -263,7 +253,9 @@ def _ways(
             yield Way("micro_batch", None, _AT_RANDOM, by_construction=True)
 
 
-def _order(own: IndependentBatches, seen: Seen, random: Seen | None, ranks: int) -> Order:
+def _order(
+    own: IndependentBatches, seen: BatchStatistics, random: BatchStatistics | None, ranks: int
+) -> Order:
     if draws_at_random(seen.loader):
         return Order(at_random=True)
     pairs = {k: x for k, x in seen.differences.items() if k - 2 < len(own.deviations)}
@@ -272,9 +264,11 @@ def _order(own: IndependentBatches, seen: Seen, random: Seen | None, ranks: int)
     if random is None:
         traces = own.noise_traces.tolist()
         first, last = traces[: seen.near - 1], traces[seen.near - 1 :]
-        return Order(False, successive, near=compare_apart(first, last) if seen.near else None)
-    others = _batches(random, random.whole, ranks).noise_traces
-    return Order(False, successive, compare_apart(own.noise_traces.tolist(), others.tolist()))
+        return Order(
+            False, successive, near=compare(first, last, of_same=False) if seen.near else None
+        )
+    others = _batches(random, random.whole, ranks).noise_traces.tolist()
+    return Order(False, successive, compare(own.noise_traces.tolist(), others, of_same=False))
 
 
 def _check(batches: int | Literal["auto"], width: float, seconds: float) -> None:

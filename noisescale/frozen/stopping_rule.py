@@ -11,9 +11,9 @@ from typing import Literal
 from noisescale.estimation.independent_batches import LEAST, IndependentBatches
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.frozen.comparison import Comparison, compare
-from noisescale.frozen.document import text_of_scale
-from noisescale.frozen.frozen_fit import Seen
+from noisescale.frozen.frozen_fit import BatchStatistics
 from noisescale.frozen.judged_monitor import JudgedMonitor
+from noisescale.frozen.measurement import text_of_scale
 from noisescale.report.numbers import number
 
 _LOOKS = 1.5
@@ -57,7 +57,7 @@ class StoppingRule:
         self._began = time.monotonic()
         self.reason = "as many as were asked for"
 
-    def enough(self, seen: Seen) -> bool:
+    def enough(self, seen: BatchStatistics) -> bool:
         """Return whether to stop."""
         if self._batches != "auto":
             return seen.batches >= self._batches
@@ -81,7 +81,7 @@ class StoppingRule:
         say(self._progress, self._forecast(found, seen, spent))
         return False
 
-    def _forecast(self, found: NoiseScale, seen: Seen, spent: float) -> str:
+    def _forecast(self, found: NoiseScale, seen: BatchStatistics, spent: float) -> str:
         each = spent / seen.batches
         line = f"{seen.batches} batches: {text_of_scale(found)}"
         if not found.resolved or found.low <= 0:

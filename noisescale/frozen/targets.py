@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytorch_lightning as pl
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from noisescale.frozen.wrapped_network import WrappedNetwork
-from noisescale.made.data import train_and_val
-from noisescale.made.targets import call_if_callable, load, module_and_data
+from noisescale.lightning.resized_loaders import remade_loaders, whole_epochs
+from noisescale.made.targets import call_if_callable, load, module_and_data, train_and_val
 from noisescale.refusal import Refusal
 
 
@@ -76,3 +79,40 @@ class _WithLoss(WrappedNetwork):
 
 def _is_trainer_of_transformers(made: Any) -> bool:
     return hasattr(made, "compute_loss") and hasattr(made, "get_train_dataloader")
+
+
+@contextmanager
+def data_to_fit(data: Any, batch_size: int | None) -> Iterator[dict[str, Any]]:
+    """Give the arguments of `Trainer.fit` that are data.
+
+    Args:
+        data: A data module, which is put back afterwards; loaders, or a data set.
+        batch_size: Examples in a batch of a device; None: those of the loaders.
+
+    Raises:
+        ValueError: If a data set comes without a batch size, or a loader with one that does not
+            make batches.
+    """
+
+    def remake(loader: DataLoader[Any]) -> DataLoader[Any]:
+        return whole_epochs(loader, size)
+
+    size = batch_size or 0
+    if hasattr(data, "train_dataloader"):
+        trainer = data.trainer
+        with nullcontext() if batch_size is None else remade_loaders(data, remake):
+            yield {"datamodule": data}
+        data.trainer = trainer
+    elif isinstance(data, Dataset) or not hasattr(data, "__iter__"):
+        if batch_size is None:
+            raise Refusal(
+                "batch_size", "be given with a data set", "none", "Give it, or a DataLoader."
+            )
+        shuffle = not isinstance(data, IterableDataset)
+        loader: DataLoader[Any] = DataLoader(
+            data, batch_size=batch_size, shuffle=shuffle, drop_last=True
+        )
+        yield {"train_dataloaders": loader}
+    else:
+        some = data if batch_size is None else apply_to_collection(data, DataLoader, remake)
+        yield {"train_dataloaders": some}

@@ -199,6 +199,31 @@ def module_and_data(
     return module, examples
 
 
+def train_and_val(data: Any) -> tuple[Any, Any]:
+    """Return the data to train on, and the data to validate on or None.
+
+    Args:
+        data: A Dataset, a DataLoader or a LightningDataModule, or a pair of these: to train and to
+            validate on. A list of two examples is a data set.
+
+    Examples:
+        >>> from torch.utils.data import DataLoader
+        >>> train_and_val([[1.0], [2.0]])
+        ([[1.0], [2.0]], None)
+        >>> train_and_val((DataLoader([1.0]), DataLoader([2.0])))[1].dataset
+        [2.0]
+    """
+    pair = isinstance(data, tuple | list) and len(data) == 2 and any(map(_is_source, data))
+    train, val = data if pair else (data, None)
+    return train, val
+
+
+def _is_source(data: Any) -> bool:
+    from torch.utils.data import DataLoader, Dataset
+
+    return isinstance(data, Dataset | DataLoader) or hasattr(data, "train_dataloader")
+
+
 def _load_and_call(target: Any, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
     return call_if_callable(name, load(target) if isinstance(target, str) else target, arguments)
 

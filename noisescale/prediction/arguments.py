@@ -31,7 +31,7 @@ from noisescale.prediction.run_hardware import (
     timed_plans,
 )
 from noisescale.refusal import Refusal, TypeRefusal, rename_arguments
-from noisescale.step_time import DeviceTimes, FittedStepTime, fit_step_time, read_timings
+from noisescale.step_time import DeviceTimes, FittedStepTime, fit_step_time
 
 MOST = 1e12
 """The most examples in a batch, or money for an hour: far beyond any, and far from overflow."""
@@ -308,6 +308,4 @@ def step_times_from(
             check_units(history, timed)
         return None, timed
     with rename_arguments({"step_time": "step_times"}):
-        if Path(given).suffix == ".json":
-            return fit_step_time(DeviceTimes.read(given).timings), None
-        return fit_step_time(read_timings(given)), None
+        return fit_step_time(DeviceTimes.read(given).timings), None

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -24,7 +24,9 @@ from noisescale.prediction.second_run import SecondRun
 from noisescale.refusal import Refusal, rename_arguments
 from noisescale.tradeoff.fit import TradeoffFit, fit_tradeoff
 from noisescale.tradeoff.sweep_files import read_sweeps
-from noisescale.tradeoff.sweep_fits import SweepFits
+
+if TYPE_CHECKING:
+    from noisescale.tradeoff.fit_sweep import FittedSweep
 
 T = TypeVar("T")
 
@@ -37,7 +39,7 @@ class HasBranches(Protocol):
         """The run and its branches."""
 
 
-Sweep = TradeoffFit | SweepFits | str | PathLike[str]
+Sweep: TypeAlias = "TradeoffFit | FittedSweep | str | PathLike[str]"
 Branches = BranchedRun | HasBranches | str | PathLike[str]
 
 
@@ -148,7 +150,7 @@ def _checked_law(history: History, run: Segments, calibration: Calibration) -> R
 def _by_sweep(history: History, sweep: Sweep) -> Calibration:
     if isinstance(sweep, TradeoffFit):
         fit = sweep
-    elif isinstance(sweep, SweepFits):
+    elif not isinstance(sweep, str | PathLike):
         fit = _only_curve(sweep.curves)
     else:
         curve = _only_curve(read_sweeps(sweep))

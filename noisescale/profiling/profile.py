@@ -4,27 +4,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from noisescale.checks import require_folder_of
 from noisescale.history.reading import read_run
 from noisescale.history.run_files import only_run_in
 from noisescale.lightning.resized_loaders import examples_in
-from noisescale.made.data import train_and_val
-from noisescale.made.targets import is_first, module_and_data, refuse_out_of_memory
+from noisescale.made.targets import is_first, module_and_data, refuse_out_of_memory, train_and_val
 from noisescale.profiling.around_run import MOST_STEPS, AroundRun
-from noisescale.profiling.document import as_dict, document_of
-from noisescale.profiling.step_times import StepTimesRecord
+from noisescale.profiling.step_times import StepTimes
 from noisescale.profiling.time_fit import TimedFit
 from noisescale.profiling.time_loader import time_loader
 from noisescale.profiling.time_steps import time_steps
-from noisescale.profiling.times_file import TimesFile
 from noisescale.refusal import Refusal
-from noisescale.report.answer import Answer
 from noisescale.report.numbers import number
-from noisescale.step_time import FILE, StepTiming, fit_step_time
+from noisescale.step_time import FILE, DeviceTimes, StepTiming, fit_step_time
 
 WARM_UP = 5
 """Optimizer steps of a fit that are not timed."""
@@ -38,13 +37,6 @@ class _ToTime(NamedTuple):
     steps: int
     own: int | None = None
     """The device batch size of the run, if there is one."""
-
-
-class StepTimes(StepTimesRecord, Answer):
-    """What `profile` found, and the ways to show it."""
-
-    document = document_of
-    to_dict = as_dict
 
 
 def profile(
@@ -87,9 +79,9 @@ def profile(
         steps: Optimizer steps to time, after 5 steps that are not timed. Default: 20. With `run`: 5
             to 20, so that all of it takes about a minute.
         run: The folder of a run with a monitor. `predict` finds the times in it.
-        output: A file to which the timings are added, each as soon as it is measured: CSV, or JSON
-            with the name of the device. Use one file for 1, 2, 4... devices. Default: none. With
-            `run`: step_times.json in its folder.
+        output: A file of JSON to which the timings are added, each as soon as it is measured. Use
+            one file for 1, 2, 4... devices. Default: none. With `run`: step_times.json in its
+            folder.
         progress: Called with a sentence about each timing, for example `print`.
 
     Returns:
@@ -107,20 +99,7 @@ def profile(
         >>> [(timing.device_batch_size, timing.accumulation) for timing in found.timings]
         [(4, 1), (4, 2), (8, 1), (8, 2)]
     """
-    if run is not None:
-        folder = only_run_in(Path(run))
-        if output is None and folder.parent.is_file():  # in a database
-            raise Refusal(
-                "run",
-                "have a folder, for the times",
-                f"{folder} in a database",
-                "Pass `output` too, and its file to `predict` as `step_times`.",
-            )
-        output = output or (folder if folder.is_dir() else folder.parent) / FILE
-    file = None
-    if output is not None:
-        require_folder_of("output", Path(output))
-        file = TimesFile(Path(output))  # fails now, not after the timing, if it has something else
+    file = TimesFile(_file_for(run, output))
     module, found = module_and_data(target, data)
     examples = train_and_val(found)[0]
     todo = _ToTime(((device_batch_sizes, accumulation),), MOST_STEPS if steps is None else steps)
@@ -133,12 +112,10 @@ def profile(
         todo = _ToTime(parts, steps, around.own)
         if progress is not None:
             progress(_announcement(sizes, around.forecast(sizes, steps, WARM_UP)))
-    stopped: list[str] = []
 
     def keep(fit: TimedFit) -> None:
         timing = fit.timing
-        if file is not None and is_first():
-            file.add(fit)
+        file.add(fit)
         if progress is not None:
             progress(
                 f"{timing.device_batch_size} examples x {timing.accumulation}:"
@@ -146,17 +123,13 @@ def profile(
                 f" {number(timing.examples_per_second)} examples/s"
             )
 
-    def note(size: int) -> None:
-        if file is not None and is_first():
-            file.mark_too_large(size)
-
-    kept = "" if file is None else "Earlier timings are in the file. "
+    stopped: list[str] = []
     timings: list[StepTiming] = []
-    loader = None
     trainer_options = {
         **{"accelerator": accelerator, "devices": devices, "num_nodes": nodes},
         **{"strategy": strategy, "precision": precision},
     }
+    kept = "" if file.path is None else "Earlier timings are in the file. "
     with refuse_out_of_memory(
         "device_batch_sizes", f"{kept}Find the largest size that fits on one device first."
     ):
@@ -169,40 +142,104 @@ def profile(
                 steps=todo.steps,
                 warm_up=WARM_UP,
                 on_fit=keep,
-                on_too_large=note,
+                on_too_large=lambda size: file.note(too_large=size),
                 on_stop=stopped.append,
                 **trainer_options,
             )
-        if timings:
-            fastest = max(timings, key=lambda timing: timing.examples_per_second)
-            loader = time_loader(
-                module,
-                examples,
-                todo.own or int(fastest.device_batch_size),
-                steps=todo.steps,
-                warm_up=WARM_UP,
-                trainer_options=trainer_options,
+        if not timings:
+            raise Refusal(
+                "device_batch_sizes",
+                "begin with a size that fits in memory",
+                "no such size",
+                "Give smaller sizes.",
             )
-    if loader is not None and file is not None and is_first():
-        file.add_loader(loader)
-    if not timings:
-        raise Refusal(
-            "device_batch_sizes",
-            "begin with a size that fits in memory",
-            "no such size",
-            "Give smaller sizes.",
+        fastest = max(timings, key=lambda timing: timing.examples_per_second)
+        loader = time_loader(
+            module,
+            examples,
+            todo.own or int(fastest.device_batch_size),
+            steps=todo.steps,
+            warm_up=WARM_UP,
+            trainer_options=trainer_options,
         )
+    file.note(loader=loader)
     return StepTimes(
         timings=tuple(timings),
-        step_time=fit_step_time([*(file.earlier if file else ()), *timings]),
+        step_time=fit_step_time([*file.earlier, *timings]),
         stopped=tuple(stopped),
         loader=loader,
-        output=None if file is None else str(file.path),
+        output=None if file.path is None else str(file.path),
         run=None if run is None else str(run),
     )
+
+
+def _file_for(run: str | PathLike[str] | None, output: str | PathLike[str] | None) -> Path | None:
+    """Return the file of the times; None if nothing was said of one."""
+    if run is not None:
+        folder = only_run_in(Path(run))
+        if output is None and folder.parent.is_file():  # in a database
+            raise Refusal(
+                "run",
+                "have a folder, for the times",
+                f"{folder} in a database",
+                "Pass `output` too, and its file to `predict` as `step_times`.",
+            )
+        output = output or (folder if folder.is_dir() else folder.parent) / FILE
+    if output is None:
+        return None
+    require_folder_of("output", Path(output))
+    return Path(output)
 
 
 def _announcement(sizes: Sequence[int], seconds: float | None) -> str:
     """Return what will be timed, and how long it takes at most."""
     took = "" if seconds is None else f": at most about {number(seconds)} seconds"
     return f"{sizes[0]} to {sizes[-1]} examples on a device{took}"
+
+
+class TimesFile:
+    """The file to which a profile adds its times, each as soon as it is measured.
+
+    Args:
+        path: The file, which may hold earlier times; None if nothing is to be written.
+
+    Raises:
+        ValueError: If the file exists and holds something else.
+        OSError: If it cannot be read.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._found: DeviceTimes | None = None
+        if path is not None and path.exists():
+            self._found = DeviceTimes.read(path)
+        self.earlier = () if self._found is None else self._found.timings
+        """The times that were in the file."""
+
+    def add(self, fit: TimedFit) -> None:
+        """Add the time of a fit. It replaces an earlier time of the same configuration.
+
+        Raises:
+            ValueError: If the file has times of another device.
+        """
+        memory, peak = (None, None) if fit.memory is None else (fit.memory.total, fit.memory.peak)
+        earlier = self._found or DeviceTimes((), fit.device, torch.__version__, memory)
+        if earlier.device != fit.device:
+            raise Refusal(
+                self.path or "output",
+                f"have times of this device, {fit.device}",
+                f"times of {earlier.device}",
+                "Remove the file, or give another one as `output`.",
+            )
+        self._found = replace(earlier, torch=torch.__version__).with_timing(fit.timing, peak)
+        self._write()
+
+    def note(self, **known: Any) -> None:
+        """Add what else is known: `loader`, or the size that is `too_large`."""
+        if self._found is not None:
+            self._found = replace(self._found, **known)
+            self._write()
+
+    def _write(self) -> None:
+        if self._found is not None and self.path is not None and is_first():
+            self._found.write(self.path)

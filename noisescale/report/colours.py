@@ -19,17 +19,6 @@ EDGE = "#9CC3DE"
 """Around a band."""
 NOTHING = "rgba(0, 0, 0, 0)"
 
-BANDS = (
-    "rgba(0, 114, 178, 0.16)",
-    "rgba(213, 94, 0, 0.16)",
-    "rgba(0, 158, 115, 0.16)",
-    "rgba(204, 121, 167, 0.2)",
-    "rgba(230, 159, 0, 0.18)",
-    "rgba(86, 180, 233, 0.2)",
-)
-"""Around the lines of SERIES."""
-BAND = BANDS[0]
-
 
 def _faint(colour: str, opacity: float) -> str:
     """Return a colour of a band around a line of another colour."""
@@ -37,12 +26,26 @@ def _faint(colour: str, opacity: float) -> str:
     return f"rgba({red}, {green}, {blue}, {opacity:g})"
 
 
+BANDS = tuple(map(_faint, SERIES, (0.16, 0.16, 0.16, 0.2, 0.18, 0.2)))
+"""Around the lines of SERIES."""
+BAND = BANDS[0]
+
 # The palette of TensorBoard 2.21, `settings.colorPalette` of its page, in its order.
 SLATE, SLATE_ON_DARK = "#425066", "#8E98A3"
 RUNS = (SLATE, "#12B5CB", "#E52592", "#F9AB00", "#9334E6", "#7CB342", "#E8710A")
 """TensorBoard's colours of runs. Only slate is another colour on a dark page."""
 RUN_BANDS = tuple(_faint(colour, 0.16) for colour in RUNS)
 """Around the lines of RUNS."""
+
+_SERIES_ON_DARK = {
+    BLUE: "#5CB2F0",
+    VERMILLION: "#FF8A4C",
+    GREEN: "#2BC79C",
+    PURPLE: "#E59CC6",
+    ORANGE: "#F2B534",
+    SKY: "#A6DBFA",
+}
+_BANDS_ON_DARK = map(_faint, _SERIES_ON_DARK.values(), (0.24, 0.24, 0.24, 0.26, 0.24, 0.26))
 
 DARK: Mapping[str, str] = MappingProxyType(
     {
@@ -55,18 +58,8 @@ DARK: Mapping[str, str] = MappingProxyType(
         SHADES[2]: "#3A3D44",
         EDGE: "#3F6F91",
         NOTHING: NOTHING,
-        BLUE: "#5CB2F0",
-        VERMILLION: "#FF8A4C",
-        GREEN: "#2BC79C",
-        PURPLE: "#E59CC6",
-        ORANGE: "#F2B534",
-        SKY: "#A6DBFA",
-        BANDS[0]: "rgba(92, 178, 240, 0.24)",
-        BANDS[1]: "rgba(255, 138, 76, 0.24)",
-        BANDS[2]: "rgba(43, 199, 156, 0.24)",
-        BANDS[3]: "rgba(229, 156, 198, 0.26)",
-        BANDS[4]: "rgba(242, 181, 52, 0.24)",
-        BANDS[5]: "rgba(166, 219, 250, 0.26)",
+        **_SERIES_ON_DARK,
+        **dict(zip(BANDS, _BANDS_ON_DARK, strict=True)),
         **{colour: colour for colour in RUNS},
         **{_faint(colour, 0.16): _faint(colour, 0.24) for colour in RUNS},
         SLATE: SLATE_ON_DARK,

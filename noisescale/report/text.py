@@ -92,16 +92,6 @@ def _add(grid: Grid, statements: Iterable[Statement], indent: str) -> None:
         _add(grid, one.parts, indent + "  ")
 
 
-def pairs(lines: Iterable[tuple[str, str]]) -> Grid:
-    """Return lines of a name and its text. The text is bold, unless the name is indented."""
-    grid = Grid.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column()
-    for name, said in lines:
-        grid.add_row(Text(name), Text(said, style="" if name.startswith(" ") else "bold"))
-    return grid
-
-
 class Compact:
     """A small table without a title: a line for each row, its bounds in parentheses.
 

@@ -30,7 +30,7 @@ class Setting(NamedTuple):
     """The tokens of the training."""
     parameters: float
     """The parameters of the model, without embeddings."""
-    loss: float | None
+    loss: float = math.nan
     """The training loss at the batch size's place in the run, in nats for a token."""
 
     @property
@@ -57,34 +57,23 @@ class BatchSizeRule:
     name: str
     meaning: Meaning
     batch_size: Callable[[Setting], float]
-    """The batch size in tokens."""
+    """The batch size in tokens; NaN if the rule goes by the loss and there is none."""
     fitted: Fitted
     source: str
     read: Literal["the paper", "its code", "second-hand"]
     """Where the constants were read. Second-hand: in papers and code of others."""
-    needs_loss: bool = False
 
     def is_inside(self, setting: Setting) -> bool | None:
         """Return whether a setting lies where the rule was fitted; None if that is not known."""
         if self.fitted.of is None:
             return None
-        value = getattr(setting, self.fitted.of)
-        return value is not None and self.fitted.low <= value <= self.fitted.high
+        inside: bool = self.fitted.low <= getattr(setting, self.fitted.of) <= self.fitted.high
+        return inside
 
 
 _NANOCHAT_TOKENS = 12 * (12 * 12 * 768**2 + 768 * 2**15)
 """D_ref: 12 tokens for each number in the matrices and the head of 12 layers, 768 wide, and a
 vocabulary of 2^15."""
-
-
-def _kaplan(setting: Setting) -> float:
-    assert setting.loss is not None
-    return float(2e8 * setting.loss ** (-1 / 0.21))
-
-
-def _minicpm(setting: Setting) -> float:
-    assert setting.loss is not None
-    return float(1.21e9 * setting.loss**-6.24)
 
 
 def _nanochat(setting: Setting) -> float:
@@ -143,11 +132,10 @@ RULES: tuple[BatchSizeRule, ...] = (
     BatchSizeRule(
         "MiniCPM",
         "fewest tokens",
-        _minicpm,
+        lambda s: 1.21e9 * s.loss**-6.24,
         Fitted("parameters", 9e6, 1.7e8, "9, 30 and 170 million parameters on C4"),
         "Hu et al. 2024, arXiv 2404.06395",
         "the paper",
-        needs_loss=True,
     ),
     BatchSizeRule(
         "Zhang",
@@ -168,11 +156,10 @@ RULES: tuple[BatchSizeRule, ...] = (
     BatchSizeRule(
         "Kaplan",
         "critical",
-        _kaplan,
+        lambda s: 2e8 * s.loss ** (-1 / 0.21),
         Fitted("loss", 2.3, 6.0, "losses of WebText2 down to 2.3, at most 1.5 billion parameters"),
         "Kaplan et al. 2020, arXiv 2001.08361",
         "second-hand",
-        needs_loss=True,
     ),
 )
 """The rules whose constants could be read."""

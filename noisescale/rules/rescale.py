@@ -4,70 +4,126 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from os import PathLike
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from noisescale.bounded import UNKNOWN, Bounded
+from noisescale.checks import require_positive
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.prediction.predict import predict
 from noisescale.refusal import Refusal
 from noisescale.report.answer import Answer
+from noisescale.report.document import Cell, Document, Line, Statement, Table
+from noisescale.report.numbers import count, number, with_bounds
+from noisescale.report.records import fields_of, finite
 from noisescale.rules.learning_rate_rules import (
+    BEST_ABOVE,
+    BEST_BELOW,
+    FARTHEST,
     KINDS,
+    LEFT_OUT,
     RULES,
     Change,
     Kind,
     LearningRateRule,
     Settings,
 )
-from noisescale.rules.rescale_document import as_dict, document_of
-from noisescale.rules.rescale_record import RescaleRecord, RuleSettings
 
-FARTHEST = 128.0
-"""The factor between batch sizes that the sweeps behind the rules covered."""
-
-
-class Evidence(NamedTuple):
-    """What our sweeps say of a rule, see `benchmarks/prediction/learning_rates.py`."""
-
-    rule: str
-    text: str
+_HOW_TO_READ = (
+    "A rule says what to set at the new batch size if the old settings were the best ones at the"
+    " old size. Bounds are those of the noise scale alone. No rule is right everywhere: two or"
+    " three learning rates around the recommended one are worth a try."
+)
 
 
-_BELOW: dict[Kind, Evidence] = {
-    "sgd": Evidence("gain", "1.0 x off the best rate in one pair of swept batch sizes"),
-    "momentum": Evidence(
-        "linear", "1.1 x off the best rate in 6 pairs to a goal, 1.1 x in 34 of a fixed budget"
-    ),
-    "adam": Evidence(
-        "square root", "1.1 x off the best rate in 6 pairs to a goal, 1.2 x in 73 of a fixed budget"
-    ),
-    "muon": Evidence(
-        "square root", "1.5 x off the best rate, and below it, in 10 pairs of one workload"
-    ),
-}
-_ABOVE: dict[Kind, Evidence] = {
-    "sgd": Evidence("gain", "1.1 x off the best rate in 17 pairs of swept batch sizes"),
-    "momentum": Evidence(
-        "gain",
-        "1.6 x off the best rate in 38 pairs, mostly below it, and the square root 1.5 x: try both",
-    ),
-    "adam": Evidence(
-        "square root of the gain", "1.1 x off the best rate in 71 pairs of swept batch sizes"
-    ),
-}
-"""What was off is the median factor between a rule's rate and the best one, at most 16 x away."""
+@dataclass(frozen=True)
+class RuleSettings:
+    """What a rule would set."""
+
+    rule: LearningRateRule
+    settings: Settings
+    learning_rate: Bounded
+    """The rate with its bounds, from those of the noise scale. A factor if no old one is known."""
+    holds: bool | None
+    """Whether the rule was made for this place, below or above the noise scale. None: unknown."""
 
 
-class Rescale(RescaleRecord, Answer):
-    """What each rule would set, and the ways to show it."""
+@dataclass(frozen=True)
+class Rescale(Answer):
+    """What each rule would set."""
 
-    document = document_of
-    to_dict = as_dict
+    old: float
+    """The batch size that is left."""
+    new: float
+    unit: str
+    noise_scale: Bounded
+    """The noise scale of the run. Unknown without one."""
+    measured: bool
+    """Whether the noise scale is that of a run. It is given otherwise."""
+    kind: Kind | None
+    """The kind of the optimizer; None if it is unknown."""
+    before: Settings
+    answers: tuple[RuleSettings, ...]
+    """What each rule for this kind would set."""
+    recommended: str | None
+    """The name of one of them; None if none is."""
+    evidence: str
+    """Why it is recommended, or why none is, as a sentence."""
+    warm_up_steps: tuple[float, float] | None = None
+    """Steps before and after, of as many examples."""
+    steps: tuple[float, float] | None = None
+    """Steps before and after, of as many examples."""
+    ema_decay: tuple[float, float] | None = None
+    """The decay before and after, of the same share of the training."""
+
+    def document(self) -> Document:
+        """Return what each rule would set, and which one to take."""
+        return Document(
+            title=f"Batch size {count(self.new)}: what to set - noisescale",
+            headline=_headline(self),
+            answers=list(_statements(self)),
+            tables=[_table(self)],
+            doubts=list(_doubts(self)),
+            assumptions=[
+                "The old settings are taken to be the best ones at the old batch size.",
+                "All groups of parameters change by the same factors.",
+                *LEFT_OUT,
+            ],
+            how_to_read=_HOW_TO_READ,
+            next=[
+                "Check it: noisescale sweep trains at several learning rates for each batch size."
+            ],
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what each rule would set in builtin types.
+
+        | key | meaning |
+        |---|---|
+        | `from_batch_size`, `batch_size`, `unit`, `optimizer` | what changes |
+        | `noise_scale` | `value`, `low`, `high`; None if it is not known |
+        | `recommended`, `evidence` | the name of a rule or None, and why |
+        | `rules` | `name`, `settings`, `learning_rate` with bounds, `holds`, `valid`, `source` |
+        | `steps`, `warm_up_steps`, `ema_decay` | before and after, or None |
+        """
+        rules = [
+            fields_of(one.rule, "name", "valid", "source")
+            | fields_of(one, "learning_rate", "holds")
+            | {"settings": vars(one.settings)}
+            for one in self.answers
+        ]
+        alike = "unit", "noise_scale", "recommended", "evidence"
+        found: dict[str, Any] = finite(
+            {"from_batch_size": self.old, "batch_size": self.new, "optimizer": self.kind}
+            | fields_of(self, *alike, "steps", "warm_up_steps", "ema_decay")
+            | {"rules": rules}
+        )
+        return found
 
 
 def rescale(
@@ -121,15 +177,15 @@ def rescale(
     old = read.batch_size if from_batch_size is None else from_batch_size
     scale = read.noise_scale
     if noise_scale is not None:
-        _check("noise_scale", noise_scale, "30")
+        require_positive("noise_scale", noise_scale, "Give 30, for instance.")
         scale = Bounded(noise_scale, noise_scale, noise_scale)
     kind = read.kind if optimizer is None else optimizer
-    _check("batch_size", batch_size, "256")
+    require_positive("batch_size", batch_size, "Give 256, for instance.")
     if math.isnan(old):
         raise Refusal(
             "from_batch_size", "be given without a run", "none", "Give the old batch size."
         )
-    _check("from_batch_size", old, "64")
+    require_positive("from_batch_size", old, "Give 64, for instance.")
     if kind is not None and kind not in KINDS:
         raise Refusal(
             "optimizer",
@@ -147,8 +203,8 @@ def rescale(
     rate = read.learning_rate if learning_rate is None else learning_rate
     beta1, beta2 = betas or (None, None)
     before = Settings(rate, momentum, beta1, beta2, eps, weight_decay)
-    place = _place(batch_size, old, scale)
-    recommended, evidence = _recommendation(kind, place)
+    below = _is_below(max(batch_size, old), scale)
+    recommended, evidence = _recommendation(kind, below)
     k = batch_size / old
     return Rescale(
         old=old,
@@ -159,7 +215,7 @@ def rescale(
         kind=kind,
         before=before,
         answers=tuple(
-            _answer(rule, before, old, batch_size, scale, place)
+            _answer(rule, before, Change(old, batch_size, scale.value), scale, below)
             for rule in RULES
             if kind is None or kind in rule.kinds
         ),
@@ -203,59 +259,134 @@ class _Read(NamedTuple):
         )
 
 
-def _place(new: float, old: float, scale: Bounded) -> str | None:
-    """Return where both batch sizes lie: "below" the noise scale, or not; None if not known."""
-    larger = max(new, old)
+def _is_below(larger: float, scale: Bounded) -> bool | None:
+    """Return whether the larger batch size is below the noise scale; None if that is not known."""
     if larger <= scale.low:
-        return "below"
+        return True
     if larger > scale.high:
-        return "above"
-    if math.isnan(scale.value):  # not resolved, or not known
-        return None
-    return "below" if larger <= scale.value else "above"
+        return False
+    return None if math.isnan(scale.value) else larger <= scale.value
 
 
-def _recommendation(kind: Kind | None, place: str | None) -> tuple[str | None, str]:
+def _recommendation(kind: Kind | None, below: bool | None) -> tuple[str | None, str]:
     if kind is None:
         return None, (
             "No rule is recommended: the optimizer is of no kind that was swept. Try the old"
             " learning rate, and twice and half of it."
         )
-    if place is None:
+    if below is None:
         return None, (
             "No rule is recommended: it is not known whether the batch sizes are below the noise"
             " scale, and rules differ there. Give a run with a monitor."
         )
-    found = (_BELOW if place == "below" else _ABOVE).get(kind)
+    found = (BEST_BELOW if below else BEST_ABOVE).get(kind)
     if found is None:
         return None, (
             "No rule is recommended: above the noise scale there is no sweep with this optimizer."
         )
-    where = "up to" if place == "below" else "beyond"
-    return found.rule, f"For this optimizer, {where} the noise scale, it was {found.text}."
+    rule, said = found
+    where = "up to" if below else "beyond"
+    return rule, f"For this optimizer, {where} the noise scale, it was {said}."
 
 
 def _answer(
-    rule: LearningRateRule,
-    before: Settings,
-    old: float,
-    new: float,
-    scale: Bounded,
-    place: str | None,
+    rule: LearningRateRule, before: Settings, change: Change, scale: Bounded, below: bool | None
 ) -> RuleSettings:
-    unit = Settings(**{**vars(before), "learning_rate": before.learning_rate or 1.0})
-    rates = [
-        rule.apply(unit, Change(old, new, b)).learning_rate
-        for b in (scale.value, scale.low, scale.high if math.isfinite(scale.high) else 1e300)
-    ]
-    value, *ends = (math.nan if rate is None else rate for rate in rates)
-    bounds = Bounded(value, min(ends), max(ends))
-    if rule.needs_noise_scale and math.isnan(scale.low):
-        bounds = UNKNOWN
-    holds = None if place is None else rule.below if place == "below" else rule.above
-    return RuleSettings(rule, rule.apply(before, Change(old, new, scale.value)), bounds, holds)
+    of = (scale.value, scale.low, 1e300 if math.isinf(scale.high) else scale.high)
+    old = before.learning_rate or 1.0
+    value, *ends = (old * rule.factor(replace(change, noise_scale=b)) for b in of)
+    holds = None if below is None else rule.below if below else rule.above
+    return RuleSettings(
+        rule, rule.apply(before, change), Bounded(value, min(ends), max(ends)), holds
+    )
 
 
-def _check(name: str, value: float, example: str) -> None:
-    if not 0 < value < math.inf:
-        raise Refusal(name, "be positive", repr(value), f"Give {example}, for instance.")
+def _headline(found: Rescale) -> str:
+    sizes = f"a batch of {count(found.new)} instead of {count(found.old)} {found.unit}"
+    one = _recommended_one(found)
+    if one is None:
+        return f"For {sizes} no rule is recommended"
+    return f"For {sizes}: {_rate(found, one)}, by the rule {one.rule.name!r}"
+
+
+def _statements(found: Rescale) -> Iterator[Statement]:
+    one = _recommended_one(found)
+    if one is not None:
+        yield Statement(
+            "Learning rate", _rate(found, one), one.learning_rate, "probably", "assumed"
+        )
+        for name, old, new in _other_settings(found, one):
+            yield Statement(name, f"{new} instead of {old}", basis="assumed")
+    yield Statement("Why", found.evidence)
+    if found.noise_scale.known:
+        yield Statement(
+            "Noise scale",
+            f"{with_bounds(found.noise_scale)} {found.unit},"
+            f" {'of the whole run' if found.measured else 'as given'}",
+            found.noise_scale,
+            basis="measured" if found.measured else "assumed",
+        )
+    kept = "as many examples as before"
+    for label, pair, text in (
+        ("Steps", found.steps, kept),
+        ("Warm-up", found.warm_up_steps, f"steps, {kept}"),
+    ):
+        if pair is not None:
+            yield Statement(label, f"{number(pair[1])} instead of {number(pair[0])}: {text}")
+    if found.ema_decay is not None:
+        before, after = found.ema_decay
+        yield Statement(
+            "Average of weights",
+            f"a decay of {after:.6g} instead of {before:.6g}: the same share of the training",
+        )
+
+
+def _recommended_one(found: Rescale) -> RuleSettings | None:
+    return next((one for one in found.answers if one.rule.name == found.recommended), None)
+
+
+def _rate(found: Rescale, one: RuleSettings) -> str:
+    if found.before.learning_rate is None:
+        return f"{_short_rate(found, one)} the old learning rate"
+    old = number(found.before.learning_rate)
+    return f"a learning rate of {_short_rate(found, one)} instead of {old}"
+
+
+def _short_rate(found: Rescale, one: RuleSettings) -> str:
+    if not one.learning_rate.known:
+        return "unknown"
+    text = with_bounds(one.learning_rate)
+    return f"{text} x" if found.before.learning_rate is None else text
+
+
+def _other_settings(found: Rescale, one: RuleSettings) -> Iterator[tuple[str, str, str]]:
+    """Yield settings other than the learning rate that the rule changes: name, before, after."""
+    for name, old in vars(found.before).items():
+        new = getattr(one.settings, name)
+        if name != "learning_rate" and old is not None and new != old:
+            yield name, f"{old:.6g}", f"{new:.6g}"
+
+
+def _table(found: Rescale) -> Table:
+    lines = []
+    for one in found.answers:
+        others = ", ".join(f"{name} {new}" for name, _, new in _other_settings(found, one))
+        marks = ["recommended"] if one.rule.name == found.recommended else []
+        if one.holds is False:
+            marks.append("outside")
+        cells = [one.rule.name, _short_rate(found, one), others or "as before", one.rule.valid]
+        lines.append(Line(list(map(Cell, cells)), marks))
+    sources = [f"{one.rule.name}: {one.rule.source}." for one in found.answers]
+    return Table(
+        "Rules",
+        ("rule", "learning rate", "others", "it holds"),
+        lines,
+        ["outside: the batch sizes lie where the rule was not made for.", *sources],
+    )
+
+
+def _doubts(found: Rescale) -> Iterator[str]:
+    if found.kind == "muon":
+        yield "Muon was swept on one workload alone."
+    if found.new / found.old > 16 or found.old / found.new > 16:
+        yield "The rules were held against the best learning rates at most 16 x apart."

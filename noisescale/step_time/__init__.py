@@ -4,10 +4,6 @@
 from noisescale.step_time.device_times import FILE as FILE
 from noisescale.step_time.device_times import DeviceTimes as DeviceTimes
 from noisescale.step_time.device_times import LoaderTiming as LoaderTiming
-from noisescale.step_time.fitting import assume_step_time as assume_step_time
+from noisescale.step_time.device_times import StepTiming as StepTiming
 from noisescale.step_time.fitting import fit_step_time as fit_step_time
 from noisescale.step_time.model import FittedStepTime as FittedStepTime
-from noisescale.step_time.model import StepTimeModel as StepTimeModel
-from noisescale.step_time.timings import StepTiming as StepTiming
-from noisescale.step_time.timings import read_timings as read_timings
-from noisescale.step_time.timings import write_timings as write_timings

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from noisescale.refusal import Refusal
-from noisescale.step_time.timings import COLUMNS, StepTiming
+from noisescale.checks import require_positive
+from noisescale.plan import Plan
+from noisescale.refusal import FileRefusal, Refusal
 
 FILE = "step_times.json"
 """The name of the file in a run's folder."""
@@ -19,6 +19,54 @@ FILE = "step_times.json"
 
 SLOW = 0.8
 """A loader bounds a training if a batch takes it longer than this share of a step."""
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """How long an optimizer step took in one configuration.
+
+    Args:
+        device_batch_size: Examples of one device in one micro-batch.
+        accumulation: Micro-batches of a step.
+        devices: Devices that train together, on all nodes.
+        nodes: Nodes that the devices are on.
+        seconds: Seconds of a step, with all its micro-batches.
+
+    Raises:
+        ValueError: If a number is not positive and finite, a count is not whole, or there are more
+            nodes than devices.
+    """
+
+    device_batch_size: float
+    accumulation: int
+    devices: int
+    nodes: int
+    seconds: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            remedy = "Leave the configuration out if it was not measured."
+            require_positive(field.name, value, remedy)
+            if field.type == "int" and value != int(value):
+                raise Refusal(str(field.name), "be a whole number", repr(value), "Give one.")
+        _ = self.plan  # which has no more nodes than devices
+
+    @property
+    def plan(self) -> Plan:
+        """How the step was made up."""
+        counts = int(self.accumulation), int(self.devices), int(self.nodes)
+        return Plan(self.device_batch_size, *counts)
+
+    @property
+    def examples_per_second(self) -> float:
+        """Examples per second of all devices together.
+
+        Examples:
+            >>> StepTiming(8, 2, devices=4, nodes=1, seconds=0.5).examples_per_second
+            128.0
+        """
+        return self.plan.batch_size / self.seconds
 
 
 @dataclass(frozen=True)
@@ -33,11 +81,6 @@ class LoaderTiming:
     """Seconds of a step whose batch is there already."""
     workers: int
     """Processes that load; 0: the training waits while a batch is loaded."""
-
-    @property
-    def examples_per_second(self) -> float:
-        """Examples per second of the loader of one device."""
-        return self.batch_size / self.seconds if self.seconds else math.inf
 
     @property
     def bounds_training(self) -> bool:
@@ -80,6 +123,9 @@ class DeviceTimes:
             OSError: If it cannot be read.
         """
         path = Path(path)
+        if not path.is_file():
+            what = "a path without a file"
+            raise FileRefusal(path, "be a file of `noisescale profile`", what, "Check it.")
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             timings = tuple(_timing(each) for each in found["timings"])
@@ -120,7 +166,7 @@ class DeviceTimes:
 
 
 def _timing(found: dict[str, Any]) -> StepTiming:
-    return StepTiming(**{name: found[name] for name in COLUMNS})
+    return StepTiming(**{field.name: found[field.name] for field in fields(StepTiming)})
 
 
 def _loader(found: dict[str, Any]) -> LoaderTiming:

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from noisescale.refusal import Refusal
-from noisescale.step_time.assumptions import assumptions
+from noisescale.step_time.device_times import StepTiming
 from noisescale.step_time.model import FittedStepTime
 from noisescale.step_time.pollux import (
     GROWTHS,
@@ -20,7 +20,6 @@ from noisescale.step_time.pollux import (
     identifiable_parameters,
     relative_seconds,
 )
-from noisescale.step_time.timings import StepTiming
 
 REFITS = 256
 """Enough for bounds, at 2.5 and 97.5 % of them, that do not hang on the seed."""
@@ -33,22 +32,6 @@ STARTS = 6
 
 PULL = 1e-3
 """The pull of a parameter that timings only hint at to its assumed value: far below any scatter."""
-
-
-def assume_step_time(timing: StepTiming) -> FittedStepTime:
-    """Predict the step times of all configurations from one timing and stated assumptions.
-
-    As `fit_step_time`, but only the scale is fitted. The bounds are wide.
-
-    Examples:
-        >>> model = assume_step_time(StepTiming(32, 1, devices=1, nodes=1, seconds=0.1))
-        >>> f"{model.seconds(32, accumulation=2).value:.3f}"
-        '0.200'
-        >>> half = model.seconds(16)
-        >>> f"{half.low:.2f} {half.value:.3f} {half.high:.2f}"
-        '0.05 0.075 0.10'
-    """
-    return fit_step_time([timing])
 
 
 def fit_step_time(timings: Sequence[StepTiming]) -> FittedStepTime:
@@ -83,6 +66,9 @@ def fit_step_time(timings: Sequence[StepTiming]) -> FittedStepTime:
         >>> timings = [StepTiming(b, 1, 1, 1, 0.01 + 0.001 * b) for b in (8, 16, 32, 64)]
         >>> f"{fit_step_time(timings).seconds(48).value:.4f}"
         '0.0580'
+        >>> half = fit_step_time([StepTiming(32, 1, devices=1, nodes=1, seconds=0.1)]).seconds(16)
+        >>> f"{half.low:.2f} {half.value:.3f} {half.high:.2f}"
+        '0.05 0.075 0.10'
 
     References:
         Qiao et al. 2021, "Pollux", OSDI, section 3.2.
@@ -165,3 +151,56 @@ def _start(rng: np.random.Generator) -> Array:
     start: Array = 10 ** rng.uniform(-3, 0.5, len(NAMES))
     start[NAMES.index("overlap")] = rng.uniform(1, 10)
     return start
+
+
+def assumptions(held: Sequence[str], *, checked: bool) -> tuple[str, ...]:
+    """Return a sentence for each assumption, with its range.
+
+    Args:
+        held: Parameters that the timings do not determine, by their names in `PARAMETERS`.
+        checked: Whether there are more timings than the fitted parameters need.
+
+    Examples:
+        >>> assumptions(["growth", "growth_across"], checked=True)
+        ('How synchronisation grows with the devices was not timed: ...',)
+    """
+    found = []
+    if "fixed" in held:
+        found.append(
+            "How the time of a micro-batch depends on its size was not timed: half of it is assumed"
+            " to be fixed (range: none to all)."
+        )
+    if "sync" in held:
+        found.append(
+            "How long devices synchronise was not timed: a quarter of the largest micro-batch's"
+            " time is assumed (range: none to all of it)"
+            + (
+                "; across nodes half of it (none to four times it)." * ("sync_across" in held)
+                or "."
+            )
+        )
+    elif "sync_across" in held:
+        found.append(
+            "How long nodes synchronise was not timed: half of the largest micro-batch's time is"
+            " assumed (range: none to four times it)."
+        )
+    if "growth" in held or ("growth_across" in held and "sync_across" not in held):
+        found.append(
+            "How synchronisation grows with the devices was not timed: each device beyond the"
+            " second is assumed to add 1/16 of the time for two devices (range: nothing to 1/4)."
+        )
+    if "overlap" in held and not {"sync", "sync_across"} <= {*held}:
+        found.append(
+            "How much of synchronisation overlaps with the computing of gradients was not timed: no"
+            " overlap is assumed (range: none to nearly all)."
+        )
+    if "update" in held:
+        found.append(
+            "The part of a step that does not depend on the number of micro-batches was not timed:"
+            " none is assumed (range: none to a quarter of the largest micro-batch's time)."
+        )
+    if not checked:
+        found.append(
+            "There are no more timings than the model needs: they are assumed to repeat to 1 %."
+        )
+    return tuple(found)

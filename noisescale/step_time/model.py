@@ -5,38 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
 from noisescale.bounded import Bounded
+from noisescale.step_time.device_times import StepTiming
 from noisescale.step_time.pollux import Array, Plans, relative_seconds
-from noisescale.step_time.timings import StepTiming
 
 SLACK = 1.01
 """The ratio by which a device batch may miss a timed one: a mean is not a whole number."""
-
-
-class StepTimeModel(Protocol):
-    """Seconds a step of any configuration, with bounds."""
-
-    @property
-    def max_device_batch_size(self) -> float:
-        """The largest device batch that was timed, in examples."""
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What was not measured and is assumed, in whole sentences."""
-
-    def seconds(
-        self, device_batch_size: float, accumulation: int = 1, devices: int = 1, nodes: int = 1
-    ) -> Bounded:
-        """Return the seconds an optimizer step takes."""
-
-    def is_timed(
-        self, device_batch_size: float, accumulation: int = 1, devices: int = 1, nodes: int = 1
-    ) -> bool:
-        """Return whether the configuration was timed, or lies between timed configurations."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +52,6 @@ class FittedStepTime:
             "p": overlap,
             "u": unit * update,
         }
-
-    @property
-    def log_residuals(self) -> list[float]:
-        """log(measured) - log(fitted) of each timing: 0.02 is 2 % longer than predicted."""
-        unit, *parameters = self.fit
-        plans = Plans.of(self.timings, self.reference)
-        fitted = unit * relative_seconds(parameters, plans)
-        errors = np.log([timing.seconds for timing in self.timings]) - np.log(fitted)
-        return [float(error) for error in errors]
 
     def seconds(
         self, device_batch_size: float, accumulation: int = 1, devices: int = 1, nodes: int = 1

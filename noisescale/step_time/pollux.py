@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from noisescale.step_time.timings import StepTiming
+from noisescale.step_time.device_times import StepTiming
 
 Array = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from noisescale.extras import is_installed
 
 if TYPE_CHECKING:
     from noisescale.tensorboard_plugin.plugin import NoiseScalePlugin
-    from noisescale.tensorboard_plugin.without_figures import PageWithoutFigures
+    from noisescale.tensorboard_plugin.tab import PageWithoutFigures
 
 
 class NoiseScaleLoader(base_plugin.TBLoader):  # type: ignore[misc] # TensorBoard has no types
@@ -24,7 +24,7 @@ class NoiseScaleLoader(base_plugin.TBLoader):  # type: ignore[misc] # TensorBoar
     def load(self, context: base_plugin.TBContext) -> NoiseScalePlugin | PageWithoutFigures:
         """Return the plugin, or without plotly a page that says how to install plotly."""
         if not is_installed("plotly"):
-            from noisescale.tensorboard_plugin.without_figures import PageWithoutFigures
+            from noisescale.tensorboard_plugin.tab import PageWithoutFigures
 
             return PageWithoutFigures(context)
         from noisescale.tensorboard_plugin.plugin import NoiseScalePlugin

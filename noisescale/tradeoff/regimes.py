@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -125,12 +124,6 @@ class Regimes:
         logs = of.log_min_steps + log_law(of.log_critical - math.log(batch_size), of.sharpness)
         low, high = math.exp((logs - of.spare).min()), math.exp((logs + of.spare).max())
         return Bounded(best, min(low, best), max(high, best))
-
-    @cached_property
-    def log_residuals(self) -> tuple[float, ...]:
-        """log(measured) - log(fitted) at each batch size of the sweep."""
-        pairs = zip(self.batch_sizes, self.measured_steps, strict=True)
-        return tuple(math.log(steps / self.steps(size)) for size, steps in pairs)
 
 
 def find_regimes(

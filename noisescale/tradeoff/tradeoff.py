@@ -43,8 +43,8 @@ class Tradeoff:
     Args:
         min_steps: S_min, the optimizer steps needed at an infinite batch size.
         min_examples: E_min, the examples needed at a vanishing batch size.
-        gamma: How much a batch size that follows the noise scale improves the front, see
-            `adaptive_examples`: 1 (not at all) if the noise scale is constant, else less.
+        gamma: (Σ √b/(1 + b/B))²/(S_min·E_min) along a run. Where the batch size follows the noise
+            scale b, it stands for the 1 of the front: less than 1 is saved steps and examples.
         sharpness: α. The theory of the gradient noise has 1, and a fit to a sweep its own.
 
     Raises:
@@ -131,42 +131,6 @@ class Tradeoff:
         ratio = _positive("batch_size", batch_size) / critical
         return float(critical * ratio ** (1 + self.sharpness))
 
-    def batch_size_for(self, exchange_rate: float) -> float:
-        """Return the best batch size where a step is worth r examples, √(r·B_crit) at α = 1.
-
-        r = B_crit gives B_crit itself, McCandlish's default.
-        """
-        rate = _positive("exchange_rate", exchange_rate, "the examples that a step is worth")
-        critical = self.critical_batch_size
-        return float(critical * (rate / critical) ** (1 / (1 + self.sharpness)))
-
-    def adaptive_examples(self, steps: float) -> float:
-        """Return the examples needed in `steps` where the batch size follows the noise scale.
-
-        With B(s) = √(r·b(s)) at every step, for any one r,
-
-            (steps/S_min - 1)·(examples/E_min - 1) = γ = (∫ √b ds)²/(S_min·E_min) <= 1
-
-        where γ is `gamma`. With γ = 1 this is the front of constant batch sizes, which has the
-        exponent α on both ratios.
-
-        Raises:
-            ValueError: If `steps` does not exceed `min_steps`: no batch size needs fewer.
-
-        References:
-            McCandlish et al. 2018, arXiv:1812.06162, appendix D.
-        """
-        if not self.min_steps < steps < math.inf:
-            raise Refusal(
-                "steps",
-                "exceed `min_steps`",
-                f"{steps!r} <= {self.min_steps!r}",
-                "No batch size reaches the result in fewer.",
-            )
-        alpha = self.sharpness
-        excess = self.gamma / ((steps / self.min_steps) ** alpha - 1)
-        return float(self.min_examples * (1 + excess) ** (1 / alpha))
-
     @classmethod
     def from_run(cls, noise_scale: Floats, batch_size: Floats, steps: Floats) -> Tradeoff:
         """Turn the noise scale along one run into the trade-off at every other batch size.
@@ -177,8 +141,6 @@ class Tradeoff:
 
             S(B') = Σ (1 + b/B')/(1 + b/B) = S_min + E_min/B'
             S_min = Σ 1/(1 + b/B)          E_min = Σ b/(1 + b/B)
-
-        `gamma` of the result is (Σ √b/(1 + b/B))²/(S_min·E_min).
 
         Args:
             noise_scale: b of each segment of the run, in examples. NaN marks a segment where it was

@@ -34,7 +34,6 @@ WORDS = {
 }
 
 SWEEP = "batch_size,steps\n8,1350\n32,412\n128,178\n"
-TIMES = "device_batch_size,accumulation,devices,nodes,seconds\n8,1,1,1,0.1\n16,1,1,1,0.2\n"
 MODEL = """
 import torch
 from pytorch_lightning import LightningModule
@@ -73,7 +72,6 @@ FILES = {
     "no_loss.csv": SWEEP,
     "losses.csv": "batch_size,loss\n64,2.5\n128,2.49\n256,2.6\n",
     "equal_losses.csv": "batch_size,loss\n64,2.5\n128,2.5\n256,2.5\n",
-    "times_twice.csv": TIMES.replace("seconds", "seconds,seconds").replace("0.", "1,0."),
     f"{HOSTILE_FILE}.csv": "\x1b",
 }
 HEADER = (
@@ -167,8 +165,8 @@ predict RUN --optimizer 3                            => `--optimizer` must be th
 predict RUN --html gone/r.html                       => `--html` must be in a folder
 predict RUN --html files                             => `--html` must name a file
 ~ predict RUN --html HOSTILE/r.html                  => `--html` must be in a folder
-predict RUN --step-times files/one.csv               => `files/one.csv` must have the columns
-predict RUN --step-times files/gone.csv              => `files/gone.csv` must be a CSV file
+predict RUN --step-times files/one.csv               => `files/one.csv` must be a file of `noises
+predict RUN --step-times files/gone.json             => `files/gone.json` must be a file of
 predict RUN --sweep files/one.csv                    => `batch_size` must have two values
 predict RUN --sweep files/huge.csv                   => `--sweep` must be from 1e-06 to 1e+06
 predict RUN --branches files/losses.csv              => `--branches` must be used with `--branch-
@@ -227,10 +225,9 @@ profile own_model:both --device-batch-sizes x        => `--device-batch-sizes` m
 profile own_model:both --device-batch-sizes 1.5      => `--device-batch-sizes` must be whole
 profile own_model:both --accumulation 0              => `--accumulation` must be whole
 profile own_model:both --steps 4                     => `--steps` must be whole and at least 5
-profile own_model:both --output gone/x.csv           => `--output` must be in a folder
-profile own_model:Large --output files/one.csv       => `files/one.csv` must have the columns
-~ profile own_model:both --output files/times_twice.csv => `files/times_twice.csv` must name each
-~ profile own_model:both --output files              => `files` must be a CSV file, got a folder
+profile own_model:both --output gone/x.json          => `--output` must be in a folder
+profile own_model:Large --output files/one.csv       => `files/one.csv` must be a file of
+~ profile own_model:both --output files              => `files` must be a file of
 ~ profile own_model:both --accelerator RED           =>
 ~ profile own_model:both --precision 7               => Precision '7' is invalid
 ~ profile own_model:both --devices 0                 => `Trainer(devices=0)`

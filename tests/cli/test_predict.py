@@ -12,7 +12,7 @@ from program import ended, run
 
 from noisescale import predict
 from noisescale.history.reading import read_run
-from noisescale.step_time import StepTiming, write_timings
+from noisescale.step_time import DeviceTimes, StepTiming
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +42,14 @@ def test_every_option_reaches_the_prediction_and_json_is_what_the_package_predic
 ) -> None:
     log_run(tmp_path)
     log_run(tmp_path, optimizer=1, monitor="wide", noise_scale=50.0)
-    timings = [StepTiming(b, 1, 2, 1, 0.01 + b / 1000) for b in (16, 32, 64, 256)]
+    timings = (StepTiming(b, 1, 2, 1, 0.01 + b / 1000) for b in (16, 32, 64, 256))
+    DeviceTimes(tuple(timings), "cpu", "2.9").write(times := tmp_path / "times.json")
     options = {
         "batch_sizes": [64, 512],
         "devices": [2, 16],
         "price_per_device_hour": 2.5,
         "calibration": 1.5,
-        "step_times": write_timings(tmp_path / "times.csv", timings),
+        "step_times": times,
         "max_device_batch_size": 256.0,
         "devices_per_node": 4,
         "unit": "sequences",

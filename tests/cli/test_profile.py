@@ -15,7 +15,7 @@ from program import ended
 from tiers import slow
 
 import noisescale
-from noisescale.step_time import DeviceTimes, StepTiming, read_timings, write_timings
+from noisescale.step_time import DeviceTimes, StepTiming
 
 MODEL = """
 import time
@@ -99,7 +99,9 @@ def profile(*arguments: str) -> tuple[int, str, str]:
 
 
 def sizes(path: str) -> list[tuple[float, int]]:
-    return [(timing.device_batch_size, timing.accumulation) for timing in read_timings(path)]
+    return [
+        (timing.device_batch_size, timing.accumulation) for timing in DeviceTimes.read(path).timings
+    ]
 
 
 @pytest.mark.parametrize(
@@ -118,9 +120,9 @@ def test_a_model_is_found_and_timed(target: str) -> None:
     )
 
     assert code == 0, err
-    assert sizes("step_times.csv") == [(2, 1), (2, 3), (4, 1), (4, 3)]
+    assert sizes("step_times.json") == [(2, 1), (2, 3), (4, 1), (4, 3)]
     assert re.search(r"\n +4 +3 +1 +30\.0 +30\.0 +400\n", out)
-    assert "noisescale predict RUN --step-times step_times.csv" in " ".join(out.split())
+    assert "noisescale predict RUN --step-times step_times.json" in " ".join(out.split())
 
 
 def test_the_function_finds_what_the_command_finds_and_the_knee_is_marked() -> None:
@@ -128,17 +130,17 @@ def test_the_function_finds_what_the_command_finds_and_the_knee_is_marked() -> N
 
     options = ("own_model:saturated", "--device-batch-sizes", "1,16,24")
     _, out, _ = profile(*options, "--json")
-    _, text, _ = profile(*options, "--accumulation", "1", "--output", "text.csv")
+    _, text, _ = profile(*options, "--accumulation", "1", "--output", "text.json")
     lines: list[str] = []
 
     found = noisescale.profile(
         own_model.saturated, device_batch_sizes=[1, 16, 24], steps=5, accelerator="cpu",
-        output="here.csv", progress=lines.append,
+        output="here.json", progress=lines.append,
     )  # fmt: skip
 
     shown = json.loads(out)
     assert shown | found.to_dict() == shown
-    assert Path("here.csv").read_bytes() == Path("step_times.csv").read_bytes()
+    assert Path("here.json").read_bytes() == Path("step_times.json").read_bytes()
     assert lines[0] == "1 examples x 1: 15.0 ms/step, 66.7 examples/s"
     document = found.document()
     (_, micro_batch, loader) = document.answers
@@ -161,7 +163,7 @@ def test_a_module_is_timed_as_it_is_and_no_file_is_written(folder: Path) -> None
 
     assert [timing.seconds for timing in found.timings] == pytest.approx([0.01, 0.02])
     assert found.document().written == []
-    assert not list(folder.glob("*.csv"))
+    assert not list(folder.glob("*.json"))
 
 
 def test_out_of_memory_ends_it_cleanly_and_is_shown() -> None:
@@ -171,7 +173,7 @@ def test_out_of_memory_ends_it_cleanly_and_is_shown() -> None:
     found = json.loads(out)
     assert [row["device_batch_size"] for row in found["step_times"]] == [1, 2, 4]
     assert found["knee"] is None
-    assert sizes("step_times.csv") == [(1, 1), (2, 1), (4, 1)]
+    assert sizes("step_times.json") == [(1, 1), (2, 1), (4, 1)]
     (stopped,) = found["stopped"]
     assert "of 8 does" in stopped
     assert stopped in profile("own_model:small", "--accumulation", "1")[1]
@@ -179,15 +181,16 @@ def test_out_of_memory_ends_it_cleanly_and_is_shown() -> None:
 
 def test_runs_add_up_in_one_file() -> None:
     earlier = StepTiming(8, 1, devices=4, nodes=2, seconds=0.5)
-    write_timings("all.csv", [earlier])
-    options = ("--device-batch-sizes", "2", "--accumulation", "1", "--output", "all.csv")
+    profile("own_model:both", "--device-batch-sizes", "2", "--accumulation", "2", "--output", "all")
+    found = DeviceTimes.read("all")
+    found.with_timing(earlier).write(Path("all"))
+    options = ("--device-batch-sizes", "2", "--accumulation", "1", "--output", "all")
 
     code, _, _ = profile("own_model:both", *options)
 
     assert code == 0
-    first, second = read_timings("all.csv")
-    assert first == earlier
-    assert (second.device_batch_size, second.devices) == (2, 1)
+    assert DeviceTimes.read("all").timings[:-1] == (*found.timings, earlier)
+    assert sizes("all")[-1] == (2, 1)
 
 
 def logged_run(folder: Path, size: int = 4, seconds: float = 0.01) -> Path:
@@ -211,7 +214,7 @@ def test_times_for_a_run_are_found_by_predict(folder: Path) -> None:
     assert times["device"].startswith("CPU")
     assert times["torch"] == version("torch")
     assert f"Predict this run: noisescale predict {run}\n" in out
-    assert not list(folder.glob("*.csv"))
+    assert not list(folder.glob("*.json"))
     code, out, err = ended("predict", run, "--json", "--batch-sizes", "4,32", "--devices", "1")
     assert code == 0, err
     rows = [(row["device_batch_size"], row["basis"]) for row in json.loads(out)["rows"]]
@@ -279,9 +282,9 @@ def test_two_devices_are_timed_by_the_command_that_lightning_starts_again(folder
     )
 
     assert finished.returncode == 0, finished.stderr
-    (timing,) = read_timings("step_times.csv")
+    (timing,) = DeviceTimes.read("step_times.json").timings
     assert (timing.device_batch_size, timing.devices) == (2, 2)
-    assert finished.stdout.count("Step times: step_times.csv") == 1
+    assert finished.stdout.count("Step times: step_times.json") == 1
 
 
 def test_a_mistake_in_the_model_shows_where_it_is() -> None:

@@ -13,7 +13,7 @@ from refused import refused
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from noisescale.frozen.frozen_fit import Asked, Seen, frozen_fit
+from noisescale.frozen.frozen_fit import BatchStatistics, FitRequest, frozen_fit
 from noisescale.frozen.judged_monitor import JudgedMonitor
 from noisescale.lightning.checkpoints import Checkpoint
 from noisescale.lightning.training import seed_all
@@ -56,11 +56,11 @@ def examples(count: int = 64, batch_size: int = 8, **options: Any) -> DataLoader
     return DataLoader(TensorDataset(x), batch_size=batch_size, **options)
 
 
-def seen_by(module: Any, loader: Any, batches: int = 12, **options: Any) -> Seen:
+def seen_by(module: Any, loader: Any, batches: int = 12, **options: Any) -> BatchStatistics:
     return frozen_fit(
         module,
         nullcontext({"train_dataloaders": loader}),
-        options.pop("asked", Asked()),
+        options.pop("asked", FitRequest()),
         enough=lambda seen: seen.batches >= batches,
         **{"trainer_options": ON_CPU, **options},
     )
@@ -102,7 +102,7 @@ def test_gradients_are_those_of_each_batch_at_the_same_weights() -> None:
         gradients.append(torch.cat([p.grad.flatten() for p in net.parameters()]).double())
     found = torch.stack(gradients)
 
-    seen = seen_by(module, examples(), asked=Asked(elementwise=True))
+    seen = seen_by(module, examples(), asked=FitRequest(elementwise=True))
 
     assert seen.again  # it does not shuffle: after the epoch come the same batches
     assert seen.batches == len(found) == 8
@@ -119,7 +119,7 @@ def test_gradients_are_those_of_each_batch_at_the_same_weights() -> None:
 
 
 def test_successive_batches_are_compared_in_pairs() -> None:
-    seen = seen_by(without_dropout(), examples(), asked=Asked(successive=lambda _: True))
+    seen = seen_by(without_dropout(), examples(), asked=FitRequest(successive=lambda _: True))
 
     assert list(seen.differences) == [2, 4, 6, 8]
     # Of the first two: |g_2 - g_1|² is twice what the second one deviates from the first.
@@ -127,7 +127,7 @@ def test_successive_batches_are_compared_in_pairs() -> None:
 
 
 def test_groups_are_parts_of_the_whole() -> None:
-    seen = seen_by(Module(), examples(), asked=Asked(groups={"head": r"net\.3"}))
+    seen = seen_by(Module(), examples(), asked=FitRequest(groups={"head": r"net\.3"}))
 
     assert seen.group_names == ("head",)
     assert len(seen.entries) == 2
@@ -136,7 +136,7 @@ def test_groups_are_parts_of_the_whole() -> None:
 
 
 def test_weights_are_what_a_mean_is_over() -> None:
-    asked = Asked(weight_fn=lambda batch: 3.0, batch_size_fn=lambda batch: 2.0)
+    asked = FitRequest(weight_fn=lambda batch: 3.0, batch_size_fn=lambda batch: 2.0)
 
     seen = seen_by(Module(), examples(), asked=asked)
 

@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
 from noisescale import Measurement, measure
 from noisescale.bounded import Bounded
-from noisescale.frozen.comparison import Comparison
-from noisescale.frozen.measurement import Order
+from noisescale.frozen.comparison import Comparison, Order
 
 ON_CPU: dict[str, Any] = {"accelerator": "cpu"}
 

@@ -4,14 +4,14 @@
 import math
 
 from noisescale.estimation.independent_batches import BatchProducts
-from noisescale.frozen.frozen_fit import Seen
+from noisescale.frozen.frozen_fit import BatchStatistics
 from noisescale.frozen.stopping_rule import StoppingRule
 
 
 def batches_until_enough(*, outlier: float = 1.0, width: float = 2.25, seconds: float = 1e3) -> int:
     """Of a clear signal, with noise of 0.5 to 1.5 and one other batch."""
     rule = StoppingRule("auto", width, seconds, 0.95, (), None)
-    seen = Seen(entries=[[]], sizes=[8.0])
+    seen = BatchStatistics(entries=[[]], sizes=[8.0])
     while not rule.enough(seen):
         k = len(seen.sizes)
         noise = outlier if k == 3 else 0.5 + (7 * k % 10) / 10
@@ -36,7 +36,7 @@ def test_it_goes_on_while_one_batch_makes_the_scatter_but_not_for_ever() -> None
 def test_it_says_how_long_it_may_take() -> None:
     told = list[str]()
     rule = StoppingRule("auto", 1.2, 1e3, 0.95, (), told.append)
-    seen = Seen(entries=[[]], sizes=[8.0])
+    seen = BatchStatistics(entries=[[]], sizes=[8.0])
     for k in range(1, 16):
         seen.entries[0].append(BatchProducts(8, 8, 8.0 * k, 100.0, 0.5 + k % 3))
         seen.sizes.append(8.0)
@@ -49,5 +49,5 @@ def test_it_says_how_long_it_may_take() -> None:
 def test_as_many_as_are_asked_for() -> None:
     rule = StoppingRule(25, 2.25, 1e-9, 0.95, (), None)
 
-    assert not rule.enough(Seen(sizes=[1.0] * 24))
-    assert rule.enough(Seen(sizes=[1.0] * 25))
+    assert not rule.enough(BatchStatistics(sizes=[1.0] * 24))
+    assert rule.enough(BatchStatistics(sizes=[1.0] * 25))

@@ -203,7 +203,7 @@ def of_branch() -> Made:
 def of_profile() -> Made:
     """Step times of a file in a prediction."""
     shutil.copytree(INPUTS / "plain", "run")
-    yield "predict.json", answer("predict", "run", "--step-times", "step_times.csv")
+    yield "predict.json", answer("predict", "run", "--step-times", "step_times.json")
 
 
 def of_trials() -> Made:

@@ -17,7 +17,7 @@ from noisescale.lab.jobs.jobs import Training
 from noisescale.lab.parameters import range_parameter
 from noisescale.lab.sweep.search import Search
 from noisescale.lab.sweep.settings import SweepJob
-from noisescale.lab.sweep.trial_fit import Made, describe, train_task
+from noisescale.lab.sweep.trial_fit import MadeModule, describe, train_task
 from noisescale.lightning.own_loaders import data_of, makes_loaders
 from noisescale.lightning.resized_loaders import held_examples
 from noisescale.made.targets import module_and_data
@@ -63,14 +63,14 @@ def test_a_module_is_described_and_trained_with_its_own_loaders(
 ) -> None:
     module = module_of(package)
 
-    own = describe(Made(module, data_of(module)), CPU, GOAL, 16)
+    own = describe(MadeModule(module, data_of(module)), CPU, GOAL, 16)
 
     assert (own.examples, own.batch_size) == (64, 4)
     search = Search((range_parameter("learning_rate", 0.001, 0.1, "log"),), 3, 1)
     job = SweepJob(CPU, own, GOAL, (16,), search, 20.0, None)
     module.sizes.clear()
     task = job.task(16, {"learning_rate": 0.1}, 0).spec
-    train_task(Made(module, data_of(module)), task, tmp_path)
+    train_task(MadeModule(module, data_of(module)), task, tmp_path)
     assert set(module.sizes) == {16}
 
 

@@ -18,9 +18,8 @@ from noisescale.history.metrics import Goal
 from noisescale.lab.branch.planning import Branching
 from noisescale.lab.branch.train_branches import _setup
 from noisescale.lab.jobs.jobs import Training
-from noisescale.lab.sweep.trial_fit import Made, describe, loaders_of
-from noisescale.made.data import train_and_val
-from noisescale.made.targets import module_and_data, text_of
+from noisescale.lab.sweep.trial_fit import MadeModule, describe, loaders_of
+from noisescale.made.targets import module_and_data, text_of, train_and_val
 
 
 class Model(LightningModule):
@@ -96,7 +95,7 @@ def test_profile_and_branch_take_each_form(make: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("make", FORMS)
 def test_sweep_and_tune_take_each_form(make: Callable[[], Any]) -> None:
     """Both begin with this step, and train on these loaders."""
-    made = Made(*module_and_data(make))
+    made = MadeModule(*module_and_data(make))
     validates = make is not with_loader
     goal = Goal.read("val_loss<=0.1" if validates else "loss<=0.1")
 

@@ -69,11 +69,9 @@ def test_rules_by_the_loss_are_asked_where_there_is_one() -> None:
     assert "--loss" in horizon(10e9, 300e6).to_text()
 
 
-def test_every_rule_has_a_meaning_and_a_line_in_the_figure_and_grows_with_the_horizon() -> None:
+def test_every_rule_has_a_meaning_and_grows_with_the_horizon() -> None:
     small, large = Setting(1e9, 1e8, 3.5), Setting(1e12, 1e8, 2.5)
-    (figure,) = horizon(10e9, 300e6, loss=2.9).document().figures()
 
-    assert [trace["name"] for trace in figure.drawing["data"]] == [rule.name for rule in RULES]
     for rule in RULES:
         assert rule.meaning in MEANINGS
         assert 1e3 < rule.batch_size(small) < rule.batch_size(large) < 1e9

@@ -2,6 +2,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from refused import refused
@@ -65,6 +66,8 @@ def test_another_file_is_refused(content: str, tmp_path: Path) -> None:
 
     with refused(f"{path}"):
         DeviceTimes.read(path)
+    with refused(f"{tmp_path}", got="a path without a file"):
+        DeviceTimes.read(tmp_path)
 
 
 def test_what_can_be_read_is_what_was_written(tmp_path: Path) -> None:
@@ -78,4 +81,17 @@ def test_a_loader_bounds_a_training_from_nearly_a_step_on(seconds: float, bounds
     loader = LoaderTiming(32, seconds, 0.01, workers=0)
 
     assert loader.bounds_training == bounds
-    assert loader.examples_per_second == pytest.approx(32 / seconds)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "got"),
+    [
+        ("seconds", (32, 1, 1, 1, float("nan")), "nan"),
+        ("devices", (32, 1, 0, 1, 0.1), "0"),
+        ("accumulation", (32, 1.5, 1, 1, 0.1), "1.5"),
+        ("nodes", (32, 1, 1, 2, 0.1), "2 > 1"),
+    ],
+)
+def test_impossible_configurations_are_refused(name: str, values: Any, got: str) -> None:
+    with refused(name, got=got):
+        StepTiming(*values)

@@ -272,7 +272,7 @@ def test_tensorboard_finds_the_loader_by_its_entry_point() -> None:
 def test_what_tensorboard_imports_at_its_start_is_light() -> None:
     script = (
         "import sys, noisescale.tensorboard_plugin.loader; at_start = set(sys.modules);"
-        "import noisescale.tensorboard_plugin.without_figures; without = set(sys.modules);"
+        "import noisescale.tensorboard_plugin.tab; without = set(sys.modules);"
         "import noisescale.tensorboard_plugin.plugin; later = set(sys.modules);"
         "print({'plotly', 'scipy', 'rich'} & at_start, {'plotly'} & without,"
         " {'torch', 'lightning'} & later)"

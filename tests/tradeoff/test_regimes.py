@@ -75,8 +75,8 @@ def test_perfect_scaling_alone_leaves_its_end_open() -> None:
     assert found.min_steps.value == found.min_steps.low == 0
     assert found.min_examples.value == pytest.approx(1e5)
     assert found.sharpness.value == 1
-    assert found.log_residuals == pytest.approx([0] * 8, abs=1e-6)
     for size in sizes:
+        assert found.steps(size) == pytest.approx(1e5 / size)
         band = found.steps_with_bounds(size)
         assert 0.5e5 / size < band.low < 1e5 / size < band.high < 2e5 / size
 
@@ -93,7 +93,7 @@ def test_steps_that_do_not_fall_leave_their_beginning_open() -> None:
     assert sizes[0] <= found.perfect_up_to.high < 2 * sizes[0]
     assert found.min_steps.value == pytest.approx(100)
     assert found.min_examples.value == found.min_examples.low == 0
-    assert found.log_residuals == pytest.approx([0] * 8, abs=1e-6)
+    assert [found.steps(size) for size in sizes] == pytest.approx([100] * 8)
 
 
 def test_a_sweep_without_one_end_leaves_the_border_there_open() -> None:

@@ -11,7 +11,12 @@ from typing import Any
 
 from noisescale.extras import MissingExtraError
 from noisescale.lab.jobs.jobs import TOO_LARGE, Record
-from noisescale.made.targets import module_and_data, refuse_out_of_memory, shorten_errors
+from noisescale.made.targets import (
+    module_and_data,
+    refuse_out_of_memory,
+    shorten_errors,
+    train_and_val,
+)
 from noisescale.printable import printable
 
 
@@ -40,11 +45,10 @@ def train_trial(folder: Path) -> None:
 def _train(module: Any, examples: Any, spec: Record, folder: Path) -> None:
     if spec["kind"] == "branch":
         from noisescale.lab.branch.train_branches import train_branch_task
-        from noisescale.made.data import train_and_val
 
         train_branch_task(module, train_and_val(examples)[0], spec, folder)
         return
-    from noisescale.lab.sweep.trial_fit import Made, train_task
+    from noisescale.lab.sweep.trial_fit import MadeModule, train_task
     from noisescale.lab.tune.trial_fit import train_tune_task
     from noisescale.lightning.training import seed_all
 
@@ -52,7 +56,7 @@ def _train(module: Any, examples: Any, spec: Record, folder: Path) -> None:
     seed_all(spec["seed"])
     os.environ["PL_GLOBAL_SEED"] = str(spec["seed"])  # of Lightning's shuffling over ranks
     train = train_tune_task if spec["kind"] == "tune" else train_task
-    train(Made(module, examples), spec, folder)
+    train(MadeModule(module, examples), spec, folder)
 
 
 def main() -> None:

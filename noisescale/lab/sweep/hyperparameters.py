@@ -15,7 +15,7 @@ from noisescale.scheduling.scaled_steps import ScaledSteps
 
 
 def own_values(optimizers: Sequence[Optimizer]) -> dict[str, Any]:
-    """Return the hyperparameters of a module's optimizers, by the names of the fields of `Own`.
+    """Return the hyperparameters of a module's optimizers, by the names of `ModuleDefaults`.
 
     They are the largest learning rate of the schedules, as far as they say it: a schedule that
     begins with a warm-up has a small one at first; the momentum, or the first beta of an Adam; the

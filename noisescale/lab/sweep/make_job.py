@@ -11,7 +11,7 @@ from noisescale.checks import refuse, require_count, require_positive
 from noisescale.lab.jobs.jobs import TOO_LARGE, Training
 from noisescale.lab.parameter_texts import Searched, sweep_parameters
 from noisescale.lab.sweep.search import Search
-from noisescale.lab.sweep.settings import Own, SweepJob, check_goal, read_batch_sizes
+from noisescale.lab.sweep.settings import ModuleDefaults, SweepJob, check_goal, read_batch_sizes
 from noisescale.made.targets import module_and_data, refuse_out_of_memory, shield_process
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def own_of(
     batch_size: int,
     searched: Sequence[str],
     arguments: Mapping[str, Any] | None = None,
-) -> Own:
+) -> ModuleDefaults:
     """Return what module and data bring along, once they were tried for one step.
 
     Args:
@@ -90,7 +90,7 @@ def own_of(
     """
     import torch
 
-    from noisescale.lab.sweep.trial_fit import Made, describe
+    from noisescale.lab.sweep.trial_fit import MadeModule, describe
     from noisescale.lightning.trainer_access import isolate_rng
 
     with (
@@ -101,5 +101,5 @@ def own_of(
         torch.manual_seed(UNUSUAL_SEED)
         module, data = module_and_data(training.target, training.data, arguments)
         seeded = torch.initial_seed() != UNUSUAL_SEED
-        own = describe(Made(module, data), training, goal, batch_size, searched)
+        own = describe(MadeModule(module, data), training, goal, batch_size, searched)
     return replace(own, seeded=seeded)

@@ -25,7 +25,7 @@ STREAM = 1_000_000
 
 
 @dataclass(frozen=True)
-class Own:
+class ModuleDefaults:
     """What the module and its data bring along."""
 
     examples: float
@@ -54,7 +54,7 @@ class Own:
     """Where there is some, else 0."""
 
     @classmethod
-    def from_dict(cls, read: Mapping[str, Any]) -> Own:
+    def from_dict(cls, read: Mapping[str, Any]) -> ModuleDefaults:
         """Return what `asdict` was called on, also if JSON had it."""
         return cls(**{**read, "schedules": tuple(read["schedules"])})
 
@@ -68,7 +68,7 @@ class Own:
 class SweepJob(Job):
     """The settings of a sweep. All workers have the same ones."""
 
-    own: Own
+    own: ModuleDefaults
     goal: Goal
     batch_sizes: tuple[int, ...]
     search: Search
@@ -145,7 +145,7 @@ class SweepJob(Job):
         )
         return cls(
             Training(**read["training"]),
-            Own.from_dict(read["own"]),
+            ModuleDefaults.from_dict(read["own"]),
             Goal(**read["goal"]),
             tuple(read["batch_sizes"]),
             Search(**search),
@@ -188,7 +188,7 @@ class SweepJob(Job):
 
 
 def training_spec(
-    own: Own, plan: Plan, steps: int, base: float, hyperparameters: Record, seed: int
+    own: ModuleDefaults, plan: Plan, steps: int, base: float, hyperparameters: Record, seed: int
 ) -> dict[str, Any]:
     """Return what each training of a sweep or a search needs to know.
 

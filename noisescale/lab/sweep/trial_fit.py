@@ -26,7 +26,7 @@ from noisescale.lab.sweep.hyperparameters import (
     refuse_unsearchable,
 )
 from noisescale.lab.sweep.results import DIVERGED, OUT_OF_STEPS, PRUNED, REACHED
-from noisescale.lab.sweep.settings import Own
+from noisescale.lab.sweep.settings import ModuleDefaults
 from noisescale.lab.sweep.timed_run import TimedRun, metric_of
 from noisescale.lightning.resized_loaders import (
     examples_of_epoch,
@@ -42,7 +42,7 @@ from noisescale.lightning.trainer_access import (
     validate_next,
 )
 from noisescale.lightning.training import copy_to_train, plain_trainer, quiet
-from noisescale.made.data import train_and_val
+from noisescale.made.targets import train_and_val
 from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ A metric that is no mean, such as F1, depends on it.
 
 
 @dataclass(frozen=True)
-class Made:
+class MadeModule:
     """A module and its data, as the user's function returned them."""
 
     module: pl.LightningModule
@@ -67,12 +67,12 @@ class Made:
 
 
 def describe(
-    made: Made,
+    made: MadeModule,
     training: Training,
     goal: Goal,
     batch_size: int,
     searched: Sequence[str] = (),
-) -> Own:
+) -> ModuleDefaults:
     """Train one step and validate on one batch, and return what the module and data bring along.
 
     Args:
@@ -113,7 +113,7 @@ def describe(
     return replace(own, batch_size=size)
 
 
-def train_task(made: Made, spec: Record, folder: Path) -> None:
+def train_task(made: MadeModule, spec: Record, folder: Path) -> None:
     """Train a task of a sweep, and write its result into its folder.
 
     Args:
@@ -124,7 +124,7 @@ def train_task(made: Made, spec: Record, folder: Path) -> None:
     train_by_spec(made, spec, _Run(spec, folder), folder)
 
 
-def train_by_spec(made: Made, spec: Record, run: TimedRun, folder: Path) -> None:
+def train_by_spec(made: MadeModule, spec: Record, run: TimedRun, folder: Path) -> None:
     """Train a copy of the module as its task says, and write what the run has seen.
 
     Args:
@@ -163,7 +163,7 @@ class _Describe(Callback):
         self._looked = False
         self._of_batch: torch.Tensor | None = None
 
-    own: Own | None
+    own: ModuleDefaults | None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not pl_module.automatic_optimization:
@@ -175,7 +175,7 @@ class _Describe(Callback):
             )
         refuse_unsearchable(trainer.optimizers, schedules_of(trainer), self._searched)
         loader, configs = first_loader(trainer), trainer.lr_scheduler_configs
-        self.own = Own(
+        self.own = ModuleDefaults(
             float(examples_of_epoch(loader)),
             _batch_size_of(loader),
             schedules=tuple(type(each.scheduler).__name__ for each in configs),
@@ -254,7 +254,7 @@ def loaders_of(data: Any, size: int | None, usual: int, ranks: int) -> Iterator[
     """Yield the arguments of `Trainer.fit`, with training batches of `size` examples.
 
     Args:
-        data: See `Made`.
+        data: See `MadeModule`.
         size: Examples in a batch, on one rank; None to leave the loaders as they are.
         usual: For data without a loader.
         ranks: Number of ranks.

@@ -12,7 +12,7 @@ from noisescale.lab.branch.planning import look_after
 from noisescale.lab.jobs.jobs import Record
 from noisescale.lab.sweep.results import DIVERGED, OUT_OF_STEPS
 from noisescale.lab.sweep.timed_run import TimedRun
-from noisescale.lab.sweep.trial_fit import Made, train_by_spec
+from noisescale.lab.sweep.trial_fit import MadeModule, train_by_spec
 from noisescale.lab.tune.tune_job import DONE, TOO_DEAR
 from noisescale.refusal import Refusal
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 
-def train_tune_task(made: Made, spec: Record, folder: Path) -> None:
+def train_tune_task(made: MadeModule, spec: Record, folder: Path) -> None:
     """Train a task of a search, and write its result into its folder.
 
     Args:

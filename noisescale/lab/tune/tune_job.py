@@ -26,7 +26,7 @@ from noisescale.lab.parameters import (
     Parameter,
     Value,
 )
-from noisescale.lab.sweep.settings import Own, equal_shares, training_spec
+from noisescale.lab.sweep.settings import ModuleDefaults, equal_shares, training_spec
 from noisescale.plan import Plan
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class TuneJob(Job):
     number at once, the first one counts.
     """
 
-    own: Own
+    own: ModuleDefaults
     metric: str
     maximize: bool
     parameters: tuple[Parameter, ...]
@@ -160,7 +160,7 @@ class TuneJob(Job):
         """Return what `as_dict` was called on."""
         fields = {
             "training": Training(**read["training"]),
-            "own": Own.from_dict(read["own"]),
+            "own": ModuleDefaults.from_dict(read["own"]),
             "parameters": tuple(Parameter.from_dict(each) for each in read["parameters"]),
             "length": Length(**read["length"]),
             "timings": tuple(tuple(each) for each in read["timings"]),
@@ -218,7 +218,7 @@ class TuneJob(Job):
         }
 
 
-def values_of(own: Own) -> dict[str, Any]:
+def values_of(own: ModuleDefaults) -> dict[str, Any]:
     """Return what module and data bring along, by the names of parameters."""
     return {
         LEARNING_RATE: own.learning_rate,
@@ -229,7 +229,10 @@ def values_of(own: Own) -> dict[str, Any]:
 
 
 def center_parameters(
-    parameters: Iterable[Parameter], own: Own, length: Length, arguments: Mapping[str, Any]
+    parameters: Iterable[Parameter],
+    own: ModuleDefaults,
+    length: Length,
+    arguments: Mapping[str, Any],
 ) -> tuple[Parameter, ...]:
     """Return parameters that begin at the module's own settings, as far as it has them.
 

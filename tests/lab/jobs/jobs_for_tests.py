@@ -19,7 +19,7 @@ from noisescale.lab.jobs.jobs import Entry, Job, Record, State, Task, Training, 
 from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.jobs.trial import train_trial
 from noisescale.lab.sweep.search import Search
-from noisescale.lab.sweep.settings import Own, SweepJob
+from noisescale.lab.sweep.settings import ModuleDefaults, SweepJob
 
 SCRIPT = """
 import json, math, sys, time
@@ -78,7 +78,12 @@ def make():
 
 CPU = Training("train.py:make", accelerator="cpu")
 SWEEP = SweepJob(
-    CPU, Own(1000.0, 32, 0.1), Goal.read("loss<=0.1"), (16, 64, 256), Search((), 3, 3), 10
+    CPU,
+    ModuleDefaults(1000.0, 32, 0.1),
+    Goal.read("loss<=0.1"),
+    (16, 64, 256),
+    Search((), 3, 3),
+    10,
 )
 
 

@@ -15,12 +15,12 @@ from noisescale.lab.jobs.jobs import Training
 from noisescale.lab.jobs.trial_process import TrialProcess
 from noisescale.lab.jobs.warm import Starts
 from noisescale.lab.sweep.search import Search
-from noisescale.lab.sweep.settings import Own, SweepJob
+from noisescale.lab.sweep.settings import ModuleDefaults, SweepJob
 
 
 def spec_of(script: str) -> Any:
     training = Training(f"{script}:make", accelerator="cpu")
-    goal, own = Goal.read("val_loss<=0"), Own(64, 8, 0.05)
+    goal, own = Goal.read("val_loss<=0"), ModuleDefaults(64, 8, 0.05)
     job = SweepJob(training, own, goal, (8, 16), Search((), 3, 2), epochs=2)
     return job.task(8, {"learning_rate": 0.05}, 3).spec
 

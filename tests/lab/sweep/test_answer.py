@@ -17,10 +17,10 @@ from noisescale.lab.jobs.workers import Place
 from noisescale.lab.sweep.answer import Sweep
 from noisescale.lab.sweep.results import PRUNED
 from noisescale.lab.sweep.search import Search
-from noisescale.lab.sweep.settings import Own, SweepJob
+from noisescale.lab.sweep.settings import ModuleDefaults, SweepJob
 from noisescale.tradeoff.sweep_files import read_sweeps
 
-JOB = replace(SWEEP, own=Own(1e6, 16, 0.1), search=Search((), trials=6, repeats=3))
+JOB = replace(SWEEP, own=ModuleDefaults(1e6, 16, 0.1), search=Search((), trials=6, repeats=3))
 TWO = replace(SWEEP, batch_sizes=(16, 64))
 
 

@@ -13,17 +13,17 @@ from noisescale.lab.jobs.status import job_from
 from noisescale.lab.parameter_texts import sweep_parameters
 from noisescale.lab.sweep.results import trial_name
 from noisescale.lab.sweep.search import Search
-from noisescale.lab.sweep.settings import Own, SweepJob, check_goal, read_batch_sizes
+from noisescale.lab.sweep.settings import ModuleDefaults, SweepJob, check_goal, read_batch_sizes
 from noisescale.plan import Plan
 
 
 def job(**other: Any) -> SweepJob:
-    return replace(SWEEP, **{"own": Own(1000.0, 32, 0.1, 0.99)} | other)
+    return replace(SWEEP, **{"own": ModuleDefaults(1000.0, 32, 0.1, 0.99)} | other)
 
 
 def test_a_job_survives_json() -> None:
     searched = Search(sweep_parameters(["lr=1..2", "momentum=0..0.9"]), 3, 2)
-    for each in (job(), job(own=Own(math.inf, None, 0.1), search=searched)):
+    for each in (job(), job(own=ModuleDefaults(math.inf, None, 0.1), search=searched)):
         record = json.loads(json.dumps({"kind": each.kind, **each.as_dict()}))
 
         assert job_from(record) == each
@@ -33,7 +33,7 @@ def test_a_job_survives_json() -> None:
 
 def test_larger_batches_may_take_more_epochs_but_fewer_steps() -> None:
     assert [job().most_steps(size) for size in (16, 64, 256)] == [620, 300, 120]
-    assert job(own=Own(math.inf, 32, 0.1)).most_steps(16) == 625_000
+    assert job(own=ModuleDefaults(math.inf, 32, 0.1)).most_steps(16) == 625_000
 
 
 def test_the_learning_rate_is_searched_around_the_module_s_own_by_the_square_root() -> None:

@@ -33,10 +33,10 @@ from torch.utils.data import (
 
 from noisescale.history.metrics import Goal
 from noisescale.lab.jobs.jobs import Record
-from noisescale.lab.sweep.settings import Own
-from noisescale.lab.sweep.trial_fit import Made, describe, train_task
+from noisescale.lab.sweep.settings import ModuleDefaults
+from noisescale.lab.sweep.trial_fit import MadeModule, describe, train_task
 
-JOB = replace(SWEEP, own=Own(64, 8, 0.01), batch_sizes=(8, 16, 32, 64), epochs=20)
+JOB = replace(SWEEP, own=ModuleDefaults(64, 8, 0.01), batch_sizes=(8, 16, 32, 64), epochs=20)
 
 
 class Line(pl.LightningModule):
@@ -104,13 +104,13 @@ def described(
     goal: str = "val_loss<=0.5",
     size: int = 8,
     search: Sequence[str] = (),
-) -> Own:
-    made = Made(module or Line(), data() if on is None else on)
+) -> ModuleDefaults:
+    made = MadeModule(module or Line(), data() if on is None else on)
     return describe(made, CPU, Goal.read(goal), size, search)
 
 
 def trained(folder: Path, spec: Record, module: Any = None, on: Any = None) -> dict[str, Any]:
-    train_task(Made(module or Line(), on or data()), spec, folder)
+    train_task(MadeModule(module or Line(), on or data()), spec, folder)
     found: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return found
 
@@ -210,7 +210,7 @@ def test_all_kinds_of_data_are_trained_and_described(tmp_path: Path, on: Any) ->
     found = trained(tmp_path, task(), on=on)
 
     size = 16 if isinstance(on, tuple) and on[0] is ONES else 4
-    assert own == Own(64.0, size, 0.03, momentum=0.0, weight_decay=0.0)
+    assert own == ModuleDefaults(64.0, size, 0.03, momentum=0.0, weight_decay=0.0)
     assert found["steps"][-1] == trained(tmp_path, task())["steps"][-1]
 
 
@@ -296,7 +296,7 @@ class Stream(IterableDataset[Any]):
 
 
 def test_a_stream_shorter_than_a_batch_ends_the_training(tmp_path: Path) -> None:
-    spec = task(64, own=Own(math.inf, 8, 0.01))
+    spec = task(64, own=ModuleDefaults(math.inf, 8, 0.01))
     on = DataLoader(Stream(), batch_size=8), data()[1]
 
     with refused("batch_sizes", requirement="at most the number of examples"):

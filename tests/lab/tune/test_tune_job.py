@@ -16,13 +16,13 @@ from noisescale.lab.jobs.worker import Worker
 from noisescale.lab.jobs.workers import Place
 from noisescale.lab.parameter_texts import search_parameters
 from noisescale.lab.parameters import range_parameter
-from noisescale.lab.sweep.settings import Own
+from noisescale.lab.sweep.settings import ModuleDefaults
 from noisescale.lab.tune.answer import Tune, progress_sentence
 from noisescale.lab.tune.tune_job import Length, TuneJob, center_parameters, prior_cost
 from noisescale.refusal import Refusal
 
 SEARCH = ("learning_rate=0.001..1", "batch_size=8..256", "width=8..128")
-OWN = Own(1000, 32, 0.05, momentum=0.9)
+OWN = ModuleDefaults(1000, 32, 0.05, momentum=0.9)
 
 SCRIPT = """
 {body}
@@ -35,7 +35,7 @@ if p["learning_rate"] > 0.5:
 RESULT = '{"value": value, "steps": spec["most_steps"], "seconds": seconds, "ended": ended}'
 
 
-def job(*search: str, own: Own = OWN, **others: Any) -> TuneJob:
+def job(*search: str, own: ModuleDefaults = OWN, **others: Any) -> TuneJob:
     length = others.pop("length", Length(epochs=2.0))
     parameters = center_parameters(search_parameters(search or SEARCH), own, length, {"width": 16})
     training = others.pop("training", Training("train.py:make"))
@@ -215,7 +215,7 @@ def test_an_adam_keeps_its_half_life_and_large_batches_are_accumulated() -> None
 @pytest.mark.parametrize(
     ("others", "argument", "got"),
     [
-        ({"own": Own(100, 32, 0.05)}, "search", ""),
+        ({"own": ModuleDefaults(100, 32, 0.05)}, "search", ""),
         ({"training": Training("t", devices=3)}, "search", "8 to 256"),
         ({"training": Training("t", devices=16)}, "search", "8"),
     ],
