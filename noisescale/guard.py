@@ -140,7 +140,7 @@ class WarnLater(WarnOnce):
 _Hook = TypeVar("_Hook", bound=Callable[..., None])
 
 
-def beside_training(hook: _Hook) -> _Hook:
+def never_ends_training(hook: _Hook) -> _Hook:
     """Decorate a callback's hook: only what the callback's `_guard` lets pass leaves it."""
 
     @wraps(hook)

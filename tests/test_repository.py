@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import noisescale
-from noisescale.meter.logged_meter import LOGGED
+from noisescale.meter.run_log import LOGGED
 
 pytestmark = pytest.mark.timeout(300)
 

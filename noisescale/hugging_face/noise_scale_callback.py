@@ -17,7 +17,7 @@ from noisescale.batches.batch_size import rows_in
 from noisescale.batches.data_order import warning_of_order
 from noisescale.collectors.collector import ACCUMULATE
 from noisescale.collectors.groups import Groups
-from noisescale.guard import NotMeasured, beside_training
+from noisescale.guard import NotMeasured, never_ends_training
 from noisescale.history.metric_names import ROOT
 from noisescale.hugging_face import trainer_access
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
@@ -25,10 +25,10 @@ from noisescale.hugging_face.console import print_all, print_less
 from noisescale.hugging_face.supported import check_supported, check_wrapper
 from noisescale.meter.choosing import assigned_groups
 from noisescale.meter.extra import Extra
-from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.measuring_callback import MeasuringCallback
 from noisescale.meter.meter import Meter
 from noisescale.meter.options import MeterOptions, SmallBatch
+from noisescale.meter.run_log import RunLog
 from noisescale.printable import arguments
 from noisescale.refusal import TypeRefusal
 
@@ -186,10 +186,10 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             groups = assigned_groups(called, self._options.groups)
             options = replace(self._options, groups=groups)
 
-            def make() -> list[LoggedMeter]:
+            def make() -> list[RunLog]:
                 check_wrapper(called)
                 of = Meter.from_options(called, options, optimizer, grad_scaler=scaler)
-                return [LoggedMeter(of, optimizer, loop="transformers")]
+                return [RunLog(of, optimizer, loop="transformers")]
 
             device = next(called.parameters()).device
             self._make_meters(make, device, args.world_size)
@@ -231,31 +231,31 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         self._news = [f"  Noise scale is counted in {unit}"]
         return unit
 
-    @beside_training
+    @never_ends_training
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self._start = None
         if self._measuring:
             self._watch()
             self._pause(False)
 
-    @beside_training
+    @never_ends_training
     def on_step_end(self, *_: Any, **__: Any) -> None:
         if self._measuring:
             self._remove_hooks()
             self._pause(True)
             self._tell_news()
 
-    @beside_training
+    @never_ends_training
     def on_substep_end(self, *_: Any, **__: Any) -> None:
         self._start = None
 
-    @beside_training
+    @never_ends_training
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         self._start = None
         if self._measuring:
             self._close_step(0)
 
-    @beside_training
+    @never_ends_training
     def on_log(
         self,
         args: TrainingArguments,
@@ -274,18 +274,18 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             self._tell_of_withheld()
             trainer_access.add_to_logs(known, logs, state)
 
-    @beside_training
+    @never_ends_training
     def on_evaluate(self, *_: Any, **__: Any) -> None:
         self._interrupt()
 
     on_predict = on_evaluate
 
-    @beside_training
+    @never_ends_training
     def on_save(self, *_: Any, **__: Any) -> None:
         self._interrupt()
         trainer_access.hand_over_records(self, self._records, self._guard)
 
-    @beside_training
+    @never_ends_training
     def on_train_end(self, *_: Any, **__: Any) -> None:
         for logged in self._meters:
             logged.end()

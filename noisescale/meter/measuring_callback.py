@@ -20,8 +20,8 @@ from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, NotMeasured
 from noisescale.history.history import History
 from noisescale.history.record import Recorder
-from noisescale.meter.logged_meter import LoggedMeter, last_row_of
 from noisescale.meter.options import MeterOptions
+from noisescale.meter.run_log import RunLog, last_row_of
 from noisescale.refusal import Refusal, TypeRefusal
 
 
@@ -44,7 +44,7 @@ class MeasuringCallback(ABC):
 
     def __init__(self, options: MeterOptions, *let_pass: type[Exception]) -> None:
         self._options = options
-        self._meters: list[LoggedMeter] = []
+        self._meters: list[RunLog] = []
         self._shared: SharedExamples | None = None
         self._counted = False
         """Whether the examples of a batch have been counted."""
@@ -131,7 +131,7 @@ class MeasuringCallback(ABC):
         return None if self._first is None else self._first.meter.average_moments
 
     @property
-    def _first(self) -> LoggedMeter | None:
+    def _first(self) -> RunLog | None:
         return self._meters[0] if self._meters else None
 
     @property
@@ -159,7 +159,7 @@ class MeasuringCallback(ABC):
         self._follows, self._consequence = True, consequence and f" {consequence}"
 
     def _make_meters(
-        self, make: Callable[[], list[LoggedMeter]], device: torch.device, ranks: int
+        self, make: Callable[[], list[RunLog]], device: torch.device, ranks: int
     ) -> None:
         """Make the meters of a training. A warning tells if it cannot be measured.
 

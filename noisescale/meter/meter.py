@@ -60,8 +60,8 @@ class _Counts:
     """Examples of this rank since the last measured step."""
     batch_size: float = math.nan
     accumulation: int = 1
-    lone_since: int | None = None
-    lone_steps: int = 0
+    unmeasurable_since: int | None = None
+    unmeasurable_steps: int = 0
     spent: Spent = NOTHING
     """The cost of measuring."""
 
@@ -205,11 +205,11 @@ class Meter:
     """Optimizer steps up to the last measured one. Their examples are counted."""
     accumulation: int = _read("_counts.accumulation")
     """Micro-batches (backward passes) of this rank in the last measured step."""
-    lone_since: int | None = _read("_counts.lone_since")
+    unmeasurable_since: int | None = _read("_counts.unmeasurable_since")
     """The step since which measured steps had too few micro-batches; None: the last had enough.
     Such steps are left out, as there is nothing to compare. See `least_micro_batches`."""
-    lone_steps: int = _read("_counts.lone_steps")
-    """Measured steps since `lone_since`."""
+    unmeasurable_steps: int = _read("_counts.unmeasurable_steps")
+    """Measured steps since `unmeasurable_since`."""
     devices: int = _read("_capture.unread.ranks")
     """Ranks that train together."""
     accepted: bool = _read("_capture.accepted")
@@ -426,8 +426,8 @@ class Meter:
         counts.last_measured_step = counts.steps
         counts.accumulation = len(step.passes) or counts.accumulation
         enough = len(step.passes) >= self.least_micro_batches and not step.left_alone
-        counts.lone_steps = 0 if enough else counts.lone_steps + 1
-        counts.lone_since = None if enough else counts.lone_since or counts.steps
+        counts.unmeasurable_steps = 0 if enough else counts.unmeasurable_steps + 1
+        counts.unmeasurable_since = None if enough else counts.unmeasurable_since or counts.steps
         counts.spent = counts.spent.plus(step.due, self._cost)
         self._open_step()
         if len(capture.unread) >= _MOST_UNREAD:
@@ -579,7 +579,7 @@ class Meter:
             step.norms,
             self._way,
             nothing_to_compare=f"{self._nothing_to_compare} {self.how_to_compare}",
-            lone=counts.lone_since is not None,
+            lone=counts.unmeasurable_since is not None,
             measured=counts.measured_steps > 0,
         )
         if fault:

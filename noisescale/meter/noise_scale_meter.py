@@ -21,9 +21,9 @@ from noisescale.extras import is_installed, need
 from noisescale.history.event_file import EventFile
 from noisescale.history.history import History
 from noisescale.meter.extra import Extra
-from noisescale.meter.logged_meter import LoggedMeter, last_row_of, warning_of_folder
 from noisescale.meter.meter import Meter
 from noisescale.meter.options import MeterOptions, SmallBatch
+from noisescale.meter.run_log import RunLog, last_row_of, warning_of_folder
 from noisescale.printable import arguments
 from noisescale.refusal import Refusal, TypeRefusal
 
@@ -146,7 +146,7 @@ class NoiseScaleMeter(Meter):
         # Fabric and accelerate wrap the optimizer.
         optimizer = getattr(optimizer, "optimizer", optimizer)
         self._open(model, options, optimizer, parameters, grad_scaler, averaged=averaged)
-        self._logged = LoggedMeter(self, optimizer, averaged=averaged, loop="own")
+        self._logged = RunLog(self, optimizer, averaged=averaged, loop="own")
         self._writes = self._log_to is not None and _is_first_rank()
         if self._log_to is not None and self._writes:
             self._logged.record_in([self._log_to])

@@ -19,7 +19,7 @@ from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Plan
 from noisescale.refusal import Refusal
 from noisescale.scheduling.agreement import Agreement
-from noisescale.scheduling.ahead import Ahead
+from noisescale.scheduling.ahead import ScheduleForecast
 from noisescale.scheduling.clock import Clock
 from noisescale.scheduling.decision import (
     NOTHING_MEASURED,
@@ -177,7 +177,7 @@ steps on
                 "Raise it, or start with fewer examples a step.",
             )
         self.plan_for(plan.batch_size)  # there has to be one
-        self.ahead: Ahead | None = None
+        self.ahead: ScheduleForecast | None = None
         """What the run's schedule does until the end, for policies; None if it does not tell."""
         self._handed_out: int | None = None  # batches of the step under way
         self._agreement = Agreement(trained[0].device, self.settings.policy.checksum)

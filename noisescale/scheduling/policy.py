@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.meter.extra import ExtraMeasurement
 from noisescale.plan import Plan
-from noisescale.scheduling.ahead import Ahead
+from noisescale.scheduling.ahead import ScheduleForecast
 from noisescale.state import State
 
 
@@ -43,7 +43,7 @@ class Progress(NamedTuple):
     ends_by: Literal["examples", "steps"] | None = None
     """What ends the run first, as it goes now: a number of examples, or of epochs, or a number of
     optimizer steps; None if its end is not known."""
-    ahead: Ahead | None = None
+    ahead: ScheduleForecast | None = None
     """What the run's schedule of the learning rate does until the end, as was known at the first
     batch, for policies with `follows_schedule`; None if it does not tell."""
     extra: Mapping[str, NoiseScale] = MappingProxyType({})

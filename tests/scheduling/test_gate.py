@@ -19,7 +19,7 @@ from noisescale.scheduling import (
     RatioRule,
     TradeoffRule,
 )
-from noisescale.scheduling.ahead import Ahead
+from noisescale.scheduling.ahead import ScheduleForecast
 
 LATER = Progress(steps=1000, examples=1e6)
 
@@ -226,7 +226,7 @@ def test_a_lift_leaves_the_run_two_thousand_steps(
     [
         ({}, '"tradeoff", as the end of the run is not known'),
         ({"ends_by": "steps"}, "ends after a number of steps"),
-        ({"ends_by": "examples", "ahead": Ahead(0.1, 0.1, 0)}, "never falls"),
+        ({"ends_by": "examples", "ahead": ScheduleForecast(0.1, 0.1, 0)}, "never falls"),
     ],
 )
 def test_auto_says_what_it_is_and_why(known: dict[str, Any], said: str) -> None:

@@ -26,7 +26,7 @@ from noisescale.collectives import any_rank
 from noisescale.collectors.collector import ACCUMULATE
 from noisescale.collectors.groups import Groups
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.guard import Guard, NotMeasured, beside_training
+from noisescale.guard import Guard, NotMeasured, never_ends_training
 from noisescale.history.history import History
 from noisescale.history.metric_names import check_monitor_name, prefix_of
 from noisescale.lightning import trainer_access
@@ -50,9 +50,9 @@ from noisescale.lightning.monitor.unseen_steps import UnseenSteps
 from noisescale.lightning.supported import check_supported, refuse_namesakes
 from noisescale.meter.choosing import several_gradients_a_step
 from noisescale.meter.extra import Extra, ExtraMeasurement
-from noisescale.meter.logged_meter import LoggedMeter, nothing_measured
 from noisescale.meter.measuring_callback import MeasuringCallback
 from noisescale.meter.options import MeterOptions, SmallBatch
+from noisescale.meter.run_log import RunLog, nothing_measured
 from noisescale.printable import arguments
 from noisescale.refusal import TypeRefusal
 
@@ -389,7 +389,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                     trainer.optimizers, lambda here: any_rank(here, device) if ranks > 1 else here
                 )
 
-        def make() -> list[LoggedMeter]:
+        def make() -> list[RunLog]:
             check_supported(trainer)
             options = with_assigned_groups(self._options, trainer)
             if followed is not None:
@@ -409,12 +409,12 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         accumulation = trainer.accumulate_grad_batches
         self._begin(saved, ranks, device, accumulation)
 
-    def _measure(self, trainer: pl.Trainer, make: Callable[[], list[LoggedMeter]]) -> None:
+    def _measure(self, trainer: pl.Trainer, make: Callable[[], list[RunLog]]) -> None:
         self._make_meters(make, trainer.strategy.root_device, trainer.world_size)
         for logged in self._meters:
             logged.meter.suspects = trainer_access.hooks_between_passes(trainer)
 
-    @beside_training
+    @never_ends_training
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if (state := self._loaded) is not None:  # some strategies restore after their setup
             self._loaded = None
@@ -464,7 +464,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             if self._measuring:
                 self._begin_batch(trainer, batch, batch_idx)
 
-    @beside_training
+    @never_ends_training
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
@@ -493,7 +493,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                     last=trainer_access.steps_now(trainer) if automatic else None,
                 )
 
-    @beside_training
+    @never_ends_training
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
@@ -557,7 +557,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             if trainer.is_global_zero:
                 self._record(trainer)
 
-    @beside_training
+    @never_ends_training
     def on_train_batch_end(
         self,
         trainer: pl.Trainer,
@@ -581,17 +581,17 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         ):
             self._publish(trainer)
 
-    @beside_training
+    @never_ends_training
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._interrupt()
         if trainer_access.is_fitting(trainer):
             self._publish(trainer)
 
-    @beside_training
+    @never_ends_training
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._publish(trainer)  # an epoch that ends early is not known to before
 
-    @beside_training
+    @never_ends_training
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
@@ -602,7 +602,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 logger.save()
         self._hand_over(trainer)
 
-    @beside_training
+    @never_ends_training
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._fit.unseen is not None:
             self._stop_unseen(self._fit.unseen.take_all())
@@ -619,20 +619,20 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 withheld=any(logged.history.withheld for logged in self._meters),
             )
 
-    @beside_training
+    @never_ends_training
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._report and self._measuring:
             with self._guard("There is no report of the noise scale"):
                 report_run(trainer, self.histories, self._guard, self._name)
 
-    @beside_training
+    @never_ends_training
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._loaded = None  # what validate and test load belongs to no fit
         self._consequence = ""
         self._fit.counter = trainer_access.BatchCounter()  # nor does this one keep the Trainer
         self._stop(interrupted=False)
 
-    @beside_training
+    @never_ends_training
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
@@ -652,9 +652,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict
 
-    def _log(
-        self, trainer: pl.Trainer, logged: LoggedMeter, step: int, *, at_end: bool = False
-    ) -> None:
+    def _log(self, trainer: pl.Trainer, logged: RunLog, step: int, *, at_end: bool = False) -> None:
         reading = logged.read(step, at_end=at_end)
         self._tell_of_withheld()
         if trainer_access.has_log_steps(trainer):
@@ -694,7 +692,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     def _inform(self, message: str) -> None:
         trainer_access.rank_zero_info(message)
 
-    @beside_training
+    @never_ends_training
     def _begin_batch(self, trainer: pl.Trainer, batch: Any, batch_idx: int) -> None:
         # First: all ranks look at every batch, also where something below fails on one of them.
         self._look_for_shared_examples(lambda: trainer_access.tensors_of(batch))

@@ -16,7 +16,7 @@ from noisescale.lightning import trainer_access
 from noisescale.lightning.monitor.noise_scale_monitor import NoiseScaleMonitor
 from noisescale.lightning.scheduler.device_batches import check_resizable
 from noisescale.lightning.scheduler.schedulable import check_schedulable
-from noisescale.lightning.scheduler.scheduled_fit import ScheduledFit, Takeover, check_saved
+from noisescale.lightning.scheduler.scheduled_fit import ScheduledFit, TrainerChanges, check_saved
 from noisescale.lightning.scheduler.schedules import PROGRESS, ProgressBy, default_progress
 from noisescale.plan import Plan
 from noisescale.printable import arguments
@@ -195,7 +195,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         )
         self._guard = Guard()
         self._loaded: dict[str, Any] | None = None
-        self._taken: Takeover | None = None  # since a fit has started
+        self._taken: TrainerChanges | None = None  # since a fit has started
         self._fit: ScheduledFit | None = None  # since its first batch
         self._warned = self._warned_of_steps = False
         self._counter: trainer_access.BatchCounter | None = None  # of a fit without a monitor
@@ -267,14 +267,14 @@ class BatchSizeScheduler(trainer_access.Callback):
             if isinstance(one, NoiseScaleMonitor)
         ]
         check_schedulable(trainer, self)
-        self._taken = Takeover(trainer, self._options.max_device_batch_size, saved)
+        self._taken = TrainerChanges(trainer, self._options.max_device_batch_size, saved)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if (saved := self._loaded) is not None and self._taken is not None:
             self._loaded = None  # some strategies restore after their setup
             check_saved(saved)
             self._taken.close()
-            self._taken = Takeover(trainer, self._options.max_device_batch_size, saved)
+            self._taken = TrainerChanges(trainer, self._options.max_device_batch_size, saved)
         self._publish(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

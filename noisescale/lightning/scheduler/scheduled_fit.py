@@ -59,7 +59,7 @@ def check_saved(saved: Any) -> None:
         require_state("BatchSizeScheduler, `controller`,", saved["controller"], needed)
 
 
-class Takeover:
+class TrainerChanges:
     """The changes that a fit makes to its Trainer, until it ends.
 
     Args:
@@ -119,7 +119,7 @@ class ScheduledFit:
     def __init__(
         self,
         trainer: pl.Trainer,
-        taken: Takeover,
+        taken: TrainerChanges,
         examples: float,
         min_accumulation: int,
         options: SchedulerOptions,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from torch.optim.lr_scheduler import OneCycleLR, SequentialLR
 
 from noisescale.lightning import trainer_access
-from noisescale.scheduling.ahead import Ahead, schedule_ahead
+from noisescale.scheduling.ahead import ScheduleForecast, schedule_ahead
 from noisescale.scheduling.controller import BatchSizeController
 
 if TYPE_CHECKING:
@@ -132,10 +132,10 @@ class ClockedSchedules:
             "batches": self._batches,
         }
 
-    def _ahead(self, trainer: pl.Trainer) -> Ahead | None:
+    def _ahead(self, trainer: pl.Trainer) -> ScheduleForecast | None:
         """Return what the first schedule does until the end of the run, if it tells."""
         if not trainer.lr_scheduler_configs:
-            return Ahead(peak=1.0, floor=1.0, restarts=0)
+            return ScheduleForecast(peak=1.0, floor=1.0, restarts=0)
         config = trainer.lr_scheduler_configs[0]
         steps: float = trainer.max_epochs or -1
         if config.interval == "step":

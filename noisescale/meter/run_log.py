@@ -111,7 +111,7 @@ class Metrics(NamedTuple):
         }
 
 
-class LoggedMeter:
+class RunLog:
     """A meter of one optimizer's gradients, with a clock and a history.
 
     Args:
@@ -267,7 +267,7 @@ class LoggedMeter:
             at_end: Whether this is the end of the run.
         """
         with self.guard("The noise scale was not logged"):
-            self._warn_of_lone_steps()
+            self._warn_of_unmeasurable_steps()
             self._in_force = self._is_in_force()
             now = self._metrics(in_step=not at_end)
             self._note_withheld()
@@ -364,21 +364,23 @@ class LoggedMeter:
         if self.meter.measured_steps > self._measured_by_last_row:
             return True
         # One such step may be the short last accumulation of an epoch, which changes nothing.
-        return self._in_force and self.meter.lone_since is not None and not self._several_alone
+        return (
+            self._in_force and self.meter.unmeasurable_since is not None and not self._several_alone
+        )
 
     @property
     def _several_alone(self) -> bool:
         """Whether two measured steps or more had nothing to be compared with, up to now."""
-        return self.meter.lone_steps >= 2
+        return self.meter.unmeasurable_steps >= 2
 
-    def _warn_of_lone_steps(self) -> None:
+    def _warn_of_unmeasurable_steps(self) -> None:
         none_since = 0 < self.meter.measured_steps == self._measured_by_last_row
         has_no_halves = self.meter.least_micro_batches > 1
         if self.advanced and has_no_halves and self._several_alone and none_since:
             self._warn(
-                f"Since step {self.meter.lone_since} each step has only one micro-batch in one"
-                " process, so there is nothing to compare it with: no noise scale is logged from"
-                f" there on. {self.meter.how_to_compare}",
+                f"Since step {self.meter.unmeasurable_since} each step has only one micro-batch in"
+                " one process, so there is nothing to compare it with: no noise scale is logged"
+                f" from there on. {self.meter.how_to_compare}",
                 about="lone steps",
             )
 
