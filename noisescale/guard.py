@@ -23,8 +23,15 @@ _log = logging.getLogger(__name__)
 class NotMeasured(ValueError):
     """The gradients of a training cannot be measured. It is a warning for users: training goes on.
 
-    The text has the reason, and what to change.
+    Args:
+        reason: Why, and what to change.
+        remedy: What helps instead, if callbacks say under their trainer how it is done.
     """
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(reason + remedy)
+        self.reason = reason
+        self.remedy = remedy
 
 
 class Guard:

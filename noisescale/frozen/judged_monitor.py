@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from noisescale.collectors.halves.bearing import INSTEAD
+from noisescale.guard import NotMeasured
 from noisescale.lightning.monitor.noise_scale_monitor import NoiseScaleMonitor
 from noisescale.meter.estimates import MomentSums
 
@@ -47,5 +47,5 @@ class JudgedMonitor(NoiseScaleMonitor):
     def _tell(self, message: str) -> None:
         self.said.append(message)
 
-    def _tell_that_nothing_is_measured(self, reason: str) -> None:
-        self.said.append(reason.removesuffix(INSTEAD).strip())
+    def _tell_that_nothing_is_measured(self, error: NotMeasured) -> None:
+        self.said.append(error.reason.strip())

@@ -176,7 +176,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         try:
             check_supported(args, trainer_access.distributed_type(), model)
         except NotMeasured as reason:
-            self._tell_that_nothing_is_measured(str(reason))
+            self._tell_that_nothing_is_measured(reason)
             self._record_nothing(args, state)
             return
 

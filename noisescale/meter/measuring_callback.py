@@ -14,7 +14,6 @@ import torch
 
 from noisescale.batches.shared_examples import SharedExamples
 from noisescale.collectives import any_rank
-from noisescale.collectors.halves.bearing import INSTEAD
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, NotMeasured
@@ -172,7 +171,7 @@ class MeasuringCallback(ABC):
         try:
             self._meters = make()
         except NotMeasured as reason:
-            self._tell_that_nothing_is_measured(str(reason))
+            self._tell_that_nothing_is_measured(reason)
         except Exception as unforeseen:
             if isinstance(unforeseen, (Refusal, TypeRefusal, *self._guard.let_pass)):
                 raise
@@ -257,7 +256,7 @@ class MeasuringCallback(ABC):
         reasons = {
             which: reason
             for which, logged in enumerate(self._meters)
-            if (reason := logged.meter.not_measured) is not None and which not in self._told
+            if (reason := logged.meter.stopped_by) is not None and which not in self._told
         }
         self._told |= reasons.keys()
         if reasons and not self._measuring:
@@ -268,9 +267,9 @@ class MeasuringCallback(ABC):
             self._meters = []
             return
         for which, reason in reasons.items():
-            self._meters[which].note_unmeasured(reason)
-        for reason in dict.fromkeys(reasons.values()):
-            alike = [str(which) for which, other in reasons.items() if other == reason]
+            self._meters[which].note_unmeasured(str(reason))
+        for reason in dict.fromkeys(map(str, reasons.values())):
+            alike = [str(which) for which, other in reasons.items() if str(other) == reason]
             self._tell(
                 f"{type(self).__name__} does not measure the gradients of optimizer"
                 f" {', '.join(alike)}: {reason}"
@@ -286,20 +285,19 @@ class MeasuringCallback(ABC):
                     f" on.{self._consequence}"
                 )
 
-    def _tell_that_nothing_is_measured(self, reason: str) -> None:
+    def _tell_that_nothing_is_measured(self, error: NotMeasured) -> None:
         name = type(self).__name__
         on = f"Training goes on, and no noise scale is logged.{self._consequence}"
-        if reason.endswith(INSTEAD):  # the remedy here says how to do it under this trainer
-            reason = reason.removesuffix(INSTEAD)
-            self._why_nothing = f"{reason} {self._how_to_have_several}"
+        if error.remedy:  # here it is how to do it under this trainer
+            self._why_nothing = f"{error.reason} {self._how_to_have_several}"
             self._tell(
                 f"{name} has nothing to measure: one process trains, with one gradient in each"
                 " step, and the halves of a batch cannot be compared."
-                f" {reason} {on} {self._how_to_have_several}"
+                f" {error.reason} {on} {self._how_to_have_several}"
             )
         else:
-            self._why_nothing = reason
-            self._tell(f"{name} has nothing to measure. {reason} {on}")
+            self._why_nothing = error.reason
+            self._tell(f"{name} has nothing to measure. {error.reason} {on}")
 
     def _interrupt(self) -> None:
         for logged in self._meters:

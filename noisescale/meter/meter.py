@@ -158,8 +158,8 @@ class Meter:
         """What else may write to gradients, for warnings."""
         self.measuring = True
         """Whether steps are measured: the meter is open."""
-        self.not_measured: str | None = None
-        """Why gradients are not measured, and what to change; None while they are."""
+        self.stopped_by: NotMeasured | None = None
+        """Why gradients are not measured; None while they are."""
         self.withheld = ""
         """Why what was measured is withheld, and what to do; "" if it is not."""
         self.on_withheld: weakref.WeakMethod[Callable[[], None]] | None = None
@@ -342,7 +342,7 @@ class Meter:
         check_batch_size(local_batch_size)
         one = BackwardPass(local_batch_size, weight, batch, mean_of_means)
         capture = self._capture
-        if self.not_measured is not None:
+        if self.stopped_by is not None:
             return
         if not capture.due:
             capture.count_pass(one)
@@ -365,6 +365,11 @@ class Meter:
             self.stop(reason)
 
     @property
+    def not_measured(self) -> str | None:
+        """Why gradients are not measured, and what to change; None while they are."""
+        return None if self.stopped_by is None else str(self.stopped_by)
+
+    @property
     def way(self) -> str:
         """What measures: the name of the collector, "Halves" for example."""
         return self._way.__name__.removesuffix("Collector")
@@ -383,7 +388,7 @@ class Meter:
     @property
     def due(self) -> bool:
         """Whether the step under way is measured. Weights are not needed in other steps."""
-        return self.not_measured is None and bool(self._capture.due)
+        return self.stopped_by is None and bool(self._capture.due)
 
     def step(self, *, loss_divisor: float | None = None) -> bool:
         """Close the step. Call it before `optimizer.step()`, and before `zero_grad`.
@@ -409,7 +414,7 @@ class Meter:
         counts, capture = self._counts, self._capture
         unmeasured_steps = counts.steps - counts.last_measured_step
         counts.steps += 1
-        if self.not_measured is not None:
+        if self.stopped_by is not None:
             return True
         try:
             step = capture.close_step(loss_divisor, counts.unmeasured_examples, unmeasured_steps)
@@ -469,12 +474,12 @@ class Meter:
         else:
             self._capture.leave_step_out(error)
 
-    def stop(self, reason: Exception) -> None:
+    def stop(self, reason: NotMeasured) -> None:
         """Measure nothing from now on, and remove every hook from the model: training goes on.
 
         Under several ranks all of them must do so at the same step.
         """
-        self.not_measured = str(reason)
+        self.stopped_by = reason
         Meter.close(self, interrupted=True)  # a subclass logs when it is closed
 
     def close(self, *, interrupted: bool = False) -> None:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from noisescale.checks import require_count
 from noisescale.collectors.groups import Groups
 from noisescale.extras import is_installed, need
+from noisescale.guard import NotMeasured
 from noisescale.history.event_file import EventFile
 from noisescale.history.history import History
 from noisescale.meter.extra import Extra
@@ -210,7 +211,7 @@ class NoiseScaleMeter(Meter):
                 numbers = {name: torch.as_tensor(value).item() for name, value in metrics.items()}
                 self._events.add(numbers, self.steps)
 
-    def stop(self, reason: Exception) -> None:
+    def stop(self, reason: NotMeasured) -> None:
         """Measure nothing from now on, and warn once with the reason: training goes on."""
         super().stop(reason)
         self._warn(

@@ -368,7 +368,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         refuse_namesakes([monitor.name for monitor in monitors])
         self._fit.trained = ids_of_trained(trainer)
         if not self._fit.trained:
-            self._tell_that_nothing_is_measured(
+            reason = (
                 "No parameter of an optimizer requires a gradient. Unfreeze parameters before"
                 " training starts."
                 if trained_parameters(trainer)
@@ -376,6 +376,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 " them; by manual optimization call `step` of those that `self.optimizers()`"
                 " returns."
             )
+            self._tell_that_nothing_is_measured(NotMeasured(reason))
             return
         followed, self._followed = self._followed, None
         saved = state.get("optimizers", ())
