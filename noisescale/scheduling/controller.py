@@ -164,9 +164,9 @@ steps on
         """The last thousand changes of the batch size."""
         self.clock = Clock()
         """How often a schedule that is sized in steps is due, see docs/scheduling.md."""
-        self._state = ControllerState(
-            plan, base_batch_size or plan.batch_size, wanted=float(plan.batch_size)
-        )
+        base = base_batch_size or plan.batch_size
+        first = plan.batch_size / base
+        self._state = ControllerState(plan, base, float(plan.batch_size), first)
         # A plan that a saved one is about to replace, on more devices say, may be the larger one.
         starts_with = min(plan.batch_size, self.base_batch_size)
         if (most := self.settings.bounds.max_batch_size) < starts_with:
@@ -359,6 +359,7 @@ steps on
         # While the plan stays there is nothing to wait for, unless a rank may be alone in that.
         stays = move is None and self.settings.policy.by_reduced_values
         self._agreement.check(state.wanted, in_background=stays)
+        self.settings.policy.take(answer)
         self._go_on(state, move)
         return move
 
@@ -453,8 +454,12 @@ steps on
         saved = restore(self._state, state)
         self._go_on(resume(self.settings, self.plan, saved, device_batch_size))
         self.clock.load_state_dict(state["clock"])
+        policy = self.settings.policy
         if state["policy"]:
-            self.settings.policy.go_on_from(state["policy"], state["policy_kind"])
+            policy.go_on_from(state["policy"], state["policy_kind"])
+        if policy.kind != state["policy_kind"]:
+            first = self.plan.batch_size / self.base_batch_size
+            self._state = self._state._replace(first_share=first)
         if state["same_schedule"]:  # agreed now, or it would take a decision that is not due
             self._agreement.check_schedule()
 
