@@ -106,7 +106,7 @@ FIRST = [
         "lightning/monitor/noise_scale_monitor.py",
         "logger.log_metrics(reading.loggable, step=step)",
     ),
-    dropped("lightning/monitor/noise_scale_monitor.py", "self._follow(consequence)"),
+    dropped("lightning/monitor/noise_scale_monitor.py", "super().follow(consequence=consequence)"),
     Mutation(
         "lightning/scheduler/schedules.py",
         'went == "steps" and not new_layout',

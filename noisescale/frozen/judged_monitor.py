@@ -36,9 +36,9 @@ class JudgedMonitor(NoiseScaleMonitor):
 
     def look(self, batch: int) -> None:
         """Note what it measured in a batch, if it did."""
-        if not self._meters:
+        if not self.meters:
             return
-        before, self._sums = self._sums, self._meters[0].meter.sums
+        before, self._sums = self._sums, self.meters[0].meter.sums
         weight = self._sums.sum_weight - before.sum_weight
         if weight > 0:
             trace = self._sums.sum_noise_trace - before.sum_noise_trace

@@ -135,14 +135,6 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         self._on_forward: Callable[..., None] | None = None
         self._start: BackwardStart | None = None
 
-    def follow(self, *, consequence: str = "") -> None:
-        """Measure in the next training for decisions: as often as a scheduler needs.
-
-        Args:
-            consequence: What to say if the training cannot be measured: what follows from that.
-        """
-        self._follow(consequence)
-
     def give_up(self) -> None:
         """Take everything out of a training that does not begin."""
         self._stop(interrupted=True)
@@ -193,13 +185,13 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
 
             device = next(called.parameters()).device
             self._make_meters(make, device, args.world_size)
-            if not self._meters:
+            if not self.meters:
                 self._record_nothing(args, state)
                 self._remove_hooks()
                 return
             saved = [self._loaded] if self._loaded else []
             if lone:
-                of_meter = self._meters[0].meter
+                of_meter = self.meters[0].meter
                 of_meter.how_to_compare = of_meter.how_to_compare.replace(ACCUMULATE, _SMALLER)
             self._begin(saved, args.world_size, device, args.gradient_accumulation_steps)
             self._called, self._on_forward = called, self._forward_hook(model)
@@ -207,7 +199,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             self._watch()
             if state.is_world_process_zero:
                 with self._guard("The rows of the noise scale are not recorded in a file"):
-                    self._meters[0].record_in(trainer_access.folders_of_logs(self, args))
+                    self.meters[0].record_in(trainer_access.folders_of_logs(self, args))
             with self._guard("The console shows all keys of the noise scale"):
                 for callbacks in trainer_access.lists_with(self):
                     print_less(callbacks, self._guard)
@@ -266,7 +258,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     ) -> None:
         if not self._measuring or logs is None:
             return
-        logged = self._meters[0]
+        logged = self.meters[0]
         # Not what evaluation logs; and at the end what is new since the last log step.
         at_end = "train_loss" in logs
         if "loss" in logs or (at_end and logged.unfinished):
@@ -287,7 +279,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
 
     @never_ends_training
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        for logged in self._meters:
+        for logged in self.meters:
             logged.end()
         trainer_access.hand_over_records(self, self._records, self._guard)
         self._stop(interrupted=False)
@@ -304,7 +296,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         if callable(groups := arguments["groups"]):
             arguments["groups"] = _name(groups)
         arguments["extra"] = [_name(one) for one in arguments["extra"]]
-        measured = self._loaded if self._first is None else self._first.state_dict()
+        measured = self.meters[0].state_dict() if self.meters else self._loaded
         return {"args": arguments, "attributes": {"_loaded": measured}}
 
     @property
@@ -337,7 +329,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             called: nn.Module, given: tuple[Any, ...], inputs: Mapping[str, Any], output: Any
         ) -> None:
             tensors = list(differentiable(output)) if trainer_access.trains(called) else []
-            if not tensors or not self._meters:
+            if not tensors or not self.meters:
                 return
             if self._start is not None:  # a loss of several forward passes: one micro-batch
                 self._start.add(tensors)
@@ -358,7 +350,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                 if self._batch_size_fn is not None:
                     counts_tokens = self._options.counts_tokens
                     rows = rows_in(examples, None if counts_tokens else batch_size)
-                self._meters[0].meter.before_backward(
+                self.meters[0].meter.before_backward(
                     cast(Tensor, start),
                     batch_size,
                     capture_average=trainer_access.is_last_micro_batch(),

@@ -215,12 +215,6 @@ class RunLog:
         """The files in which rows of the history are recorded."""
         return [recorder.path for recorder in self._recorders]
 
-    def step(self, *, loss_divisor: float | None = None) -> bool:
-        """Close the current step, see `NoiseScaleMeter.step`."""
-        if closed := self.meter.step(loss_divisor=loss_divisor):
-            self.note_step()
-        return closed
-
     def note_step(self) -> None:
         """Note when the meter closed a step, and with which learning rates."""
         measured = self.meter.last_measured_step == self.meter.steps

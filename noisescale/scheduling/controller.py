@@ -44,6 +44,7 @@ from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, SchedulerOption
 from noisescale.state import restore, to_builtins
 
 if TYPE_CHECKING:
+    from noisescale.meter.meter import Meter
     from noisescale.meter.noise_scale_meter import NoiseScaleMeter
 
 Batch = TypeVar("Batch")
@@ -284,18 +285,7 @@ steps on
         if self.settings.needs_noise_scale:
             self._check_measured_by(meter)
         self.step(examples)
-        measured_step = None if meter is None else meter.last_measured_step
-        move = None
-        if self.due_after(measured_step):
-            if meter is None or not self.settings.takes_noise_scale:
-                move = self.decide()
-            else:
-                move = self.decide(
-                    meter.noise_scale,
-                    meter.average_moments,
-                    extra=meter.extra_noise_scales,
-                    measured_step=measured_step,
-                )
+        move = self.decide_if_due(meter if self.settings.takes_noise_scale else None)
         if meter is not None:
             meter.lr_factor = self.lr_factor  # for the learning rate that is recorded
         return move
@@ -362,6 +352,34 @@ steps on
         self.settings.policy.take(answer)
         self._go_on(state, move)
         return move
+
+    def decide_if_due(
+        self,
+        meter: Meter | None,
+        *,
+        confidence: float | None = None,
+        device_batch_size: float | None = None,
+    ) -> Move | None:
+        """Decide by what a meter has measured, if that is due. All ranks must call it.
+
+        Args:
+            meter: The meter; None: nothing is measured.
+            confidence: Coverage of the interval of the noise scale. Default: the meter's.
+            device_batch_size: See `decide`.
+        """
+        measured_step = 0 if meter is None else meter.last_measured_step
+        if not self.due_after(measured_step, device_batch_size):
+            return None
+        if meter is None:
+            return self.decide(device_batch_size=device_batch_size)
+        now = meter.noise_scale if confidence is None else meter.noise_scale_at(confidence)
+        return self.decide(
+            now,
+            meter.average_moments,
+            extra=meter.extra_noise_scales,
+            device_batch_size=device_batch_size,
+            measured_step=measured_step,
+        )
 
     def adopt(self, plan: Plan, reason: str, average: GradientMoments | None = None) -> Move | None:
         """Adopt a plan; the learning rate follows its batch size. None if nothing changes."""

@@ -215,7 +215,7 @@ class InsteadOfDecay(Policy):
             )
         self._batch_size = batch_size
 
-    def __call__(self, noise_scale: object, plan: Plan, progress: Progress) -> Wanted:
+    def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
         """Return B0 times lr_peak/lr."""
         at_peak = self.at_peak(plan, progress)
         rate, peak = progress.learning_rate, progress.peak_learning_rate

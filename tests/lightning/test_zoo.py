@@ -158,7 +158,7 @@ def measured(fitting: Any) -> list[dict[str, Any]]:
         }
         for monitor in fitting.callbacks
         if isinstance(monitor, NoiseScaleMonitor)
-        for m in monitor._meters
+        for m in monitor.meters
     ]
 
 
