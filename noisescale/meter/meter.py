@@ -622,7 +622,7 @@ class Meter:
         In either case the averages start again, and the counts that the state has are continued.
         """
         begun_anew = self._estimates.state_dict()
-        self.lr_factor = float(state.get("lr_factor", 1.0))
+        self.lr_factor = state["lr_factor"]
         try:
             for name, now in vars(self._counts).items():
                 setattr(self._counts, name, restore(now, state["counts"][name]))
@@ -636,5 +636,5 @@ class Meter:
             # Averages that begin anew do so in the middle of the run.
             self._estimates.step = self._counts.last_measured_step
             self._open_step()
-            if reason := str(state.get("withheld", "")):
+            if reason := state["withheld"]:
                 self._withhold(reason)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from noisescale.checks import require_count
+from noisescale.collectives import rank
 from noisescale.collectors.groups import Groups
 from noisescale.extras import is_installed, need
 from noisescale.guard import NotMeasured
@@ -148,7 +148,7 @@ class NoiseScaleMeter(Meter):
         optimizer = getattr(optimizer, "optimizer", optimizer)
         self._open(model, options, optimizer, parameters, grad_scaler, averaged=averaged)
         self._logged = RunLog(self, optimizer, averaged=averaged, loop="own")
-        self._writes = self._log_to is not None and _is_first_rank()
+        self._writes = self._log_to is not None and rank() == 0
         if self._log_to is not None and self._writes:
             self._logged.record_in([self._log_to])
 
@@ -278,10 +278,6 @@ class NoiseScaleMeter(Meter):
     def _events(self) -> EventFile:
         assert self._log_to is not None
         return EventFile(self._log_to)
-
-
-def _is_first_rank() -> bool:
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
 
 
 def _checked_folder(folder: str | PathLike[str]) -> Path:

@@ -12,8 +12,8 @@ parameter is replicated. FSDP2 sums gradients that are partial before they come 
 
 Private attributes read here, as of torch 2.13: `FSDPModule._get_fsdp_state`; a state's
 `_fsdp_param_groups` (before torch 2.12 `_fsdp_param_group`), here called units; of a unit
-`_reduce_scatter_comm` (also written: that is what `set_custom_reduce_scatter` does, since torch
-2.9, which takes no module of several units),
+`_reduce_scatter_comm` (also written: that is what `set_custom_reduce_scatter` does, which takes no
+module of several units),
 `_reduce_scatter_process_group`, `_all_reduce_process_group`, `_all_reduce_hook`, `reduce_grads`,
 `all_reduce_grads`, `device`, `mesh_info`, `fsdp_params`, `gradient_divide_factor` and
 `force_sum_reduction_for_comms`; of a parameter `sharded_param`, `padded_sharded_param_size` and
@@ -46,11 +46,8 @@ try:
     from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
     from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
-
-    TAKES_A_REDUCE_SCATTER = True
-except ImportError:  # before torch 2.9, or built without distributed
+except ImportError:  # built without distributed
     ReduceScatter = object  # type: ignore[assignment, misc] # a stand-in
-    TAKES_A_REDUCE_SCATTER = False
 
 
 _EXPERT = re.compile(r"ep|expert\w*", re.IGNORECASE)
@@ -298,13 +295,6 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
     Raises:
         NotMeasured: If gradients are not averaged over one mesh of FSDP2.
     """
-    if not TAKES_A_REDUCE_SCATTER:
-        _refuse(
-            "be trained by DistributedDataParallel before torch 2.9",
-            f"one sharded by `fully_shard` in torch {torch.__version__}: in that version FSDP2 does"
-            " not show unsharded gradients",
-            "Update torch.",
-        )
     states = [m._get_fsdp_state() for m in model.modules() if isinstance(m, FSDPModule)]
     units = [unit for state in dict.fromkeys(states) for unit in _units_of_state(state)]
     unit_of: dict[int, Any] = {

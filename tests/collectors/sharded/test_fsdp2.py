@@ -11,9 +11,6 @@ from unittest import mock
 
 import devices
 import pytest
-
-pytest.importorskip("torch", "2.9", "before torch 2.9 FSDP2 does not show what it reduces")
-
 import torch
 import torch.distributed as dist
 from forked_once import Ranks
