@@ -23,7 +23,7 @@ class JudgedMonitor(NoiseScaleMonitor):
         """What it warned of."""
         self.noise_traces: dict[int, float] = {}
         """tr(Σ) as each batch shows it, by the number of the batch."""
-        self._sums = MomentSums(0.0, 0.0, 0.0)
+        self._sums = MomentSums()
 
     @property
     def reason(self) -> str:

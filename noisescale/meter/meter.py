@@ -223,7 +223,7 @@ class Meter:
     batch_size: float = _read_settled("_counts.batch_size")
     """Global batch size of the last measured step, in examples; NaN before it."""
     average_moments: GradientMoments | None = _read_settled("_estimates.run.mean")
-    """|G|² and tr(Σ), averaged over the run; None before its first step. See `RunAverage`."""
+    """|G|² and tr(Σ), averaged over the run; None before its first step. See `weight_in_run`."""
     sums: MomentSums = _read_settled("_estimates.sums")
     """Sums over the measured steps so far. Their differences describe any part of a run."""
 

@@ -59,7 +59,8 @@ def test_the_history_has_the_memory_where_it_is_known(monkeypatch: pytest.Monkey
     for step in range(6):
         for _ in range(2):
             logged.meter.backward(model(torch.randn(6, 8)).square().mean() / 2, 6)
-        logged.step()
+        logged.meter.step()
+        logged.note_step()
         optimizer.step()
         optimizer.zero_grad()
         if step % 3 == 2:

@@ -35,7 +35,8 @@ class Training:
             for _ in range(2):
                 x = torch.randn(6, 8).to(self.model.weight.device)
                 self.logged.meter.backward(self.model(x).square().mean() / 2, len(x))
-            self.logged.step()
+            self.logged.meter.step()
+            self.logged.note_step()
             self.optimizer.step()
             self.optimizer.zero_grad()
         return self.logged
