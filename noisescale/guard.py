@@ -33,6 +33,11 @@ class NotMeasured(ValueError):
         self.reason = reason
         self.remedy = remedy
 
+    @classmethod
+    def of_setting(cls, setting: str, value: str, reason: str, remedy: str) -> NotMeasured:
+        """Return the error of a setting of the trainer, with the reason and the remedy."""
+        return cls(f"`{setting}` is {value}: {reason}. {remedy}")
+
 
 class Guard:
     """Catch errors beside a training, and warn once for each kind of error.

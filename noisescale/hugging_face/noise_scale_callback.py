@@ -15,6 +15,7 @@ from transformers.trainer_callback import ExportableState
 from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.batch_size import rows_in
 from noisescale.batches.data_order import warning_of_order
+from noisescale.checks import check_function
 from noisescale.collectors.collector import ACCUMULATE
 from noisescale.collectors.groups import Groups
 from noisescale.guard import NotMeasured, never_ends_training
@@ -30,7 +31,6 @@ from noisescale.meter.meter import Meter
 from noisescale.meter.options import MeterOptions, SmallBatch
 from noisescale.meter.run_log import RunLog
 from noisescale.printable import arguments
-from noisescale.refusal import TypeRefusal
 
 _IN_STEPS = f"{ACCUMULATE} in each step (`gradient_accumulation_steps=2`)"
 _SMALLER = (
@@ -115,14 +115,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         backward_twice: bool = False,
         cost: float | None = None,
     ) -> None:
-        if batch_size_fn is not None and not callable(batch_size_fn):
-            raise TypeRefusal(
-                "batch_size_fn",
-                "be callable",
-                repr(batch_size_fn),
-                "Pass a function from the model's keyword arguments to the number of examples"
-                " in them.",
-            )
+        check_function("batch_size_fn", batch_size_fn, "the number of examples in it")
         given = locals() | {"unit": "examples" if unit is None else unit}
         options = MeterOptions.from_arguments(given)
         options.check_unit_is_counted(batch_size_fn)

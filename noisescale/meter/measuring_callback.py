@@ -38,11 +38,15 @@ class MeasuringCallback(ABC):
     _consequence = ""
     """What follows for others if nothing is measured, for the warning."""
 
-    _why_nothing = ""
-    """Why nothing is measured, if there is no meter left."""
-
     def __init__(self, options: MeterOptions, *let_pass: type[Exception]) -> None:
         self._options = options
+        self._forget()
+        self._guard = Guard(*let_pass)
+        self._follows = False
+        """Whether a scheduler waits for what is measured."""
+
+    def _forget(self) -> None:
+        """Begin without what an earlier training has left."""
         self.meters: list[RunLog] = []
         """A meter for each optimizer with a noise scale of its own; none if none is measured."""
         self._shared: SharedExamples | None = None
@@ -54,9 +58,8 @@ class MeasuringCallback(ABC):
         """What to warn of then: an order of the data in which neighbours may be alike."""
         self._told: set[int] = set()
         """The meters of which a warning says that they measure nothing."""
-        self._guard = Guard(*let_pass)
-        self._follows = False
-        """Whether a scheduler waits for what is measured."""
+        self._why_nothing = ""
+        """Why nothing is measured, if there is no meter left."""
 
     def __repr__(self) -> str:
         """Show the arguments that are not the defaults, and the estimate of the last log step."""
@@ -177,12 +180,6 @@ class MeasuringCallback(ABC):
                 logged.resume(state)
         if ranks > 1:
             self._shared = SharedExamples(device, accumulation, self._tell)
-
-    def _forget(self) -> None:
-        """Forget an earlier training."""
-        self._counted, self.meters, self._shared = False, [], None
-        self._news, self._caution, self._told = [], None, set()
-        self._why_nothing = ""
 
     def _look_for_shared_examples(self, tensors: Callable[[], Sequence[torch.Tensor]]) -> None:
         if self._shared is not None and not self._shared.over:

@@ -159,7 +159,9 @@ class Meter:
         self.measuring = True
         """Whether steps are measured: the meter is open."""
         self.stopped_by: NotMeasured | None = None
-        """Why gradients are not measured; None while they are."""
+        """What ended the measurement; None while there is one."""
+        self.not_measured: str | None = None
+        """Why gradients are not measured, and what to change; None while they are."""
         self.withheld = ""
         """Why what was measured is withheld, and what to do; "" if it is not."""
         self.on_withheld: weakref.WeakMethod[Callable[[], None]] | None = None
@@ -365,11 +367,6 @@ class Meter:
             self.stop(reason)
 
     @property
-    def not_measured(self) -> str | None:
-        """Why gradients are not measured, and what to change; None while they are."""
-        return None if self.stopped_by is None else str(self.stopped_by)
-
-    @property
     def way(self) -> str:
         """What measures: the name of the collector, "Halves" for example."""
         return self._way.__name__.removesuffix("Collector")
@@ -391,23 +388,9 @@ class Meter:
         return self.stopped_by is None and bool(self._capture.due)
 
     def step(self, *, loss_divisor: float | None = None) -> bool:
-        """Close the step. Call it before `optimizer.step()`, and before `zero_grad`.
+        """Close the step, and return whether one was closed: see `NoiseScaleMeter.step`.
 
-        Every rank must call it for every optimizer step, also for a step without a backward.
-        Gradients may be clipped or unscaled by then. With `averaged=False` they may not, unless
-        `before_backward` was told to capture them. With DeepSpeed call it after each
-        `engine.step()`.
-
-        Args:
-            loss_divisor: What each loss of this accumulation window was divided by. Default: the
-                number of its backward passes, which makes the gradient a mean. Lightning divides by
-                the full window, also in the short last window of an epoch.
-
-        Returns:
-            Whether a step was closed: with DeepSpeed, whether the optimizer stepped.
-
-        Raises:
-            RuntimeError: If DeepSpeed's `engine.step()` was not called since the last call.
+        Lightning divides losses by the full window, also in the short last one of an epoch.
         """
         if self._engine_steps is not None and not self._engine_steps.advanced():
             return False
@@ -479,14 +462,14 @@ class Meter:
 
         Under several ranks all of them must do so at the same step.
         """
-        self.stopped_by = reason
+        self.stopped_by, self.not_measured = reason, str(reason)
         Meter.close(self, interrupted=True)  # a subclass logs when it is closed
 
     def close(self, *, interrupted: bool = False) -> None:
         """Remove every hook from the model. What was measured can still be read.
 
         Args:
-            interrupted: See `state_dict`.
+            interrupted: See `NoiseScaleMeter.close`.
         """
         self.measuring = False
         try:
@@ -592,17 +575,7 @@ class Meter:
         return fault is None
 
     def state_dict(self, *, interrupted: bool = False) -> dict[str, Any]:
-        """Return everything measured so far, in builtins, so that it loads weights-only.
-
-        This runs no collective, so one rank can save alone. The state is the same on all ranks,
-        except for the examples since the last measured step, which are this rank's. So with
-        `every_n_steps` above 1 and unequal batches on ranks, `examples` is slightly off after
-        resuming.
-
-        Args:
-            interrupted: Set it after an error, when other ranks may be gone. Steps that have not
-                been read are then left out if reading them would mean waiting.
-        """
+        """Return everything measured so far, see `NoiseScaleMeter.state_dict`."""
         self._settle(alone=interrupted)
         return {
             "estimates": self._estimates.state_dict(),
@@ -613,13 +586,9 @@ class Meter:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`, saved with the same `window` and `unit`.
+        """Continue from a `state_dict`, see `NoiseScaleMeter.load_state_dict`.
 
-        Raises:
-            ValueError: If it was saved with another `window` or `unit`.
-            KeyError: If a value is missing in it.
-
-        In either case the averages start again, and the counts that the state has are continued.
+        After an error the averages start again, and the counts that the state has are continued.
         """
         begun_anew = self._estimates.state_dict()
         self.lr_factor = state["lr_factor"]

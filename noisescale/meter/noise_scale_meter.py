@@ -248,7 +248,9 @@ class NoiseScaleMeter(Meter):
         """Return everything measured so far and the history, in builtins; it loads weights-only.
 
         This runs no collective, so one rank can save alone. The state is the same on all ranks,
-        except for the examples since the last measured step, which are this rank's.
+        except for the examples since the last measured step, which are this rank's. So with
+        `every_n_steps` above 1 and unequal batches on ranks, `examples` is slightly off after
+        resuming.
 
         Args:
             interrupted: See `close`.

@@ -95,7 +95,7 @@ class Metrics(NamedTuple):
     """The beginning of the names outside."""
 
     @property
-    def all(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """All metrics, under names with the prefix."""
         return {self.prefix + name: value for name, value in self.values.items()}
 

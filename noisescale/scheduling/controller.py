@@ -219,11 +219,6 @@ steps on
         """The largest micro-batch to try, in rows; lowered after memory ran out."""
         return most_rows(self.settings, self._state)
 
-    @property
-    def due(self) -> bool:
-        """Whether to ask the policy before the next step, if a step was measured since."""
-        return self.due_after(None)
-
     def due_after(self, measured_step: int | None, device_batch_size: float | None = None) -> bool:
         """Return whether to ask the policy before the next step.
 

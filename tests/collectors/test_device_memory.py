@@ -64,7 +64,7 @@ def test_the_history_has_the_memory_where_it_is_known(monkeypatch: pytest.Monkey
         optimizer.step()
         optimizer.zero_grad()
         if step % 3 == 2:
-            assert ("noise_scale/peak_memory" in logged.read().all) == (step == 5)
+            assert ("noise_scale/peak_memory" in logged.read().metrics) == (step == 5)
 
     assert memory.call_count == 2
     for name, last in (("peak_memory", 3e9), ("device_memory", 8e10)):

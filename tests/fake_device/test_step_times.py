@@ -43,7 +43,7 @@ class Training:
 
 
 def seconds(metrics: Metrics) -> float:
-    return metrics.all["noise_scale/seconds_per_step"]
+    return metrics.metrics["noise_scale/seconds_per_step"]
 
 
 def test_the_time_is_kept_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -343,7 +343,7 @@ def test_resuming_a_schedule_takes_no_decision_that_was_not_due() -> None:
                 controller = fresh()
                 controller.load_state_dict(state)
             controller.step()
-            if controller.due:
+            if controller.due_after(None):
                 controller.decide(KNOWN, GradientMoments(1.0, 100.0 + step))
             seen.append(controller.lr_factor)
         return seen

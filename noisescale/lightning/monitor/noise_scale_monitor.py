@@ -17,11 +17,11 @@ from noisescale.batches.batch_size import rows_in
 from noisescale.batches.data_order import warning_of_order
 from noisescale.batches.row_groups import (
     RowGroups,
-    check_group_fn,
     check_groups_are_used,
     checked_row_groups,
 )
 from noisescale.batches.weights import GuessedTerms, checked_weight, guess_terms_in, terms_in
+from noisescale.checks import check_function
 from noisescale.collectives import any_rank
 from noisescale.collectors.collector import ACCUMULATE
 from noisescale.collectors.groups import Groups
@@ -52,7 +52,6 @@ from noisescale.meter.measuring_callback import MeasuringCallback
 from noisescale.meter.options import MeterOptions, SmallBatch
 from noisescale.meter.run_log import RunLog, nothing_measured
 from noisescale.printable import arguments
-from noisescale.refusal import TypeRefusal
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -235,21 +234,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     ) -> None:
         if name is not None:
             check_monitor_name(name)
-        if batch_size_fn is not None and not callable(batch_size_fn):
-            raise TypeRefusal(
-                "batch_size_fn",
-                "be callable",
-                repr(batch_size_fn),
-                "Pass a function from a batch to the number of examples in it.",
-            )
-        if weight_fn is not None and not callable(weight_fn):
-            raise TypeRefusal(
-                "weight_fn",
-                "be callable",
-                repr(weight_fn),
-                "Pass a function from a batch to the number of tokens in its loss.",
-            )
-        check_group_fn(group_fn)
+        check_function("batch_size_fn", batch_size_fn, "the number of examples in it")
+        check_function("weight_fn", weight_fn, "the number of tokens in its loss")
+        check_function("group_fn", group_fn, "the group of each row")
         options = MeterOptions.from_arguments(locals())
         options.check_unit_is_counted(batch_size_fn)
         if group_fn is not None:
@@ -643,7 +630,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         # EarlyStopping stops and says why (`check_finite=False` goes on). A monitored key that is
         # missing makes EarlyStopping raise, ModelCheckpoint too once there was a validation. One
         # that stays would pass for a new measurement.
-        trainer_access.publish(trainer, reading.all)
+        trainer_access.publish(trainer, reading.metrics)
         if logged is self.meters[0]:
             trainer_access.show_in_progress_bar(
                 trainer, self._prefix.rstrip("/"), reading.estimate.short()
@@ -664,7 +651,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             trainer_access.publish(trainer, nothing_measured(self._prefix))
         for logged in self.meters:
             if logged.has_news:
-                trainer_access.publish(trainer, logged.look().all)
+                trainer_access.publish(trainer, logged.look().metrics)
 
     def _tell(self, message: str) -> None:
         trainer_access.rank_zero_warn(message)
