@@ -189,7 +189,8 @@ class RecentSteps(State):
             step: Optimizer steps of the run up to now. Default: the last step that was added.
             confidence: Coverage of the interval, if it is another.
             least: Measured steps to use at least, as far as there are as many.
-            learning_rate: That of now; NaN if it is not known.
+            learning_rate: That of now; NaN if it is not known. If it has fallen since the measured
+                steps, the interval is wider: the noise scale rises while the learning rate falls.
         """
         confidence = self.confidence if confidence is None else confidence
         if len(self) < 2:

@@ -212,7 +212,11 @@ steps on
     @property
     def progress(self) -> Progress:
         """The progress of the run, as the policy gets it."""
-        return self._progress(self._state)
+        return self._state.progress(self._scaled.learning_rate)._replace(
+            share=self.clock.share(self.steps),
+            ends_by=self.clock.ends_by(self.steps),
+            ahead=self.ahead,
+        )
 
     @property
     def max_device_batch_size(self) -> int | None:
@@ -240,7 +244,7 @@ steps on
             # A learning rate may differ (a plateau of each rank's own): then they wait for news.
             if policy.needs_noise_scale and self._agreement.several_ranks:
                 return False
-            wanted = self._ask_policy(state, state.noise_scale)
+            wanted = self._ask_policy(state.noise_scale)
             if policy.needs_noise_scale:
                 size = device_batch_size
                 return decision(self.settings, state, wanted, None, size)[1] is not None
@@ -248,7 +252,7 @@ steps on
         # The learning rate follows the noise scale, but a schedule by steps is kept to the step.
         scheduled = policy.checksum is not None
         agreed = self._agreement.same_schedule
-        return scheduled and not (agreed and self._ask_policy(state) == state.wanted)
+        return scheduled and not (agreed and self._ask_policy() == state.wanted)
 
     def windows(self, batches: Iterable[Batch]) -> Iterator[list[Batch]]:
         """Yield the batches of each step of an epoch, as many as the plan has at that step.
@@ -336,7 +340,7 @@ steps on
             measured_step or 0,
         )
         try:
-            answer = self._ask_policy(before, noise_scale, extra)
+            answer = self._ask_policy(noise_scale, extra)
             state, move = decision(self.settings, before, answer, average, device_batch_size)
         except Exception:
             self._agreement.check(0.0)  # the other ranks would wait for this one
@@ -484,19 +488,10 @@ steps on
 
     def _ask_policy(
         self,
-        state: ControllerState,
         noise_scale: NoiseScale = NOTHING_MEASURED,
         extra: Mapping[str, NoiseScale] = MappingProxyType({}),
     ) -> Any:
-        progress = self._progress(state)._replace(extra=extra)
-        return self.settings.policy(noise_scale, state.plan, progress)
-
-    def _progress(self, state: ControllerState) -> Progress:
-        return state.progress(self._scaled.learning_rate)._replace(
-            share=self.clock.share(state.steps),
-            ends_by=self.clock.ends_by(state.steps),
-            ahead=self.ahead,
-        )
+        return self.settings.policy(noise_scale, self.plan, self.progress._replace(extra=extra))
 
     def _check_measured_by(self, meter: NoiseScaleMeter | None) -> None:
         if meter is None:
