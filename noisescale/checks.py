@@ -52,6 +52,13 @@ def check_confidence(value: object) -> None:
         refuse("confidence", "lie between 0 and 1", repr(value), "Pass 0.95 for 95 %.")
 
 
+def check_function(name: str, value: object, result: str) -> None:
+    """Raise a TypeError unless the value is None or a function of a batch; `result` is what of."""
+    if value is not None and not callable(value):
+        remedy = f"Pass a function from a batch to {result}."
+        refuse(name, "be callable", repr(value), remedy, error=TypeRefusal)
+
+
 def require_bounds(
     min_batch_size: float | None, max_batch_size: float | None
 ) -> tuple[float | None, float | None]:

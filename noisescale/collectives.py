@@ -7,6 +7,16 @@ import torch
 import torch.distributed as dist
 
 
+def rank() -> int:
+    """Return the number of this process; 0 if it trains alone."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """Return the number of processes that train together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 def device_for(group: dist.ProcessGroup | None, wanted: torch.device) -> torch.device:
     """Return `wanted` if the group's backend takes its tensors, else a device that it takes.
 

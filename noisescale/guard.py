@@ -12,10 +12,10 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-import torch.distributed as dist
-
 # Private in torch 2.13: how checkpointing ends a recomputation once it has what it needs.
 from torch.utils.checkpoint import _StopRecomputationError
+
+from noisescale.collectives import rank
 
 _log = logging.getLogger(__name__)
 
@@ -23,8 +23,20 @@ _log = logging.getLogger(__name__)
 class NotMeasured(ValueError):
     """The gradients of a training cannot be measured. It is a warning for users: training goes on.
 
-    The text has the reason, and what to change.
+    Args:
+        reason: Why, and what to change.
+        remedy: What helps instead, if callbacks say under their trainer how it is done.
     """
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(reason + remedy)
+        self.reason = reason
+        self.remedy = remedy
+
+    @classmethod
+    def of_setting(cls, setting: str, value: str, reason: str, remedy: str) -> NotMeasured:
+        """Return the error of a setting of the trainer, with the reason and the remedy."""
+        return cls(f"`{setting}` is {value}: {reason}. {remedy}")
 
 
 class Guard:
@@ -71,7 +83,7 @@ class Guard:
         if lost in self._warned:
             return
         self._warned.add(lost)
-        on_rank = f" on rank {rank}" if (rank := _rank()) else ""
+        on_rank = f" on rank {rank()}" if rank() else ""
         warnings.warn(
             f"{lost}{on_rank}: {type(error).__name__}: {error}{_line_of(error)}. Training goes on.",
             stacklevel=2,
@@ -100,7 +112,7 @@ class WarnOnce:
         """Warn once. `about` names the topic that messages of several wordings share."""
         about = message if about is None else about
         self.last = message
-        if about not in self._warned and _rank() == 0:
+        if about not in self._warned and rank() == 0:
             warnings.warn(message, stacklevel=3)
         self._warned.add(about)
 
@@ -140,7 +152,7 @@ class WarnLater(WarnOnce):
 _Hook = TypeVar("_Hook", bound=Callable[..., None])
 
 
-def beside_training(hook: _Hook) -> _Hook:
+def never_ends_training(hook: _Hook) -> _Hook:
     """Decorate a callback's hook: only what the callback's `_guard` lets pass leaves it."""
 
     @wraps(hook)
@@ -194,10 +206,6 @@ def keeps_errors(
             return None
 
     return call
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def _line_of(error: Exception) -> str:

@@ -27,13 +27,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from noisescale import NoiseScaleMonitor
 
-needs_measurable_shards = pytest.mark.skipif(
-    torch.__version__ < (2, 9), reason="before torch 2.9 FSDP2 does not show what it reduces"
-)
-needs_complex_broadcasts = pytest.mark.skipif(
-    torch.__version__ < (2, 9), reason="before torch 2.9 Gloo broadcasts no complex parameters"
-)
-
 FEATURES, CLASSES = 8, 3
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 from ranks import on_ranks
 
-from noisescale.guard import Guard, HookErrors, beside_training, keeps_errors
+from noisescale.guard import Guard, HookErrors, keeps_errors, never_ends_training
 
 
 @contextmanager
@@ -68,7 +68,7 @@ class Callback:
     def __init__(self, *let_pass: type[Exception]) -> None:
         self._guard = Guard(*let_pass)
 
-    @beside_training
+    @never_ends_training
     def on_step(self, error: BaseException | None = None) -> None:
         if error is not None:
             raise error

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from fits import needs_measurable_shards
 from ranks import in_a_fork
 from scripts import ROOT, helps, printed, run
 from tiers import slow
@@ -23,7 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import noisescale
-from noisescale.meter.logged_meter import LOGGED
+from noisescale.meter.run_log import LOGGED
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -329,8 +328,8 @@ SMOKE += ["scheduling/fixed_budget", "suite/run"]
     "words",
     [
         *(f"{script} --smoke" for script in SMOKE),
-        pytest.param("cost/engines --smoke", marks=needs_measurable_shards),
-        pytest.param("accuracy/real_model --seeds 1 --steps 100", marks=needs_measurable_shards),
+        "cost/engines --smoke",
+        "accuracy/real_model --seeds 1 --steps 100",
         "accuracy/alike --looks 1 --tasks 'one class'",
         "accuracy/neutral --libraries torch --models RNN CTC checkpoint",
         "accuracy/coverage --runs 1000 --only '8 steps' --processes 1",
@@ -349,7 +348,6 @@ def test_benchmarks_that_repeat_tests_run(words: str) -> None:
 
 
 @pytest.mark.weekly
-@needs_measurable_shards
 def test_the_benchmark_that_profiles_runs() -> None:
     """Not in a fork of this process: torch's profiler does not always survive one."""
     assert run("benchmarks/cost/overhead.py", "--smoke")

@@ -102,11 +102,11 @@ FIRST = [
         "lightning/monitor/noise_scale_monitor.py",
         "logger.log_metrics(reading.loggable, step=step)",
     ),
-    dropped("lightning/monitor/noise_scale_monitor.py", "self._follow(consequence)"),
+    dropped("lightning/monitor/noise_scale_monitor.py", "super().follow(consequence=consequence)"),
     Mutation(
         "lightning/scheduler/schedules.py",
-        'went == "steps" and not new_layout',
-        'went == "steps" and new_layout',
+        "_by_examples and went != self.progress:",
+        "_by_examples and went == self.progress:",
     ),
     Mutation(
         "lightning/scheduler/scheduled_fit.py",
@@ -125,8 +125,8 @@ FRESH = [
     Mutation("estimation/ratio_interval.py", "self.sq_share, 1e-300)", "self.sq_share, 1.0)"),
     Mutation(
         "meter/choosing.py",
-        "is None and not sharded and _processes(",
-        "is None and sharded and _processes(",
+        "DistributedDataParallel) and world_size() > 1:",
+        "DistributedDataParallel) and world_size() < 1:",
     ),
     dropped("collectors/sharded/fsdp1.py", "self._begins_round(unit)"),
     Mutation("history/blocks.py", "- 1).sum()) + len(between", "- 1).sum()) - len(between"),

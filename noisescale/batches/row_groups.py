@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from noisescale.batches.to_device import to_device
 from noisescale.checks import refuse
-from noisescale.refusal import TypeRefusal
 
 RowGroupsLike = Tensor | Iterable[Hashable]
 """The group of each row: numbers, names, or whatever tells groups apart."""
@@ -56,13 +55,6 @@ def checked_row_groups(groups: RowGroupsLike, name: str = "row_groups") -> RowGr
     except (TypeError, ValueError, RuntimeError):  # not listed, not one each, not hashable
         pass
     refuse(name, "be one group for each row", repr(groups), _REMEDY)
-
-
-def check_group_fn(group_fn: Callable[[Any], Any] | None) -> None:
-    """Raise a TypeError unless it can be called."""
-    if group_fn is not None and not callable(group_fn):
-        remedy = "Pass a function from a batch to the group of each row."
-        refuse("group_fn", "be callable", repr(group_fn), remedy, error=TypeRefusal)
 
 
 def check_groups_are_used(name: str, small_batch: str) -> None:

@@ -8,21 +8,19 @@ from typing import Any, Literal
 
 from noisescale.checks import is_whole, refuse
 from noisescale.estimation.moments import GradientMoments
-from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.estimation.recent import RecentSteps
 from noisescale.refusal import Refusal
-from noisescale.state import State
 
 LARGEST_MOMENT = 1e100
 """A step with a larger moment is left out: the sums of squares would overflow."""
 
 
-class NoiseScaleEstimator(State):
+class NoiseScaleEstimator(RecentSteps):
     """Average per-step moments and turn them into the `NoiseScale` of now with its interval.
 
     The noise scale is a ratio of two means. The moments of a single step are noisy, and may be
     negative; their averages are unbiased. So the estimator averages first, divides last and never
-    clamps. It averages over the last measured steps: `RecentSteps` says how.
+    clamps. It averages over the last measured steps: `RecentSteps` says how, and has `estimate`.
 
     Args:
         window: Measured steps to average over, at least 2. "auto" takes the steps that say most
@@ -56,10 +54,7 @@ class NoiseScaleEstimator(State):
     ) -> None:
         check_window(window)
         check_unit(unit)
-        self._recent = RecentSteps(window if window == "auto" else int(window), confidence, unit)
-        self.window: int | Literal["auto"] = window if window == "auto" else int(window)
-        self.confidence = confidence
-        self.unit = unit
+        super().__init__(window if window == "auto" else int(window), confidence, unit)
 
     def update(
         self,
@@ -91,32 +86,13 @@ class NoiseScaleEstimator(State):
             )
         if not all(abs(moment) <= LARGEST_MOMENT for moment in moments):
             return False
-        self._recent.add(
-            GradientMoments(*map(float, moments)), float(weight), step, learning_rate=learning_rate
-        )
+        floats = GradientMoments(*map(float, moments))
+        self.add(floats, float(weight), step, learning_rate=learning_rate)
         return True
-
-    def estimate(
-        self,
-        step: int | None = None,
-        *,
-        confidence: float | None = None,
-        learning_rate: float = math.nan,
-    ) -> NoiseScale:
-        """Return the noise scale of now. Without data it is unknown; no error.
-
-        Args:
-            step: Optimizer steps of the run up to now, if some after the last update were not
-                measured. Default: those up to the last update.
-            confidence: Coverage of the interval, if it is another than the estimator's.
-            learning_rate: That of now. If it has fallen since the measured steps, the interval is
-                wider: the noise scale rises while the learning rate falls.
-        """
-        return self._recent.estimate(step, confidence=confidence, learning_rate=learning_rate)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that `load_state_dict` needs, in lists and floats."""
-        return {"window": self.window, "unit": self.unit, "recent": self._recent.state_dict()}
+        return {"window": self.window, "unit": self.unit, "recent": super().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. If an error is raised, nothing is changed.
@@ -139,7 +115,7 @@ class NoiseScaleEstimator(State):
                 f"{self.unit!r}; the saved averages are in {state['unit']}",
                 "Restore the earlier `unit` and `batch_size_fn`, or start new averages.",
             )
-        self._recent.load_state_dict(state["recent"])
+        super().load_state_dict(state["recent"])
 
 
 def check_window(window: int | Literal["auto"]) -> None:

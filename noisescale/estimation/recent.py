@@ -94,7 +94,6 @@ class RecentSteps(State):
             is that of their average, whatever their age, as at weights that stay.
         confidence: Coverage of the interval.
         unit: The unit of batch sizes, for display.
-        most_steps: The number of measured steps that are kept.
 
     Raises:
         ValueError: If `confidence` is not between 0 and 1.
@@ -112,13 +111,12 @@ class RecentSteps(State):
         window: int | Literal["auto"] = "auto",
         confidence: float = 0.95,
         unit: str = "examples",
-        most_steps: int = MOST_STEPS,
     ) -> None:
         check_confidence(confidence)
         self.window = window
         self.confidence = confidence
         self.unit = unit
-        self._most_steps = most_steps if window == "auto" else window
+        self._most_steps = MOST_STEPS if window == "auto" else window
         # Rows of step, batch size, level, log rate, and tr(Σ) and |G|² over the level. When it is
         # full, it moves to the front.
         self._rows = np.empty((2 * min(self._most_steps, FEWEST_STEPS), 6))
@@ -191,7 +189,8 @@ class RecentSteps(State):
             step: Optimizer steps of the run up to now. Default: the last step that was added.
             confidence: Coverage of the interval, if it is another.
             least: Measured steps to use at least, as far as there are as many.
-            learning_rate: That of now; NaN if it is not known.
+            learning_rate: That of now; NaN if it is not known. If it has fallen since the measured
+                steps, the interval is wider: the noise scale rises while the learning rate falls.
         """
         confidence = self.confidence if confidence is None else confidence
         if len(self) < 2:
@@ -267,10 +266,7 @@ class RecentSteps(State):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. If an error is raised, nothing is changed."""
-        steps = np.array(state["steps"], np.float64)
-        if steps.ndim == 2 and steps.shape[1] == 5:  # without learning rates, as saved before
-            steps = np.insert(steps, 3, -math.inf, axis=1)
-        steps = np.reshape(steps, (-1, 6))[-self._most_steps :]
+        steps = np.reshape(np.array(state["steps"], np.float64), (-1, 6))[-self._most_steps :]
         level, last_step = Level(float(state["level"])), int(state["last_step"])
         self._level, self.last_step = level, last_step
         self._keep(steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from noisescale.collectors.halves.bearing import INSTEAD
+from noisescale.guard import NotMeasured
 from noisescale.lightning.monitor.noise_scale_monitor import NoiseScaleMonitor
 from noisescale.meter.estimates import MomentSums
 
@@ -23,7 +23,7 @@ class JudgedMonitor(NoiseScaleMonitor):
         """What it warned of."""
         self.noise_traces: dict[int, float] = {}
         """tr(Σ) as each batch shows it, by the number of the batch."""
-        self._sums = MomentSums(0.0, 0.0, 0.0)
+        self._sums = MomentSums()
 
     @property
     def reason(self) -> str:
@@ -36,9 +36,9 @@ class JudgedMonitor(NoiseScaleMonitor):
 
     def look(self, batch: int) -> None:
         """Note what it measured in a batch, if it did."""
-        if not self._meters:
+        if not self.meters:
             return
-        before, self._sums = self._sums, self._meters[0].meter.sums
+        before, self._sums = self._sums, self.meters[0].meter.sums
         weight = self._sums.sum_weight - before.sum_weight
         if weight > 0:
             trace = self._sums.sum_noise_trace - before.sum_noise_trace
@@ -47,5 +47,5 @@ class JudgedMonitor(NoiseScaleMonitor):
     def _tell(self, message: str) -> None:
         self.said.append(message)
 
-    def _tell_that_nothing_is_measured(self, reason: str) -> None:
-        self.said.append(reason.removesuffix(INSTEAD).strip())
+    def _tell_that_nothing_is_measured(self, error: NotMeasured) -> None:
+        self.said.append(error.reason.strip())

@@ -254,8 +254,8 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
             for _ in range(max(self._owed, 0)):
                 schedule.step()
         self._owed = min(self._owed, 0)
-        measured_step = None if self._monitor is None else self._monitor.last_measured_step
-        if controller.due_after(measured_step) and (move := self._decide(measured_step)):
+        meter = None if self._monitor is None else self._monitor.meter
+        if move := controller.decide_if_due(meter, confidence=self._confidence):
             self._tell(state, str(move))
         if controller.clock.time >= self._data.steps:
             _end(args, state, control)
@@ -387,17 +387,6 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
         left = math.ceil(self._data.steps - self._controller.clock.time)
         length = min(self._controller.plan.accumulation, max(left, 1)) * self._data.first
         args.gradient_accumulation_steps = Accumulation(length, begin=self._of_epoch)
-
-    def _decide(self, measured_step: int | None) -> Move | None:
-        controller, monitor = self._controller, self._monitor
-        assert controller is not None
-        if monitor is None:
-            return controller.decide()
-        return controller.decide(
-            monitor.noise_scale_at(self._confidence),
-            monitor.average_moments,
-            measured_step=measured_step,
-        )
 
     def _tell(self, state: TrainerState, text: str) -> None:
         if state.is_world_process_zero:

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
-from noisescale.guard import Guard, beside_training
+from noisescale.guard import Guard, never_ends_training
 
 SHOWN = ("noise_scale/simple", "noise_scale/simple_low", "noise_scale/simple_high")
 """The keys that the console shows if the noise scale is resolved."""
@@ -23,7 +23,7 @@ class Fewer(TrainerCallback):
         self._guard = guard
         self.left_out: dict[str, Any] = {}
 
-    @beside_training
+    @never_ends_training
     def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
         """Keep three keys, or the lower bound, and remove the other keys."""
         kept = SHOWN if SHOWN[0] in (logs or {}) else (AT_LEAST,)
@@ -43,7 +43,7 @@ class All(TrainerCallback):
         self._guard = guard
         self._fewer = fewer
 
-    @beside_training
+    @never_ends_training
     def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
         """Put the removed keys back."""
         if logs is not None:

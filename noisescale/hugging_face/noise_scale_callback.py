@@ -15,9 +15,10 @@ from transformers.trainer_callback import ExportableState
 from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.batch_size import rows_in
 from noisescale.batches.data_order import warning_of_order
+from noisescale.checks import check_function
 from noisescale.collectors.collector import ACCUMULATE
 from noisescale.collectors.groups import Groups
-from noisescale.guard import NotMeasured, beside_training
+from noisescale.guard import NotMeasured, never_ends_training
 from noisescale.history.metric_names import ROOT
 from noisescale.hugging_face import trainer_access
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
@@ -25,12 +26,11 @@ from noisescale.hugging_face.console import print_all, print_less
 from noisescale.hugging_face.supported import check_supported, check_wrapper
 from noisescale.meter.choosing import assigned_groups
 from noisescale.meter.extra import Extra
-from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.measuring_callback import MeasuringCallback
 from noisescale.meter.meter import Meter
 from noisescale.meter.options import MeterOptions, SmallBatch
+from noisescale.meter.run_log import RunLog
 from noisescale.printable import arguments
-from noisescale.refusal import TypeRefusal
 
 _IN_STEPS = f"{ACCUMULATE} in each step (`gradient_accumulation_steps=2`)"
 _SMALLER = (
@@ -115,14 +115,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         backward_twice: bool = False,
         cost: float | None = None,
     ) -> None:
-        if batch_size_fn is not None and not callable(batch_size_fn):
-            raise TypeRefusal(
-                "batch_size_fn",
-                "be callable",
-                repr(batch_size_fn),
-                "Pass a function from the model's keyword arguments to the number of examples"
-                " in them.",
-            )
+        check_function("batch_size_fn", batch_size_fn, "the number of examples in it")
         given = locals() | {"unit": "examples" if unit is None else unit}
         options = MeterOptions.from_arguments(given)
         options.check_unit_is_counted(batch_size_fn)
@@ -134,14 +127,6 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         self._called: nn.Module | None = None
         self._on_forward: Callable[..., None] | None = None
         self._start: BackwardStart | None = None
-
-    def follow(self, *, consequence: str = "") -> None:
-        """Measure in the next training for decisions: as often as a scheduler needs.
-
-        Args:
-            consequence: What to say if the training cannot be measured: what follows from that.
-        """
-        self._follow(consequence)
 
     def give_up(self) -> None:
         """Take everything out of a training that does not begin."""
@@ -176,7 +161,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         try:
             check_supported(args, trainer_access.distributed_type(), model)
         except NotMeasured as reason:
-            self._tell_that_nothing_is_measured(str(reason))
+            self._tell_that_nothing_is_measured(reason)
             self._record_nothing(args, state)
             return
 
@@ -186,20 +171,20 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             groups = assigned_groups(called, self._options.groups)
             options = replace(self._options, groups=groups)
 
-            def make() -> list[LoggedMeter]:
+            def make() -> list[RunLog]:
                 check_wrapper(called)
                 of = Meter.from_options(called, options, optimizer, grad_scaler=scaler)
-                return [LoggedMeter(of, optimizer, loop="transformers")]
+                return [RunLog(of, optimizer, loop="transformers")]
 
             device = next(called.parameters()).device
             self._make_meters(make, device, args.world_size)
-            if not self._meters:
+            if not self.meters:
                 self._record_nothing(args, state)
                 self._remove_hooks()
                 return
             saved = [self._loaded] if self._loaded else []
             if lone:
-                of_meter = self._meters[0].meter
+                of_meter = self.meters[0].meter
                 of_meter.how_to_compare = of_meter.how_to_compare.replace(ACCUMULATE, _SMALLER)
             self._begin(saved, args.world_size, device, args.gradient_accumulation_steps)
             self._called, self._on_forward = called, self._forward_hook(model)
@@ -207,7 +192,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             self._watch()
             if state.is_world_process_zero:
                 with self._guard("The rows of the noise scale are not recorded in a file"):
-                    self._meters[0].record_in(trainer_access.folders_of_logs(self, args))
+                    self.meters[0].record_in(trainer_access.folders_of_logs(self, args))
             with self._guard("The console shows all keys of the noise scale"):
                 for callbacks in trainer_access.lists_with(self):
                     print_less(callbacks, self._guard)
@@ -231,31 +216,31 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         self._news = [f"  Noise scale is counted in {unit}"]
         return unit
 
-    @beside_training
+    @never_ends_training
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self._start = None
         if self._measuring:
             self._watch()
             self._pause(False)
 
-    @beside_training
+    @never_ends_training
     def on_step_end(self, *_: Any, **__: Any) -> None:
         if self._measuring:
             self._remove_hooks()
             self._pause(True)
             self._tell_news()
 
-    @beside_training
+    @never_ends_training
     def on_substep_end(self, *_: Any, **__: Any) -> None:
         self._start = None
 
-    @beside_training
+    @never_ends_training
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         self._start = None
         if self._measuring:
             self._close_step(0)
 
-    @beside_training
+    @never_ends_training
     def on_log(
         self,
         args: TrainingArguments,
@@ -266,7 +251,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     ) -> None:
         if not self._measuring or logs is None:
             return
-        logged = self._meters[0]
+        logged = self.meters[0]
         # Not what evaluation logs; and at the end what is new since the last log step.
         at_end = "train_loss" in logs
         if "loss" in logs or (at_end and logged.unfinished):
@@ -274,20 +259,20 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             self._tell_of_withheld()
             trainer_access.add_to_logs(known, logs, state)
 
-    @beside_training
+    @never_ends_training
     def on_evaluate(self, *_: Any, **__: Any) -> None:
         self._interrupt()
 
     on_predict = on_evaluate
 
-    @beside_training
+    @never_ends_training
     def on_save(self, *_: Any, **__: Any) -> None:
         self._interrupt()
         trainer_access.hand_over_records(self, self._records, self._guard)
 
-    @beside_training
+    @never_ends_training
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        for logged in self._meters:
+        for logged in self.meters:
             logged.end()
         trainer_access.hand_over_records(self, self._records, self._guard)
         self._stop(interrupted=False)
@@ -304,7 +289,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         if callable(groups := arguments["groups"]):
             arguments["groups"] = _name(groups)
         arguments["extra"] = [_name(one) for one in arguments["extra"]]
-        measured = self._loaded if self._first is None else self._first.state_dict()
+        measured = self.meters[0].state_dict() if self.meters else self._loaded
         return {"args": arguments, "attributes": {"_loaded": measured}}
 
     @property
@@ -337,7 +322,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             called: nn.Module, given: tuple[Any, ...], inputs: Mapping[str, Any], output: Any
         ) -> None:
             tensors = list(differentiable(output)) if trainer_access.trains(called) else []
-            if not tensors or not self._meters:
+            if not tensors or not self.meters:
                 return
             if self._start is not None:  # a loss of several forward passes: one micro-batch
                 self._start.add(tensors)
@@ -358,7 +343,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                 if self._batch_size_fn is not None:
                     counts_tokens = self._options.counts_tokens
                     rows = rows_in(examples, None if counts_tokens else batch_size)
-                self._meters[0].meter.before_backward(
+                self.meters[0].meter.before_backward(
                     cast(Tensor, start),
                     batch_size,
                     capture_average=trainer_access.is_last_micro_batch(),

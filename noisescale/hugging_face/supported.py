@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -37,22 +37,24 @@ def check_supported(args: TrainingArguments, distributed_type: str, model: nn.Mo
     """
     if distributed_type in _UNSUPPORTED_TYPES:
         reason = _UNSUPPORTED_TYPES[distributed_type]
-        _give_up("distributed_type", distributed_type, reason, _USE_DDP)
+        raise NotMeasured.of_setting("distributed_type", distributed_type, reason, _USE_DDP)
     if args.n_gpu > 1:
         reason = "nn.DataParallel adds the gradients of all devices in one backward pass"
-        _give_up("n_gpu", str(args.n_gpu), reason, _USE_DDP)
+        raise NotMeasured.of_setting("n_gpu", str(args.n_gpu), reason, _USE_DDP)
     if (size := tensor_parallel_size(model)) > 1:
         reason = "the Trainer gives the ranks of a model one batch"
-        _give_up("tp_plan", f"over {size} ranks", reason, "Load the model without it.")
+        raise NotMeasured.of_setting(
+            "tp_plan", f"over {size} ranks", reason, "Load the model without it."
+        )
     for name, size in split_examples(args.parallelism_config).items():
         reason = f"{size} ranks have one example together"
         remedy = "Leave it at 1: `dp_shard_size` and `dp_replicate_size` are measured."
-        _give_up(name, str(size), reason, remedy)
+        raise NotMeasured.of_setting(name, str(size), reason, remedy)
     name = str(getattr(args.optim, "value", args.optim))
     if "lomo" in name or "layerwise" in name:
         reason = "it steps within the backward pass"
         remedy = "Use an optimizer that steps after the pass, such as `adamw_torch`."
-        _give_up("optim", name, reason, remedy)
+        raise NotMeasured.of_setting("optim", name, reason, remedy)
 
 
 def split_examples(parallelism_config: Any) -> dict[str, int]:
@@ -75,8 +77,4 @@ def check_wrapper(module: nn.Module) -> None:
     """
     ddp = unwrap(module)
     if isinstance(ddp, DistributedDataParallel) and (found := spoiling_comm_hook(ddp)) is not None:
-        _give_up("ddp_comm_hook", *found)
-
-
-def _give_up(setting: str, value: str, reason: str, remedy: str) -> NoReturn:
-    raise NotMeasured(f"`{setting}` is {value}: {reason}. {remedy}")
+        raise NotMeasured.of_setting("ddp_comm_hook", *found)

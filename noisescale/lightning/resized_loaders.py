@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch.distributed import get_rank, get_world_size, is_available, is_initialized
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -23,6 +22,7 @@ from torch.utils.data import (
     Subset,
 )
 
+from noisescale.collectives import rank, world_size
 from noisescale.refusal import Refusal
 
 KEPT = (
@@ -59,10 +59,8 @@ class Drawn(Sampler[int]):
         return self._count
 
     def __iter__(self) -> Iterator[int]:
-        rank, ranks = 0, 1
-        if is_available() and is_initialized():
-            rank, ranks = get_rank(), get_world_size()
-        yield from itertools.islice(self._endless(), rank, ranks * self._count, ranks)
+        ranks = world_size()
+        yield from itertools.islice(self._endless(), rank(), ranks * self._count, ranks)
 
     def _endless(self) -> Iterator[int]:
         some = True

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from torch.nn.parallel import DistributedDataParallel
 
@@ -38,19 +38,19 @@ def check_supported(trainer: pl.Trainer) -> None:
     kinds = [kind.__name__ for kind in type(strategy).__mro__]
     for kind in kinds:
         if kind in _UNSUPPORTED_STRATEGIES:
-            _give_up("strategy", kind, _UNSUPPORTED_STRATEGIES[kind], _USE_DDP)
+            raise NotMeasured.of_setting("strategy", kind, _UNSUPPORTED_STRATEGIES[kind], _USE_DDP)
     if "DeepSpeedStrategy" in kinds and not trainer.lightning_module.automatic_optimization:
         reason = "DeepSpeed's engine accumulates, whatever the module does"
-        _give_up("automatic_optimization", "False", reason, "Set it to True.")
+        raise NotMeasured.of_setting("automatic_optimization", "False", reason, "Set it to True.")
     if isinstance(strategy.model, DistributedDataParallel):
         if (found := spoiling_comm_hook(strategy.model)) is not None:
-            _give_up("ddp_comm_hook", *found)
+            raise NotMeasured.of_setting("ddp_comm_hook", *found)
     elif trainer.world_size > 1 and _STRATEGIES.isdisjoint(kinds):
         reason = "it trains neither by DDP nor FSDP nor DeepSpeed"
-        _give_up("strategy", type(strategy).__name__, reason, _USE_DDP)
+        raise NotMeasured.of_setting("strategy", type(strategy).__name__, reason, _USE_DDP)
     own_steps = callback_that_does_not_average(trainer)
     if own_steps is not None and not own_steps.same_weights_in_each_step:
-        _give_up(
+        raise NotMeasured.of_setting(
             "callbacks",
             type(own_steps).__name__,
             "ranks compute gradients at different weights",
@@ -82,7 +82,3 @@ def accumulates(trainer: pl.Trainer) -> bool:
     )
     by_hand = not trainer.lightning_module.automatic_optimization
     return scheduled or by_hand or trainer.accumulate_grad_batches > 1
-
-
-def _give_up(setting: str, value: str, reason: str, remedy: str) -> NoReturn:
-    raise NotMeasured(f"`{setting}` is {value}: {reason}. {remedy}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -311,7 +311,7 @@ class StepCapture:
         self._paused = paused
         self._look()
 
-    def ends_with(self, error: Exception) -> bool:
+    def ends_with(self, error: Exception) -> TypeGuard[NotMeasured]:
         """Return whether an error says that no step can be measured, and one process trains.
 
         Of several processes the others may be able to, and wait for this one at measured steps: so

@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from noisescale.collectives import world_size
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.context_parallel import refuse_context_parallel
 from noisescale.collectors.coordinates import Coordinates
@@ -60,39 +61,19 @@ def choose_collector(
         TypeError: If several processes train and `model` is not wrapped.
         ValueError: If the arguments do not fit the way of training.
     """
-    small_batch, groups = options.small_batch, options.groups
     compiled = _has_compiled_part(model)
     model = unwrap(model)
     if is_deepspeed(model):
         _refuse_for_engine(options, averaged=averaged)
         check_engine(model)
         trained = _trained_or_refuse(model, parameters)
-        return DeepSpeedCollector(model, GradientNorms(trained, groups))
-    ddp = model if isinstance(model, DistributedDataParallel) else None
+        return DeepSpeedCollector(model, GradientNorms(trained, options.groups))
+    if not averaged and world_size() > 1:
+        return _collector_of_own_gradients(model, options, parameters)
+    if (found := _collector_of_local_parts(model, options, parameters)) is not None:
+        return found
     sharded = is_sharded(model)
-    if not averaged and _processes() > 1:
-        _refuse_unaveraged(options, sharded=sharded)
-        refuse_context_parallel()
-        trained = _trained_or_refuse(model, parameters)
-        if parts := [name for name, p in trained if not is_whole(p)]:
-            raise NotMeasured(
-                "`model` must hold whole parameters if each rank steps on its own gradient, got"
-                f" {parts[0]!r}: a rank has only a part of its gradient. Use `fully_shard` or"
-                " `replicate` over tensor parallelism."
-            )
-        ranks = dist.distributed_c10d._get_default_group() if ddp is None else ddp.process_group
-        return UnaveragedCollector(GradientNorms(trained, groups), ranks)
-    if ddp is not None and (sharing := ranks_of_local_parts(ddp)) > 1:
-        _refuse_for_parts(options)
-        trained = _trained_or_refuse(model, parameters)
-        return DdpOfPartsCollector(ddp, GradientNorms(trained, groups), sharing)
-    group = None if sharded else tensor_parallel_group(model.parameters())
-    if group is not None:
-        _refuse_tensor_parallel(options, ddp, group)
-        return TensorParallelCollector(
-            GradientNorms(_trained_or_refuse(model, parameters), groups), group
-        )
-    if ddp is None and not sharded and _processes() > 1:
+    if not sharded and not isinstance(model, DistributedDataParallel) and world_size() > 1:
         raise TypeRefusal(
             "model",
             "be a DistributedDataParallel, FSDP1 or FSDP2 module, or DeepSpeed's engine, if several"
@@ -102,27 +83,76 @@ def choose_collector(
             " step, or each rank steps on its own gradient, pass `averaged=False`.",
         )
     trained = _trained_or_refuse(model, parameters)
-    if sharded:
-        if small_batch == "half" or options.extra:
-            raise Refusal(
-                "small_batch",
-                'be "auto", "rank" or "micro_batch", and `extra` empty, if gradients are sharded',
-                f"{small_batch!r} and {options.names_of_extra}",
-                "Each rank's gradient in each pass that reduces is compared there.",
-            )
-        collector = Fsdp1Collector if is_fsdp1(model) else Fsdp2Collector
-        return collector(model, trained, groups)
+    if not sharded:
+        return _collector_of_whole_gradients(model, options, trained, extra, compiled=compiled)
+    if options.small_batch == "half" or options.extra:
+        raise Refusal(
+            "small_batch",
+            'be "auto", "rank" or "micro_batch", and `extra` empty, if gradients are sharded',
+            f"{options.small_batch!r} and {options.names_of_extra}",
+            "Each rank's gradient in each pass that reduces is compared there.",
+        )
+    collector = Fsdp1Collector if is_fsdp1(model) else Fsdp2Collector
+    return collector(model, trained, options.groups)
+
+
+def _collector_of_own_gradients(
+    model: nn.Module, options: MeterOptions, parameters: Iterable[Parameter] | None
+) -> Collector:
+    """Return the collector where each rank of several steps on its own gradient."""
+    _refuse_unaveraged(options, sharded=is_sharded(model))
+    refuse_context_parallel()
+    trained = _trained_or_refuse(model, parameters)
+    if parts := [name for name, p in trained if not is_whole(p)]:
+        raise NotMeasured(
+            "`model` must hold whole parameters if each rank steps on its own gradient, got"
+            f" {parts[0]!r}: a rank has only a part of its gradient. Use `fully_shard` or"
+            " `replicate` over tensor parallelism."
+        )
+    ranks = dist.distributed_c10d._get_default_group()
+    if isinstance(model, DistributedDataParallel):
+        ranks = model.process_group
+    return UnaveragedCollector(GradientNorms(trained, options.groups), ranks)
+
+
+def _collector_of_local_parts(
+    model: nn.Module, options: MeterOptions, parameters: Iterable[Parameter] | None
+) -> Collector | None:
+    """Return the collector with tensor parallelism, under DDP or alone; None without it."""
+    ddp = model if isinstance(model, DistributedDataParallel) else None
+    if ddp is not None and (sharing := ranks_of_local_parts(ddp)) > 1:
+        _refuse_for_parts(options)
+        trained = _trained_or_refuse(model, parameters)
+        return DdpOfPartsCollector(ddp, GradientNorms(trained, options.groups), sharing)
+    group = None if is_sharded(model) else tensor_parallel_group(model.parameters())
+    if group is None:
+        return None
+    _refuse_tensor_parallel(options, ddp, group)
+    trained = _trained_or_refuse(model, parameters)
+    return TensorParallelCollector(GradientNorms(trained, options.groups), group)
+
+
+def _collector_of_whole_gradients(
+    model: nn.Module,
+    options: MeterOptions,
+    trained: list[tuple[str, Parameter]],
+    extra: Iterable[ExtraMeasurement],
+    *,
+    compiled: bool,
+) -> Collector:
+    """Return the collector in one process, or under DDP, by what is to be compared."""
+    ddp = model if isinstance(model, DistributedDataParallel) else None
     averaging = ddp is not None and dist.get_world_size(ddp.process_group) > 1
-    group = ddp.process_group if ddp is not None and averaging else None
     if averaging:
         refuse_context_parallel()
+    small_batch = options.small_batch
     if small_batch == "auto":
         small_batch = "rank" if averaging else "half"
     measured = [p for _, p in trained]
     entries = [one.entry(measured) for one in extra]
-    norms = GradientNorms(trained, groups, entries, coordinates=Coordinates(measured))
+    norms = GradientNorms(trained, options.groups, entries, coordinates=Coordinates(measured))
     if small_batch == "micro_batch":
-        return MicroBatchCollector(norms, group)
+        return MicroBatchCollector(norms, ddp.process_group if ddp and averaging else None)
     if small_batch == "half":
         if averaging:
             raise Refusal(
@@ -131,9 +161,8 @@ def choose_collector(
                 '"half": comparing the gradients of the processes needs no extra pass',
                 'Leave it at "auto".',
             )
-        inner = model if ddp is None else ddp.module
         return HalvesCollector(
-            inner,
+            model if ddp is None else ddp.module,
             norms,
             options.cut,
             compiled=compiled,
@@ -235,11 +264,11 @@ def _refuse_tensor_parallel(
             f"{options.small_batch!r} and {options.names_of_extra}",
             "The ranks have one batch: its micro-batches are compared.",
         )
-    if ddp is not None or dist.get_world_size(group) < _processes():
+    if ddp is not None or dist.get_world_size(group) < world_size():
         raise NotMeasured(
             "`model` must be data parallel by `fully_shard` or `replicate` over tensor parallelism,"
             f" got {'DistributedDataParallel of DTensors' if ddp else 'neither'} in"
-            f" {_processes()} processes with {dist.get_world_size(group)} of tensor parallelism."
+            f" {world_size()} processes with {dist.get_world_size(group)} of tensor parallelism."
             " Apply one of them."
         )
 
@@ -293,7 +322,3 @@ def _has_compiled_part(model: nn.Module) -> bool:
         "_orig_mod" in module._modules or module._compiled_call_impl is not None
         for module in model.modules()
     )
-
-
-def _processes() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -18,15 +18,15 @@ from noisescale.tradeoff.run_sums import gain_of
 
 
 class MomentSums(NamedTuple):
-    """Sums over steps of batch size B: Σ B, and the steps' own moments times B."""
+    """Sums over steps of weight w, as their batch size: Σ w, and the steps' own moments times w."""
 
-    sum_weight: float
-    sum_grad_sq_norm: float
-    sum_noise_trace: float
+    sum_weight: float = 0.0
+    sum_grad_sq_norm: float = 0.0
+    sum_noise_trace: float = 0.0
 
     @property
     def mean(self) -> GradientMoments | None:
-        """Moments averaged over the steps, weighted by batch size; None before the first."""
+        """Moments averaged over the steps, by weight; None before the first."""
         if not self.sum_weight:
             return None
         return GradientMoments(
@@ -43,40 +43,21 @@ class MomentSums(NamedTuple):
         )
 
 
-class RunAverage(NamedTuple):
-    """The moments averaged over a run, for its learning rate.
+def weight_in_run(so_far: MomentSums, batch_size: float, base_batch_size: float) -> float:
+    """Return the weight of a step in the average over a run, for the run's learning rate.
 
-    A step of batch size B has the weight of the steps at the first batch size B0 that are worth the
-    same: (1 + b/B0)/(1 + b/B), with b the ratio of the averages before it, times the steps that it
-    stands for. Weights by batch size alone would let the few steps before a batch shrinks dominate
-    the average for long.
+    A step of batch size B weighs as much as the steps at the first batch size B0 that are worth the
+    same: (1 + b/B0)/(1 + b/B)·B0, with b the ratio of the averages before it. Weights by batch size
+    alone would let the few steps before a batch shrinks dominate the average for long.
 
     Examples:
-        >>> first = RunAverage().plus(GradientMoments(1.0, noise_trace=6.0), batch_size=2.0)
-        >>> run = first.plus(GradientMoments(1.0, noise_trace=24.0), batch_size=6.0)
-        >>> run.sums.sum_weight, run.mean  # 2·(1 + 6/2)/(1 + 6/6) = 4
-        (6.0, GradientMoments(grad_sq_norm=1.0, noise_trace=18.0))
+        >>> run = MomentSums().plus(GradientMoments(1.0, noise_trace=6.0), weight=2.0)
+        >>> weight_in_run(run, batch_size=6.0, base_batch_size=2.0)  # 2·(1 + 6/2)/(1 + 6/6)
+        4.0
     """
-
-    base_batch_size: float = 0.0
-    """B0, in examples; 0 before the first step."""
-    sums: MomentSums = MomentSums(0.0, 0.0, 0.0)
-    """Moments weighted by that gain times B0."""
-
-    @property
-    def mean(self) -> GradientMoments | None:
-        """The average; None before the first step."""
-        return self.sums.mean
-
-    def plus(self, moments: GradientMoments, batch_size: float, steps: int = 1) -> RunAverage:
-        """Return the average after one more measured step, which stands for `steps` steps."""
-        base = self.base_batch_size or batch_size
-        so_far = self.sums
-        noise, signal = max(so_far.sum_noise_trace, 0.0), so_far.sum_grad_sq_norm
-        gain = gain_of(
-            noise / signal if signal > 0 else math.inf, base_batch_size=base, batch_size=batch_size
-        )
-        return RunAverage(base, so_far.plus(moments, base * gain * steps))
+    noise, signal = max(so_far.sum_noise_trace, 0.0), so_far.sum_grad_sq_norm
+    b = noise / signal if signal > 0 else math.inf
+    return base_batch_size * gain_of(b, base_batch_size=base_batch_size, batch_size=batch_size)
 
 
 class Estimates(State):
@@ -88,15 +69,20 @@ class Estimates(State):
         extra: What is measured beside.
     """
 
-    _saved = ("sums", "run", "increments", "whole", "step", "pair_shares", "groups", "extra")
+    _saved = (
+        *("sums", "run", "base_batch_size", "increments", "whole", "step"),
+        *("pair_shares", "groups", "extra"),
+    )
 
     def __init__(
         self, groups: Sequence[str], options: MeterOptions, extra: Sequence[ExtraMeasurement] = ()
     ) -> None:
-        self.sums = MomentSums(0.0, 0.0, 0.0)
+        self.sums = MomentSums()
         """Sums of the whole gradient's moments over all measured steps."""
-        self.run = RunAverage()
-        """The average of the whole gradient's moments over the run."""
+        self.run = MomentSums()
+        """Sums of the same moments, weighted for the run's learning rate: see `weight_in_run`."""
+        self.base_batch_size = 0.0
+        """The first measured step's batch size; 0 before it."""
         self.increments = Increments()
         """Increments of the whole gradient since the last row of the history."""
         self.whole = options.new_estimator()
@@ -142,7 +128,9 @@ class Estimates(State):
         if not self.whole.update(whole, weight, self.step, learning_rate=learning_rate):
             return False
         self.sums = self.sums.plus(whole, weight)
-        self.run = self.run.plus(whole, weight, steps)
+        self.base_batch_size = self.base_batch_size or weight
+        of_run = weight_in_run(self.run, weight, self.base_batch_size)
+        self.run = self.run.plus(whole, of_run * steps)
         self.increments.add(whole, weight, steps)
         for estimator, moments in zip(self.groups.values(), entries, strict=False):
             estimator.update(moments, weight, self.step, learning_rate=learning_rate)

@@ -14,14 +14,13 @@ import torch
 
 from noisescale.batches.shared_examples import SharedExamples
 from noisescale.collectives import any_rank
-from noisescale.collectors.halves.bearing import INSTEAD
-from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, NotMeasured
 from noisescale.history.history import History
 from noisescale.history.record import Recorder
-from noisescale.meter.logged_meter import LoggedMeter, last_row_of
+from noisescale.meter.meter import Meter
 from noisescale.meter.options import MeterOptions
+from noisescale.meter.run_log import RunLog, last_row_of
 from noisescale.refusal import Refusal, TypeRefusal
 
 
@@ -39,12 +38,17 @@ class MeasuringCallback(ABC):
     _consequence = ""
     """What follows for others if nothing is measured, for the warning."""
 
-    _why_nothing = ""
-    """Why nothing is measured, if there is no meter left."""
-
     def __init__(self, options: MeterOptions, *let_pass: type[Exception]) -> None:
         self._options = options
-        self._meters: list[LoggedMeter] = []
+        self._forget()
+        self._guard = Guard(*let_pass)
+        self._follows = False
+        """Whether a scheduler waits for what is measured."""
+
+    def _forget(self) -> None:
+        """Begin without what an earlier training has left."""
+        self.meters: list[RunLog] = []
+        """A meter for each optimizer with a noise scale of its own; none if none is measured."""
         self._shared: SharedExamples | None = None
         self._counted = False
         """Whether the examples of a batch have been counted."""
@@ -54,9 +58,8 @@ class MeasuringCallback(ABC):
         """What to warn of then: an order of the data in which neighbours may be alike."""
         self._told: set[int] = set()
         """The meters of which a warning says that they measure nothing."""
-        self._guard = Guard(*let_pass)
-        self._follows = False
-        """Whether a scheduler waits for what is measured."""
+        self._why_nothing = ""
+        """Why nothing is measured, if there is no meter left."""
 
     def __repr__(self) -> str:
         """Show the arguments that are not the defaults, and the estimate of the last log step."""
@@ -71,29 +74,28 @@ class MeasuringCallback(ABC):
     @property
     def noise_scale(self) -> NoiseScale:
         """The latest estimate, during and after training. Reads the device."""
-        return self._unknown_noise_scale if self._first is None else self._first.meter.noise_scale
+        first = self.meter
+        return self._options.new_estimator().estimate() if first is None else first.noise_scale
 
     @property
     def group_noise_scales(self) -> dict[str, NoiseScale]:
         """The latest estimate for each of `groups`, of the first optimizer."""
-        return {} if self._first is None else self._first.meter.group_noise_scales
-
-    @property
-    def extra_noise_scales(self) -> dict[str, NoiseScale]:
-        """The latest estimate of each of `extra`, of the first optimizer."""
-        return {} if self._first is None else self._first.meter.extra_noise_scales
+        return {} if self.meter is None else self.meter.group_noise_scales
 
     @property
     def history(self) -> History:
         """The noise scale along the run, one row for each log step, of the first optimizer."""
-        if self._first is not None:
-            return self._first.explained_history()
-        return self._empty_history()
+        return self.meters[0].explained_history() if self.meters else self._empty_history()
+
+    @property
+    def meter(self) -> Meter | None:
+        """The meter of the first optimizer, which schedulers go by; None if none is measured."""
+        return self.meters[0].meter if self.meters else None
 
     @property
     def _records(self) -> list[Path]:
         """The files in which the histories are recorded; on other ranks there are none."""
-        return list(dict.fromkeys(path for logged in self._meters for path in logged.records))
+        return list(dict.fromkeys(path for logged in self.meters for path in logged.records))
 
     def _empty_history(self) -> History:
         """Return a history without rows, and why it has none."""
@@ -106,41 +108,16 @@ class MeasuringCallback(ABC):
 
         On one rank alone.
         """
-        if self._why_nothing and not self._meters:
+        if self._why_nothing and not self.meters:
             with self._guard("The record of the run does not say why nothing is measured"):
                 history = self._empty_history()
                 history.prefix = prefix
                 for folder in folders():
                     Recorder(folder).note(history)
 
-    def noise_scale_at(self, confidence: float) -> NoiseScale:
-        """Return the noise scale now with an interval of another confidence. Reads the device."""
-        first = self._first
-        return (
-            self._unknown_noise_scale if first is None else first.meter.noise_scale_at(confidence)
-        )
-
-    @property
-    def last_measured_step(self) -> int:
-        """The number of optimizer steps up to the last measured step; 0 before the fit."""
-        return 0 if self._first is None else self._first.meter.last_measured_step
-
-    @property
-    def average_moments(self) -> GradientMoments | None:
-        """|G|² and tr(Σ) averaged over the run so far, see `NoiseScaleMeter`."""
-        return None if self._first is None else self._first.meter.average_moments
-
-    @property
-    def _first(self) -> LoggedMeter | None:
-        return self._meters[0] if self._meters else None
-
-    @property
-    def _unknown_noise_scale(self) -> NoiseScale:
-        return self._options.new_estimator().estimate()
-
     @property
     def _measuring(self) -> bool:
-        return any(logged.meter.measuring for logged in self._meters)
+        return any(logged.meter.measuring for logged in self.meters)
 
     @abstractmethod
     def _tell(self, message: str) -> None:
@@ -154,12 +131,16 @@ class MeasuringCallback(ABC):
     def _stop(self, *, interrupted: bool) -> None:
         """Take everything back that was put into the model."""
 
-    def _follow(self, consequence: str) -> None:
-        """Measure for decisions; without a measurement, say what follows from that."""
+    def follow(self, *, consequence: str = "") -> None:
+        """Measure in the next training for decisions: as often as a scheduler needs.
+
+        Args:
+            consequence: What to say if the training cannot be measured: what follows from that.
+        """
         self._follows, self._consequence = True, consequence and f" {consequence}"
 
     def _make_meters(
-        self, make: Callable[[], list[LoggedMeter]], device: torch.device, ranks: int
+        self, make: Callable[[], list[RunLog]], device: torch.device, ranks: int
     ) -> None:
         """Make the meters of a training. A warning tells if it cannot be measured.
 
@@ -170,9 +151,9 @@ class MeasuringCallback(ABC):
         """
         error: Exception | None = None
         try:
-            self._meters = make()
+            self.meters = make()
         except NotMeasured as reason:
-            self._tell_that_nothing_is_measured(str(reason))
+            self._tell_that_nothing_is_measured(reason)
         except Exception as unforeseen:
             if isinstance(unforeseen, (Refusal, TypeRefusal, *self._guard.let_pass)):
                 raise
@@ -180,11 +161,11 @@ class MeasuringCallback(ABC):
         # A rank that measures alone would wait for the others for ever.
         if ranks > 1 and any_rank(error is not None, device):
             self._close_meters(interrupted=True)
-            self._meters = []
+            self.meters = []
             error = error or RuntimeError("another rank could not make its meter")
         if error is not None:
             self._guard.tell("No noise scale is measured", error)
-        for logged in self._meters:
+        for logged in self.meters:
             logged.on_withheld = WeakMethod(self._tell_of_withheld)
             if self._follows:
                 logged.meter.follow()
@@ -195,16 +176,10 @@ class MeasuringCallback(ABC):
     ) -> None:
         """Continue from the saved states of the meters, and begin to look for shared examples."""
         with self._guard("The saved averages were not restored and start again"):
-            for logged, state in zip(self._meters, saved, strict=False):
+            for logged, state in zip(self.meters, saved, strict=False):
                 logged.resume(state)
         if ranks > 1:
             self._shared = SharedExamples(device, accumulation, self._tell)
-
-    def _forget(self) -> None:
-        """Forget an earlier training."""
-        self._counted, self._meters, self._shared = False, [], None
-        self._news, self._caution, self._told = [], None, set()
-        self._why_nothing = ""
 
     def _look_for_shared_examples(self, tensors: Callable[[], Sequence[torch.Tensor]]) -> None:
         if self._shared is not None and not self._shared.over:
@@ -212,7 +187,7 @@ class MeasuringCallback(ABC):
 
     def _pause(self, paused: bool) -> None:
         """Have evaluation, copies, pickles and exports between steps meet no hooks of ours."""
-        for logged in self._meters:
+        for logged in self.meters:
             (logged.meter.pause if paused else logged.meter.resume)()
 
     @contextmanager
@@ -223,14 +198,16 @@ class MeasuringCallback(ABC):
         except Exception as error:
             if not self._counted and not isinstance(error, NotMeasured):
                 raise
-            for logged in self._meters:
+            for logged in self.meters:
                 logged.meter.leave_step_out(error)
             self._tell_of_unmeasured()
 
     def _close_step(self, which: int, loss_divisor: float | None = None) -> bool:
         """Close a step. Return whether one was closed, and its gradients are measured."""
-        logged = self._meters[which]
-        closed = logged.meter.measuring and logged.step(loss_divisor=loss_divisor)
+        logged = self.meters[which]
+        closed = logged.meter.measuring and logged.meter.step(loss_divisor=loss_divisor)
+        if closed:
+            logged.note_step()
         self._tell_of_unmeasured()
         return closed and logged.meter.measuring
 
@@ -238,7 +215,7 @@ class MeasuringCallback(ABC):
         """Say what there is to say of the measurement, once a whole step could be measured."""
         if not (self._news or self._caution):
             return
-        if any(logged.meter.accepted for logged in self._meters):
+        if any(logged.meter.accepted for logged in self.meters):
             for message in self._news:
                 self._inform(message)
             if self._caution:
@@ -248,7 +225,7 @@ class MeasuringCallback(ABC):
     def _stop_meters(self, reasons: Mapping[int, NotMeasured]) -> None:
         """Measure no more with some meters, and warn why."""
         for which, reason in reasons.items():
-            if (meter := self._meters[which].meter).measuring:
+            if (meter := self.meters[which].meter).measuring:
                 meter.stop(reason)
         self._tell_of_unmeasured()
 
@@ -256,29 +233,29 @@ class MeasuringCallback(ABC):
         """Warn once of each meter that turned out to measure nothing."""
         reasons = {
             which: reason
-            for which, logged in enumerate(self._meters)
-            if (reason := logged.meter.not_measured) is not None and which not in self._told
+            for which, logged in enumerate(self.meters)
+            if (reason := logged.meter.stopped_by) is not None and which not in self._told
         }
         self._told |= reasons.keys()
         if reasons and not self._measuring:
             self._tell_that_nothing_is_measured(next(iter(reasons.values())))
-            for logged in self._meters:
+            for logged in self.meters:
                 logged.note_unmeasured(self._why_nothing)
             self._stop(interrupted=False)
-            self._meters = []
+            self.meters = []
             return
         for which, reason in reasons.items():
-            self._meters[which].note_unmeasured(reason)
-        for reason in dict.fromkeys(reasons.values()):
-            alike = [str(which) for which, other in reasons.items() if other == reason]
+            self.meters[which].note_unmeasured(str(reason))
+        for text in dict.fromkeys(map(str, reasons.values())):
+            alike = [str(which) for which, other in reasons.items() if str(other) == text]
             self._tell(
                 f"{type(self).__name__} does not measure the gradients of optimizer"
-                f" {', '.join(alike)}: {reason}"
+                f" {', '.join(alike)}: {text}"
             )
 
     def _tell_of_withheld(self) -> None:
         """Warn once of each meter whose noise scale is withheld. Its history is kept."""
-        for which, logged in enumerate(self._meters):
+        for which, logged in enumerate(self.meters):
             if (reason := logged.history.withheld) and which not in self._told:
                 self._told.add(which)
                 self._tell(
@@ -286,25 +263,24 @@ class MeasuringCallback(ABC):
                     f" on.{self._consequence}"
                 )
 
-    def _tell_that_nothing_is_measured(self, reason: str) -> None:
+    def _tell_that_nothing_is_measured(self, error: NotMeasured) -> None:
         name = type(self).__name__
         on = f"Training goes on, and no noise scale is logged.{self._consequence}"
-        if reason.endswith(INSTEAD):  # the remedy here says how to do it under this trainer
-            reason = reason.removesuffix(INSTEAD)
-            self._why_nothing = f"{reason} {self._how_to_have_several}"
+        if error.remedy:  # here it is how to do it under this trainer
+            self._why_nothing = f"{error.reason} {self._how_to_have_several}"
             self._tell(
                 f"{name} has nothing to measure: one process trains, with one gradient in each"
                 " step, and the halves of a batch cannot be compared."
-                f" {reason} {on} {self._how_to_have_several}"
+                f" {error.reason} {on} {self._how_to_have_several}"
             )
         else:
-            self._why_nothing = reason
-            self._tell(f"{name} has nothing to measure. {reason} {on}")
+            self._why_nothing = error.reason
+            self._tell(f"{name} has nothing to measure. {error.reason} {on}")
 
     def _interrupt(self) -> None:
-        for logged in self._meters:
+        for logged in self.meters:
             logged.timer.interrupt()
 
     def _close_meters(self, *, interrupted: bool) -> None:
-        for logged in reversed(self._meters):  # as what they wrap was wrapped
+        for logged in reversed(self.meters):  # as what they wrap was wrapped
             logged.close(interrupted=interrupted)

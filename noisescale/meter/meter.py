@@ -60,8 +60,8 @@ class _Counts:
     """Examples of this rank since the last measured step."""
     batch_size: float = math.nan
     accumulation: int = 1
-    lone_since: int | None = None
-    lone_steps: int = 0
+    unmeasurable_since: int | None = None
+    unmeasurable_steps: int = 0
     spent: Spent = NOTHING
     """The cost of measuring."""
 
@@ -158,6 +158,8 @@ class Meter:
         """What else may write to gradients, for warnings."""
         self.measuring = True
         """Whether steps are measured: the meter is open."""
+        self.stopped_by: NotMeasured | None = None
+        """What ended the measurement; None while there is one."""
         self.not_measured: str | None = None
         """Why gradients are not measured, and what to change; None while they are."""
         self.withheld = ""
@@ -205,11 +207,11 @@ class Meter:
     """Optimizer steps up to the last measured one. Their examples are counted."""
     accumulation: int = _read("_counts.accumulation")
     """Micro-batches (backward passes) of this rank in the last measured step."""
-    lone_since: int | None = _read("_counts.lone_since")
+    unmeasurable_since: int | None = _read("_counts.unmeasurable_since")
     """The step since which measured steps had too few micro-batches; None: the last had enough.
     Such steps are left out, as there is nothing to compare. See `least_micro_batches`."""
-    lone_steps: int = _read("_counts.lone_steps")
-    """Measured steps since `lone_since`."""
+    unmeasurable_steps: int = _read("_counts.unmeasurable_steps")
+    """Measured steps since `unmeasurable_since`."""
     devices: int = _read("_capture.unread.ranks")
     """Ranks that train together."""
     accepted: bool = _read("_capture.accepted")
@@ -223,7 +225,7 @@ class Meter:
     batch_size: float = _read_settled("_counts.batch_size")
     """Global batch size of the last measured step, in examples; NaN before it."""
     average_moments: GradientMoments | None = _read_settled("_estimates.run.mean")
-    """|G|² and tr(Σ), averaged over the run; None before its first step. See `RunAverage`."""
+    """|G|² and tr(Σ), averaged over the run; None before its first step. See `weight_in_run`."""
     sums: MomentSums = _read_settled("_estimates.sums")
     """Sums over the measured steps so far. Their differences describe any part of a run."""
 
@@ -342,7 +344,7 @@ class Meter:
         check_batch_size(local_batch_size)
         one = BackwardPass(local_batch_size, weight, batch, mean_of_means)
         capture = self._capture
-        if self.not_measured is not None:
+        if self.stopped_by is not None:
             return
         if not capture.due:
             capture.count_pass(one)
@@ -383,33 +385,19 @@ class Meter:
     @property
     def due(self) -> bool:
         """Whether the step under way is measured. Weights are not needed in other steps."""
-        return self.not_measured is None and bool(self._capture.due)
+        return self.stopped_by is None and bool(self._capture.due)
 
     def step(self, *, loss_divisor: float | None = None) -> bool:
-        """Close the step. Call it before `optimizer.step()`, and before `zero_grad`.
+        """Close the step, and return whether one was closed: see `NoiseScaleMeter.step`.
 
-        Every rank must call it for every optimizer step, also for a step without a backward.
-        Gradients may be clipped or unscaled by then. With `averaged=False` they may not, unless
-        `before_backward` was told to capture them. With DeepSpeed call it after each
-        `engine.step()`.
-
-        Args:
-            loss_divisor: What each loss of this accumulation window was divided by. Default: the
-                number of its backward passes, which makes the gradient a mean. Lightning divides by
-                the full window, also in the short last window of an epoch.
-
-        Returns:
-            Whether a step was closed: with DeepSpeed, whether the optimizer stepped.
-
-        Raises:
-            RuntimeError: If DeepSpeed's `engine.step()` was not called since the last call.
+        Lightning divides losses by the full window, also in the short last one of an epoch.
         """
         if self._engine_steps is not None and not self._engine_steps.advanced():
             return False
         counts, capture = self._counts, self._capture
         unmeasured_steps = counts.steps - counts.last_measured_step
         counts.steps += 1
-        if self.not_measured is not None:
+        if self.stopped_by is not None:
             return True
         try:
             step = capture.close_step(loss_divisor, counts.unmeasured_examples, unmeasured_steps)
@@ -426,8 +414,8 @@ class Meter:
         counts.last_measured_step = counts.steps
         counts.accumulation = len(step.passes) or counts.accumulation
         enough = len(step.passes) >= self.least_micro_batches and not step.left_alone
-        counts.lone_steps = 0 if enough else counts.lone_steps + 1
-        counts.lone_since = None if enough else counts.lone_since or counts.steps
+        counts.unmeasurable_steps = 0 if enough else counts.unmeasurable_steps + 1
+        counts.unmeasurable_since = None if enough else counts.unmeasurable_since or counts.steps
         counts.spent = counts.spent.plus(step.due, self._cost)
         self._open_step()
         if len(capture.unread) >= _MOST_UNREAD:
@@ -469,19 +457,19 @@ class Meter:
         else:
             self._capture.leave_step_out(error)
 
-    def stop(self, reason: Exception) -> None:
+    def stop(self, reason: NotMeasured) -> None:
         """Measure nothing from now on, and remove every hook from the model: training goes on.
 
         Under several ranks all of them must do so at the same step.
         """
-        self.not_measured = str(reason)
+        self.stopped_by, self.not_measured = reason, str(reason)
         Meter.close(self, interrupted=True)  # a subclass logs when it is closed
 
     def close(self, *, interrupted: bool = False) -> None:
         """Remove every hook from the model. What was measured can still be read.
 
         Args:
-            interrupted: See `state_dict`.
+            interrupted: See `NoiseScaleMeter.close`.
         """
         self.measuring = False
         try:
@@ -579,7 +567,7 @@ class Meter:
             step.norms,
             self._way,
             nothing_to_compare=f"{self._nothing_to_compare} {self.how_to_compare}",
-            lone=counts.lone_since is not None,
+            lone=counts.unmeasurable_since is not None,
             measured=counts.measured_steps > 0,
         )
         if fault:
@@ -587,17 +575,7 @@ class Meter:
         return fault is None
 
     def state_dict(self, *, interrupted: bool = False) -> dict[str, Any]:
-        """Return everything measured so far, in builtins, so that it loads weights-only.
-
-        This runs no collective, so one rank can save alone. The state is the same on all ranks,
-        except for the examples since the last measured step, which are this rank's. So with
-        `every_n_steps` above 1 and unequal batches on ranks, `examples` is slightly off after
-        resuming.
-
-        Args:
-            interrupted: Set it after an error, when other ranks may be gone. Steps that have not
-                been read are then left out if reading them would mean waiting.
-        """
+        """Return everything measured so far, see `NoiseScaleMeter.state_dict`."""
         self._settle(alone=interrupted)
         return {
             "estimates": self._estimates.state_dict(),
@@ -608,16 +586,12 @@ class Meter:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`, saved with the same `window` and `unit`.
+        """Continue from a `state_dict`, see `NoiseScaleMeter.load_state_dict`.
 
-        Raises:
-            ValueError: If it was saved with another `window` or `unit`.
-            KeyError: If a value is missing in it.
-
-        In either case the averages start again, and the counts that the state has are continued.
+        After an error the averages start again, and the counts that the state has are continued.
         """
         begun_anew = self._estimates.state_dict()
-        self.lr_factor = float(state.get("lr_factor", 1.0))
+        self.lr_factor = state["lr_factor"]
         try:
             for name, now in vars(self._counts).items():
                 setattr(self._counts, name, restore(now, state["counts"][name]))
@@ -631,5 +605,5 @@ class Meter:
             # Averages that begin anew do so in the middle of the run.
             self._estimates.step = self._counts.last_measured_step
             self._open_step()
-            if reason := str(state.get("withheld", "")):
+            if reason := state["withheld"]:
                 self._withhold(reason)

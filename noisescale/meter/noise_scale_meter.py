@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from noisescale.checks import require_count
+from noisescale.collectives import rank
 from noisescale.collectors.groups import Groups
 from noisescale.extras import is_installed, need
+from noisescale.guard import NotMeasured
 from noisescale.history.event_file import EventFile
 from noisescale.history.history import History
 from noisescale.meter.extra import Extra
-from noisescale.meter.logged_meter import LoggedMeter, last_row_of, warning_of_folder
 from noisescale.meter.meter import Meter
 from noisescale.meter.options import MeterOptions, SmallBatch
+from noisescale.meter.run_log import RunLog, last_row_of, warning_of_folder
 from noisescale.printable import arguments
 from noisescale.refusal import Refusal, TypeRefusal
 
@@ -146,8 +147,8 @@ class NoiseScaleMeter(Meter):
         # Fabric and accelerate wrap the optimizer.
         optimizer = getattr(optimizer, "optimizer", optimizer)
         self._open(model, options, optimizer, parameters, grad_scaler, averaged=averaged)
-        self._logged = LoggedMeter(self, optimizer, averaged=averaged, loop="own")
-        self._writes = self._log_to is not None and _is_first_rank()
+        self._logged = RunLog(self, optimizer, averaged=averaged, loop="own")
+        self._writes = self._log_to is not None and rank() == 0
         if self._log_to is not None and self._writes:
             self._logged.record_in([self._log_to])
 
@@ -210,7 +211,7 @@ class NoiseScaleMeter(Meter):
                 numbers = {name: torch.as_tensor(value).item() for name, value in metrics.items()}
                 self._events.add(numbers, self.steps)
 
-    def stop(self, reason: Exception) -> None:
+    def stop(self, reason: NotMeasured) -> None:
         """Measure nothing from now on, and warn once with the reason: training goes on."""
         super().stop(reason)
         self._warn(
@@ -247,7 +248,9 @@ class NoiseScaleMeter(Meter):
         """Return everything measured so far and the history, in builtins; it loads weights-only.
 
         This runs no collective, so one rank can save alone. The state is the same on all ranks,
-        except for the examples since the last measured step, which are this rank's.
+        except for the examples since the last measured step, which are this rank's. So with
+        `every_n_steps` above 1 and unequal batches on ranks, `examples` is slightly off after
+        resuming.
 
         Args:
             interrupted: See `close`.
@@ -277,10 +280,6 @@ class NoiseScaleMeter(Meter):
     def _events(self) -> EventFile:
         assert self._log_to is not None
         return EventFile(self._log_to)
-
-
-def _is_first_rank() -> bool:
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
 
 
 def _checked_folder(folder: str | PathLike[str]) -> Path:

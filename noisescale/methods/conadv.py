@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from noisescale.checks import is_real, is_whole, refuse, require_choice, require_positive
+from noisescale.collectives import world_size
 from noisescale.collectors.halves.side_effects import keep_random_numbers
 from noisescale.collectors.own_pass import own_pass
 from noisescale.meter.choosing import unwrap
@@ -313,9 +313,8 @@ class AdversarialBatches:
         return self._inputs_of(batch), lambda output: self._loss_of(output, batch)
 
     def _check_ranks(self) -> None:
-        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         same_on_all = isinstance(self.sampler, (RandomSampler, SequentialSampler))
-        if several and same_on_all and isinstance(self._batches, DataLoader):
+        if world_size() > 1 and same_on_all and isinstance(self._batches, DataLoader):
             refuse(
                 "batches",
                 "have examples of their own on each rank",

@@ -5,7 +5,6 @@ from noisescale.plan import Plan as Plan
 from noisescale.scheduling.gate import Auto as Auto
 from noisescale.scheduling.gate import BoundedSeesaw as BoundedSeesaw
 from noisescale.scheduling.gate import Gate as Gate
-from noisescale.scheduling.learning_rate import adascale_gain as adascale_gain
 from noisescale.scheduling.policies import DoublingRule as DoublingRule
 from noisescale.scheduling.policies import Given as Given
 from noisescale.scheduling.policies import InsteadOfDecay as InsteadOfDecay

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from noisescale.batches.to_device import to_device
-from noisescale.collectives import device_for, let_stream_wait
+from noisescale.collectives import device_for, let_stream_wait, world_size
 from noisescale.collectors.devices import OnItsWay
 from noisescale.collectors.squared_norms import wide_dtype
 
@@ -35,7 +35,7 @@ class Agreement:
     @property
     def several_ranks(self) -> bool:
         """Whether there are other ranks to agree with."""
-        return _several_ranks()
+        return world_size() > 1
 
     def check(self, wanted: float, *, in_background: bool = False) -> None:
         """Raise unless all ranks want the same, or have the same schedule. All ranks must call it.
@@ -52,7 +52,7 @@ class Agreement:
                 self.check_schedule()
             return
         self.settle()
-        if _several_ranks():
+        if world_size() > 1:
             self._pending = _Range(wanted, self._device)
         if not in_background:
             self.settle()
@@ -74,7 +74,7 @@ class Agreement:
         """Raise a RuntimeError on all ranks unless all have the same schedule, if there is one."""
         if self._checksum is None:
             return
-        if _several_ranks():
+        if world_size() > 1:
             least, most = _Range(self._checksum, self._device).read()
             if most != least:
                 raise RuntimeError(
@@ -127,7 +127,3 @@ class _Range:
         """Return the least and the most, once the ranks and the device have them."""
         most, negative_least = self._ends.read()
         return 0.0 - negative_least, most  # of 0 without a sign
-
-
-def _several_ranks() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

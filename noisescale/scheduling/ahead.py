@@ -13,7 +13,7 @@ _MOST_STEPS = 50_000
 """A longer schedule is not walked: at 10 to 30 microseconds a step this takes about a second."""
 
 
-class Ahead(NamedTuple):
+class ScheduleForecast(NamedTuple):
     """What a schedule does from now to the end of the run."""
 
     peak: float
@@ -29,7 +29,7 @@ class Ahead(NamedTuple):
         return self.floor >= self.peak
 
 
-def schedule_ahead(schedule: object, steps: float) -> Ahead | None:
+def schedule_ahead(schedule: object, steps: float) -> ScheduleForecast | None:
     """Walk a copy of a schedule, and return what it does; None if it does not tell.
 
     A schedule that waits for a metric does not tell, nor one whose function is a method: a copy of
@@ -45,7 +45,7 @@ def schedule_ahead(schedule: object, steps: float) -> Ahead | None:
         >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
         >>> halved = torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.5)
         >>> schedule_ahead(halved, 20)
-        Ahead(peak=0.1, floor=0.05, restarts=0)
+        ScheduleForecast(peak=0.1, floor=0.05, restarts=0)
     """
     if isinstance(schedule, ReduceLROnPlateau) or not isinstance(schedule, LRScheduler):
         return None
@@ -75,7 +75,7 @@ def _has_methods(schedule: Any) -> bool:
     return any(map(_has_methods, parts)) or any(hasattr(one, "__self__") for one in functions)
 
 
-def _sum_up(rates: list[float]) -> Ahead:
+def _sum_up(rates: list[float]) -> ScheduleForecast:
     peak = max(rates)
     restarts, top, low = 0, rates[0], rates[0]
     for rate in rates:
@@ -83,7 +83,7 @@ def _sum_up(rates: list[float]) -> Ahead:
         if restarted or rate > top:
             restarts, top, low = restarts + restarted, rate, rate
         low = min(low, rate)
-    return Ahead(peak, min(rates[rates.index(peak) :]), restarts)
+    return ScheduleForecast(peak, min(rates[rates.index(peak) :]), restarts)
 
 
 class _NoOptimizer:

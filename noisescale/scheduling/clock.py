@@ -50,18 +50,18 @@ class Clock(State):
     @property
     def is_past_end(self) -> bool:
         """Whether the clock stopped because the run has no more steps at the first batch size."""
-        return math.floor(self._reached + _ROUNDING) > self._end
+        return math.floor(self._reached + _ROUNDING) > self.steps_of_schedules
 
     def share(self, optimizer_steps: int) -> float | None:
         """Return the share of the run that is over, from 0 to 1; None if its end is not known."""
-        if not math.isfinite(min(self._end, self._of_run)):
+        if not math.isfinite(min(self.steps_of_schedules, self._of_run)):
             return None
         return min(1.0, self._share(optimizer_steps))
 
     def ends_by(self, optimizer_steps: int) -> Literal["examples", "steps"] | None:
         """Return what ends the run first, as it goes now."""
         by_examples = min(self._of_epochs, self._of_run)
-        if not math.isfinite(min(self._end, by_examples)):
+        if not math.isfinite(min(self.steps_of_schedules, by_examples)):
             return None
         by_steps = optimizer_steps / self._of_steps > self.time / by_examples
         return "steps" if by_steps or math.isinf(by_examples) else "examples"
@@ -126,25 +126,21 @@ class Clock(State):
         if ends_epoch:
             self.time = end if math.isfinite(end) else float(math.ceil(self.time - _ROUNDING))
         self._reached = self.time
-        if optimizer_steps is not None and math.isfinite(self._end):
+        if optimizer_steps is not None and math.isfinite(self.steps_of_schedules):
             # The last step may take more examples than are left.
             over = self._of_run < self._of_epochs
             share = self._share(optimizer_steps)
-            self._reached = (min(share, 1.0) if over else share) * self._end
-        due = math.floor(min(self._reached, self._end) + _ROUNDING) - self.taken
+            self._reached = (min(share, 1.0) if over else share) * self.steps_of_schedules
+        due = math.floor(min(self._reached, self.steps_of_schedules) + _ROUNDING) - self.taken
         due = max(due, 0)  # a run that goes on with another clock may be ahead of it
         self.taken += due
         return due
-
-    @property
-    def steps_of_schedules(self) -> float:
-        """The steps that schedules are sized for; infinite if the end is not known."""
-        return self._end
 
     def _share(self, optimizer_steps: int) -> float:
         by_examples = self.time / min(self._of_epochs, self._of_run)
         return max(by_examples, optimizer_steps / self._of_steps)
 
     @property
-    def _end(self) -> float:
+    def steps_of_schedules(self) -> float:
+        """The steps that schedules are sized for; infinite if the end is not known."""
         return min(self._of_epochs, self._of_steps)

@@ -19,7 +19,7 @@ from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Plan
 from noisescale.refusal import Refusal
 from noisescale.scheduling.agreement import Agreement
-from noisescale.scheduling.ahead import Ahead
+from noisescale.scheduling.ahead import ScheduleForecast
 from noisescale.scheduling.clock import Clock
 from noisescale.scheduling.decision import (
     NOTHING_MEASURED,
@@ -44,6 +44,7 @@ from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, SchedulerOption
 from noisescale.state import restore, to_builtins
 
 if TYPE_CHECKING:
+    from noisescale.meter.meter import Meter
     from noisescale.meter.noise_scale_meter import NoiseScaleMeter
 
 Batch = TypeVar("Batch")
@@ -164,9 +165,9 @@ steps on
         """The last thousand changes of the batch size."""
         self.clock = Clock()
         """How often a schedule that is sized in steps is due, see docs/scheduling.md."""
-        self._state = ControllerState(
-            plan, base_batch_size or plan.batch_size, wanted=float(plan.batch_size)
-        )
+        base = base_batch_size or plan.batch_size
+        first = plan.batch_size / base
+        self._state = ControllerState(plan, base, float(plan.batch_size), first)
         # A plan that a saved one is about to replace, on more devices say, may be the larger one.
         starts_with = min(plan.batch_size, self.base_batch_size)
         if (most := self.settings.bounds.max_batch_size) < starts_with:
@@ -177,7 +178,7 @@ steps on
                 "Raise it, or start with fewer examples a step.",
             )
         self.plan_for(plan.batch_size)  # there has to be one
-        self.ahead: Ahead | None = None
+        self.ahead: ScheduleForecast | None = None
         """What the run's schedule does until the end, for policies; None if it does not tell."""
         self._handed_out: int | None = None  # batches of the step under way
         self._agreement = Agreement(trained[0].device, self.settings.policy.checksum)
@@ -211,17 +212,16 @@ steps on
     @property
     def progress(self) -> Progress:
         """The progress of the run, as the policy gets it."""
-        return self._progress(self._state)
+        return self._state.progress(self._scaled.learning_rate)._replace(
+            share=self.clock.share(self.steps),
+            ends_by=self.clock.ends_by(self.steps),
+            ahead=self.ahead,
+        )
 
     @property
     def max_device_batch_size(self) -> int | None:
         """The largest micro-batch to try, in rows; lowered after memory ran out."""
         return most_rows(self.settings, self._state)
-
-    @property
-    def due(self) -> bool:
-        """Whether to ask the policy before the next step, if a step was measured since."""
-        return self.due_after(None)
 
     def due_after(self, measured_step: int | None, device_batch_size: float | None = None) -> bool:
         """Return whether to ask the policy before the next step.
@@ -244,7 +244,7 @@ steps on
             # A learning rate may differ (a plateau of each rank's own): then they wait for news.
             if policy.needs_noise_scale and self._agreement.several_ranks:
                 return False
-            wanted = self._ask_policy(state, state.noise_scale)
+            wanted = self._ask_policy(state.noise_scale)
             if policy.needs_noise_scale:
                 size = device_batch_size
                 return decision(self.settings, state, wanted, None, size)[1] is not None
@@ -252,7 +252,7 @@ steps on
         # The learning rate follows the noise scale, but a schedule by steps is kept to the step.
         scheduled = policy.checksum is not None
         agreed = self._agreement.same_schedule
-        return scheduled and not (agreed and self._ask_policy(state) == state.wanted)
+        return scheduled and not (agreed and self._ask_policy() == state.wanted)
 
     def windows(self, batches: Iterable[Batch]) -> Iterator[list[Batch]]:
         """Yield the batches of each step of an epoch, as many as the plan has at that step.
@@ -284,18 +284,7 @@ steps on
         if self.settings.needs_noise_scale:
             self._check_measured_by(meter)
         self.step(examples)
-        measured_step = None if meter is None else meter.last_measured_step
-        move = None
-        if self.due_after(measured_step):
-            if meter is None or not self.settings.takes_noise_scale:
-                move = self.decide()
-            else:
-                move = self.decide(
-                    meter.noise_scale,
-                    meter.average_moments,
-                    extra=meter.extra_noise_scales,
-                    measured_step=measured_step,
-                )
+        move = self.decide_if_due(meter if self.settings.takes_noise_scale else None)
         if meter is not None:
             meter.lr_factor = self.lr_factor  # for the learning rate that is recorded
         return move
@@ -351,7 +340,7 @@ steps on
             measured_step or 0,
         )
         try:
-            answer = self._ask_policy(before, noise_scale, extra)
+            answer = self._ask_policy(noise_scale, extra)
             state, move = decision(self.settings, before, answer, average, device_batch_size)
         except Exception:
             self._agreement.check(0.0)  # the other ranks would wait for this one
@@ -359,8 +348,37 @@ steps on
         # While the plan stays there is nothing to wait for, unless a rank may be alone in that.
         stays = move is None and self.settings.policy.by_reduced_values
         self._agreement.check(state.wanted, in_background=stays)
+        self.settings.policy.take(answer)
         self._go_on(state, move)
         return move
+
+    def decide_if_due(
+        self,
+        meter: Meter | None,
+        *,
+        confidence: float | None = None,
+        device_batch_size: float | None = None,
+    ) -> Move | None:
+        """Decide by what a meter has measured, if that is due. All ranks must call it.
+
+        Args:
+            meter: The meter; None: nothing is measured.
+            confidence: Coverage of the interval of the noise scale. Default: the meter's.
+            device_batch_size: See `decide`.
+        """
+        measured_step = 0 if meter is None else meter.last_measured_step
+        if not self.due_after(measured_step, device_batch_size):
+            return None
+        if meter is None:
+            return self.decide(device_batch_size=device_batch_size)
+        now = meter.noise_scale if confidence is None else meter.noise_scale_at(confidence)
+        return self.decide(
+            now,
+            meter.average_moments,
+            extra=meter.extra_noise_scales,
+            device_batch_size=device_batch_size,
+            measured_step=measured_step,
+        )
 
     def adopt(self, plan: Plan, reason: str, average: GradientMoments | None = None) -> Move | None:
         """Adopt a plan; the learning rate follows its batch size. None if nothing changes."""
@@ -453,8 +471,12 @@ steps on
         saved = restore(self._state, state)
         self._go_on(resume(self.settings, self.plan, saved, device_batch_size))
         self.clock.load_state_dict(state["clock"])
+        policy = self.settings.policy
         if state["policy"]:
-            self.settings.policy.go_on_from(state["policy"], state["policy_kind"])
+            policy.go_on_from(state["policy"], state["policy_kind"])
+        if policy.kind != state["policy_kind"]:
+            first = self.plan.batch_size / self.base_batch_size
+            self._state = self._state._replace(first_share=first)
         if state["same_schedule"]:  # agreed now, or it would take a decision that is not due
             self._agreement.check_schedule()
 
@@ -466,19 +488,10 @@ steps on
 
     def _ask_policy(
         self,
-        state: ControllerState,
         noise_scale: NoiseScale = NOTHING_MEASURED,
         extra: Mapping[str, NoiseScale] = MappingProxyType({}),
     ) -> Any:
-        progress = self._progress(state)._replace(extra=extra)
-        return self.settings.policy(noise_scale, state.plan, progress)
-
-    def _progress(self, state: ControllerState) -> Progress:
-        return state.progress(self._scaled.learning_rate)._replace(
-            share=self.clock.share(state.steps),
-            ends_by=self.clock.ends_by(state.steps),
-            ahead=self.ahead,
-        )
+        return self.settings.policy(noise_scale, self.plan, self.progress._replace(extra=extra))
 
     def _check_measured_by(self, meter: NoiseScaleMeter | None) -> None:
         if meter is None:

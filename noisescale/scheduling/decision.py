@@ -82,6 +82,8 @@ class ControllerState(NamedTuple):
     """The batch size that the learning rate was chosen for."""
     wanted: float
     """The batch size that the policy asked for last."""
+    first_share: float = 1.0
+    """The batch size that the run, or its policy, began with over `base_batch_size`."""
     steps: int = 0
     """Optimizer steps taken."""
     examples: float = 0.0
@@ -122,6 +124,7 @@ class ControllerState(NamedTuple):
             self.peak_learning_rate,
             self.base_batch_size,
             self.steps - self.noise_scale_read,
+            first_batch_size=self.first_share * self.base_batch_size,
         )
 
 

@@ -116,7 +116,7 @@ class Gate(Policy):
         return Wanted(now, f"{seen} agrees with {three_digits(now)}")
 
 
-class BoundedSeesaw(Policy):
+class BoundedSeesaw(InsteadOfDecay):
     """Grow where the run's own schedule lowers the learning rate, as far as the noise scale allows.
 
         B = max(B now, min(lift·√(r·b), E/least_steps) behind a gate,
@@ -160,8 +160,8 @@ class BoundedSeesaw(Policy):
         Meterez et al. 2025, "Seesaw"; McCandlish et al. 2018, arXiv:1812.06162, appendix D.
     """
 
-    _saved = ("_schedule", "_examples_at_lift")
-    needs_noise_scale = at_every_step = by_reduced_values = follows_schedule = True
+    _saved = ("_examples_at_lift",)
+    needs_noise_scale = at_every_step = by_reduced_values = True
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class BoundedSeesaw(Policy):
             raise Refusal("lift", "lie between 0 and `bound`", repr(lift), "Leave it at 0.5.")
         if least_steps:
             require_positive("least_steps", least_steps, "Leave it at 2000; 0 sets no limit.")
-        self._schedule = InsteadOfDecay(batch_size)
+        super().__init__(batch_size)
         self._rule = TradeoffRule()
         self._bound = require_positive("bound", bound, "Leave it at 1.")
         self._lift = Gate(TradeoffRule(share=lift), min_dwell=0) if lift else None
@@ -188,8 +188,8 @@ class BoundedSeesaw(Policy):
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
         """Return the wanted batch size with a reason; the plan's own batch size to stay."""
         now = float(plan.batch_size)
-        scheduled = self._schedule(noise_scale, plan, progress)
-        steps = _steps_of_run(self._schedule.at_peak(plan, progress), progress)
+        scheduled = super().__call__(noise_scale, plan, progress)
+        steps = _steps_of_run(self.at_peak(plan, progress), progress)
         if steps < self._shortest:
             return Wanted(now, f"a run of {three_digits(steps)} steps keeps it")
         known = noise_scale.value if noise_scale.resolved else noise_scale.low
@@ -210,7 +210,8 @@ class BoundedSeesaw(Policy):
                 reason = f"{lifted.reason}, but the run has {fewest} of {three_digits(highest)}"
                 lifted = Wanted(highest, reason)
             if lifted > max(HYSTERESIS * now, found):
-                self._examples_at_lift, found = progress.examples, lifted
+                state = {"examples_at_lift": progress.examples}
+                found = Wanted(lifted, lifted.reason, state)
         return found
 
     def _highest_lift(self, now: float, progress: Progress) -> float:
@@ -233,7 +234,7 @@ def _steps_of_run(batch_size: float, progress: Progress) -> float:
     return progress.examples / progress.share / batch_size
 
 
-class Auto(Policy):
+class Auto(BoundedSeesaw):
     """`BoundedSeesaw` in a run whose end is known; else `TradeoffRule` behind a `Gate`.
 
     A run of a known length cannot pay twice the fewest examples for its steps, as "tradeoff" does:
@@ -248,17 +249,14 @@ class Auto(Policy):
         'policy="auto" is "tradeoff", as the end of the run is not known'
     """
 
-    _saved = ("_of_budget",)
-    needs_noise_scale = at_every_step = by_reduced_values = follows_schedule = True
-
     def __init__(self) -> None:
-        self._of_budget = BoundedSeesaw()
+        super().__init__()
         self._tradeoff = Gate(TradeoffRule())
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
         """Return the wanted batch size with a reason; the plan's own batch size to stay."""
         if progress.share is not None:
-            return self._of_budget(noise_scale, plan, progress)
+            return super().__call__(noise_scale, plan, progress)
         if progress.noise_scale_age:
             return Wanted(plan.batch_size, "the noise scale is that of a step before")
         return self._tradeoff(noise_scale, plan, progress)

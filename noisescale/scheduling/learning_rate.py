@@ -39,39 +39,6 @@ NO_FACTORS = Factors()
 """Factors that change nothing."""
 
 
-def adascale_gain(
-    noise_trace: float, grad_sq_norm: float, *, base_batch_size: float, batch_size: float
-) -> float:
-    """Return AdaScale's gain: how many steps of the base batch a step of this batch is worth.
-
-    A step of batch B makes 1/(1 + b/B) of the progress of a noise-free step. With b = tr(Σ)/|G|²,
-
-        r = (tr(Σ)/B0 + |G|²)/(tr(Σ)/B + |G|²) = (1 + b/B0)/(1 + b/B)
-
-    which lies between 1 (no noise) and k = B/B0 (noise only).
-
-    Args:
-        noise_trace: tr(Σ), averaged, per example.
-        grad_sq_norm: |G|², averaged; a negative value counts as zero here.
-        base_batch_size: B0, the batch size that the learning rate was chosen for.
-        batch_size: B.
-
-    Returns:
-        r; or k if neither noise nor signal is positive.
-
-    Examples:
-        >>> adascale_gain(1.0, 0.25, base_batch_size=1, batch_size=2)
-        1.6666666666666667
-
-    References:
-        Johnson et al. 2020, arXiv:2007.05105, section 3.
-    """
-    noise, signal = max(noise_trace, 0.0), max(grad_sq_norm, 0.0)
-    if not noise + signal > 0:
-        return batch_size / base_batch_size
-    return (noise / base_batch_size + signal) / (noise / batch_size + signal)
-
-
 def factors_for(
     scaling: LearningRateScaling,
     *,
@@ -100,7 +67,7 @@ def factors_for(
     `"adascale"` has AdaScale's formula. The b that `BatchSizeController` passes differs from
     AdaScale's estimate in:
 
-    1. b is one ratio of sums of the moments over the run, see `RunAverage`. AdaScale takes
+    1. b is one ratio of sums of the moments over the run, see `weight_in_run`. AdaScale takes
        exponential averages over about the last 1000/k steps.
     2. Single steps are not clamped. AdaScale sets a step's |G|² to zero where it is negative.
     3. Above B0, b is at most the run's critical batch size so far, or, before that is known, the

@@ -206,7 +206,6 @@ class InsteadOfDecay(Policy):
         Smith et al. 2018, arXiv:1711.00489. Meterez et al. 2025, "Seesaw".
     """
 
-    _saved = ("_start",)
     follows_schedule = True
 
     def __init__(self, batch_size: float | None = None) -> None:
@@ -215,10 +214,8 @@ class InsteadOfDecay(Policy):
                 "batch_size", batch_size, "Give the global batch at the peak of the learning rate."
             )
         self._batch_size = batch_size
-        self._start = 0.0
-        """The batch size at the start over the base batch size, which follows the loader's."""
 
-    def __call__(self, noise_scale: object, plan: Plan, progress: Progress) -> Wanted:
+    def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
         """Return B0 times lr_peak/lr."""
         at_peak = self.at_peak(plan, progress)
         rate, peak = progress.learning_rate, progress.peak_learning_rate
@@ -229,8 +226,7 @@ class InsteadOfDecay(Policy):
 
     def at_peak(self, plan: Plan, progress: Progress) -> float:
         """Return B0, in examples."""
-        self._start = self._start or plan.batch_size / progress.base_batch_size
-        return self._batch_size or self._start * progress.base_batch_size
+        return self._batch_size or progress.first_batch_size or plan.batch_size
 
 
 _SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.meter.extra import ExtraMeasurement
 from noisescale.plan import Plan
-from noisescale.scheduling.ahead import Ahead
+from noisescale.scheduling.ahead import ScheduleForecast
 from noisescale.state import State
 
 
@@ -43,9 +43,11 @@ class Progress(NamedTuple):
     ends_by: Literal["examples", "steps"] | None = None
     """What ends the run first, as it goes now: a number of examples, or of epochs, or a number of
     optimizer steps; None if its end is not known."""
-    ahead: Ahead | None = None
+    ahead: ScheduleForecast | None = None
     """What the run's schedule of the learning rate does until the end, as was known at the first
     batch, for policies with `follows_schedule`; None if it does not tell."""
+    first_batch_size: float | None = None
+    """The batch size that the run began with, or its policy, in batches as they come now."""
     extra: Mapping[str, NoiseScale] = MappingProxyType({})
     """`NoiseScaleMeter.extra_noise_scales`, for policies that need one."""
 
@@ -60,11 +62,15 @@ class Wanted(float):
     """
 
     reason: str
+    next_state: Mapping[str, Any] | None
+    """The policy's state once it has this batch size; None: its state stays."""
 
-    def __new__(cls, batch_size: float, reason: str) -> Wanted:
-        """Attach the reason."""
+    def __new__(
+        cls, batch_size: float, reason: str, next_state: Mapping[str, Any] | None = None
+    ) -> Wanted:
+        """Attach the reason, and the state that follows."""
         made = super().__new__(cls, batch_size)
-        made.reason = reason
+        made.reason, made.next_state = reason, next_state
         return made
 
 
@@ -110,8 +116,17 @@ class Policy(State):
     comparing batch sizes at every step. None for any other policy."""
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> float:
-        """Return a number of examples; `float(plan.batch_size)` to stay."""
+        """Return a number of examples; `float(plan.batch_size)` to stay.
+
+        It may be asked several times at a step, so it changes nothing. A state that follows goes
+        into `Wanted`.
+        """
         raise NotImplementedError
+
+    def take(self, wanted: float) -> None:
+        """Go on from an answer that the run goes by from now on."""
+        if isinstance(wanted, Wanted) and wanted.next_state is not None:
+            self.load_state_dict(wanted.next_state)
 
     @property
     def kind(self) -> str:
@@ -150,6 +165,9 @@ class FunctionPolicy(Policy):
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Any:
         """Return what the function returns."""
         return self.function(noise_scale, plan, progress)
+
+    def take(self, wanted: float) -> None:
+        """Do nothing: a function may answer with what another policy has returned."""
 
     @property
     def kind(self) -> str:

@@ -12,8 +12,8 @@ from torch import nn
 
 from noisescale import NoiseScaleMeter
 from noisescale.collectors.devices import Memory, memory_of, reset_peak_memory
-from noisescale.meter import logged_meter
-from noisescale.meter.logged_meter import LoggedMeter
+from noisescale.meter import run_log
+from noisescale.meter.run_log import RunLog
 
 
 class Accelerator:
@@ -51,19 +51,20 @@ def test_no_memory_is_known_of_a_cpu() -> None:
 def test_the_history_has_the_memory_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked for at log steps, not in steps."""
     memory = Mock(side_effect=[None, Memory(3e9, 8e10)])
-    monkeypatch.setattr(logged_meter, "memory_of", memory)
+    monkeypatch.setattr(run_log, "memory_of", memory)
     model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    logged = LoggedMeter(NoiseScaleMeter(model, small_batch="micro_batch"), optimizer)
+    logged = RunLog(NoiseScaleMeter(model, small_batch="micro_batch"), optimizer)
 
     for step in range(6):
         for _ in range(2):
             logged.meter.backward(model(torch.randn(6, 8)).square().mean() / 2, 6)
-        logged.step()
+        logged.meter.step()
+        logged.note_step()
         optimizer.step()
         optimizer.zero_grad()
         if step % 3 == 2:
-            assert ("noise_scale/peak_memory" in logged.read().all) == (step == 5)
+            assert ("noise_scale/peak_memory" in logged.read().metrics) == (step == 5)
 
     assert memory.call_count == 2
     for name, last in (("peak_memory", 3e9), ("device_memory", 8e10)):

@@ -13,7 +13,6 @@ from tiers import slow_after
 
 from noisescale import GradientMoments, NoiseScale, NoiseScaleEstimator, gradient_moments
 from noisescale.estimation.estimator import LARGEST_MOMENT
-from noisescale.estimation.recent import RecentSteps
 from noisescale.history.increments import Increments
 
 
@@ -95,16 +94,15 @@ def test_moments_that_are_not_finite_or_whose_squares_might_not_be_are_left_out(
 
 def test_a_run_that_diverges_is_estimated_up_to_the_end_of_floats() -> None:
     """|G|² grows tenfold a step, to infinity and beyond."""
-    estimator, recent, increments = NoiseScaleEstimator(), RecentSteps(), Increments()
+    estimator, increments = NoiseScaleEstimator(), Increments()
     for step, (noise, signal) in enumerate(zip(*draws(400), strict=True)):
         level = 10.0 ** min(step - 50, 308)
         moments = GradientMoments(float(signal) * level, float(noise) * level)
         if estimator.update(moments, 32.0):
-            recent.add(moments, 32.0)
             increments.add(moments, 32.0)
-        for estimate in (estimator.estimate(), recent.estimate()):
-            str(estimate)
-            assert estimate.low <= estimate.high  # neither is NaN
+        estimate = estimator.estimate()
+        str(estimate)
+        assert estimate.low <= estimate.high  # neither is NaN
 
     assert estimator.estimate().grad_sq_norm < LARGEST_MOMENT
     assert all(math.isfinite(value) for value in increments.take().values())
@@ -144,22 +142,20 @@ def test_estimates_are_the_same_to_the_last_bit_on_every_kind_of_cpu() -> None:
     program = """if True:
         import random
         from noisescale import GradientMoments, NoiseScaleEstimator
-        from noisescale.estimation.recent import RecentSteps
 
         random.seed(0)
-        estimator, recent = NoiseScaleEstimator(), RecentSteps()
+        estimator = NoiseScaleEstimator()
         for step in range(200):
             moments = GradientMoments(random.gauss(1, 1), random.gauss(20, 5))
             weight = random.randrange(8, 64)
             estimator.update(moments, weight)
-            recent.add(moments, weight)
-            print(repr(estimator.estimate()), repr(recent.estimate()))
+            print(repr(estimator.estimate()))
         print(estimator.state_dict())
     """
 
     (printed,) = printed_on_each_kind(program)
 
-    assert printed.count("NoiseScale(") == 400
+    assert printed.count("NoiseScale(") == 200
 
 
 @pytest.mark.parametrize(
@@ -239,15 +235,14 @@ def test_an_impossible_weight_is_refused(weight: float) -> None:
         NoiseScaleEstimator().update(GradientMoments(1, 1), weight)
 
 
-@pytest.mark.parametrize("make", [lambda: NoiseScaleEstimator(window=50), RecentSteps])
+@pytest.mark.parametrize("window", [50, "auto"])
 @pytest.mark.parametrize("noise", [-0.3, -5.0, 0.0])
-def test_a_negative_noise_reads_as_no_noise_within_the_interval(make: Any, noise: float) -> None:
+def test_a_negative_noise_reads_as_no_noise_within_the_interval(window: Any, noise: float) -> None:
     """Averages of tr(Σ) are signed; B_simple and its interval end at 0."""
     generator = np.random.default_rng(0)
-    estimator = make()
-    add = getattr(estimator, "update", None) or estimator.add
+    estimator = NoiseScaleEstimator(window)
     for scatter in generator.normal(0, 1, 60):
-        add(GradientMoments(grad_sq_norm=2.0 + 0.1 * scatter, noise_trace=noise + scatter), 32.0)
+        estimator.update(GradientMoments(2.0 + 0.1 * scatter, noise + scatter), 32.0)
 
     estimate = estimator.estimate()
 

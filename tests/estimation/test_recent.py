@@ -156,7 +156,7 @@ def test_the_window_is_as_long_as_the_noise_asks_for(batch: float, window: int) 
 @pytest.mark.parametrize("count", [10, 41, 42, 100])
 def test_only_the_last_steps_are_kept(count: int) -> None:
     steps = draws(np.ones(count), 8.0)
-    recent = recent_after(steps, 8.0, most_steps=20)
+    recent = recent_after(steps, 8.0, window=20)
 
     assert len(recent) == min(count - 1, 20)
     assert recent.state_dict()["steps"] == recent_after(steps, 8.0).state_dict()["steps"][-20:]

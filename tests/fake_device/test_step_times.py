@@ -12,9 +12,9 @@ from torch import nn
 from fake_device.streams import SYNC_DEVICE, Streams
 from noisescale.collectors import devices
 from noisescale.lab.sweep.timed_run import TimedRun
-from noisescale.meter.logged_meter import LoggedMeter, Metrics
 from noisescale.meter.meter import Meter
 from noisescale.meter.options import MeterOptions
+from noisescale.meter.run_log import Metrics, RunLog
 
 DEVICE = torch.device("fake:1")
 OPTIONS = MeterOptions(every_n_steps=2, small_batch="micro_batch")
@@ -27,22 +27,23 @@ class Training:
         self.model = nn.Linear(8, 4).to(device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, foreach=False)
         meter = Meter.from_options(self.model, OPTIONS, self.optimizer)
-        self.logged = LoggedMeter(meter, self.optimizer)
+        self.logged = RunLog(meter, self.optimizer)
 
-    def after(self, steps: int) -> LoggedMeter:
+    def after(self, steps: int) -> RunLog:
         """What logs, after some more steps."""
         for _ in range(steps):
             for _ in range(2):
                 x = torch.randn(6, 8).to(self.model.weight.device)
                 self.logged.meter.backward(self.model(x).square().mean() / 2, len(x))
-            self.logged.step()
+            self.logged.meter.step()
+            self.logged.note_step()
             self.optimizer.step()
             self.optimizer.zero_grad()
         return self.logged
 
 
 def seconds(metrics: Metrics) -> float:
-    return metrics.all["noise_scale/seconds_per_step"]
+    return metrics.metrics["noise_scale/seconds_per_step"]
 
 
 def test_the_time_is_kept_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

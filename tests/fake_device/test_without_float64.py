@@ -129,7 +129,7 @@ class OtherRank:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, theirs: list[float]) -> None:
         self.theirs = theirs
         monkeypatch.setattr(dist, "all_reduce", self)
-        monkeypatch.setattr("noisescale.scheduling.agreement._several_ranks", lambda: True)
+        monkeypatch.setattr("noisescale.scheduling.agreement.world_size", lambda: 2)
         monkeypatch.setattr("noisescale.scheduling.agreement.device_for", lambda _, device: device)
 
     def __call__(self, numbers: Tensor, op: Any = None, **_: Any) -> None:

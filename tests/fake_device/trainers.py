@@ -42,7 +42,7 @@ class Watch:
     def begin(self, *, first: bool) -> None:
         """Begin a batch, before the monitor does; `first`: of the first step."""
         self.end()
-        due = first or any(logged.meter.due for logged in self._monitor._meters)
+        due = first or any(logged.meter.due for logged in self._monitor.meters)
         self._phase = "first measured" if first else "measured" if due else "unmeasured"
         self.occasion = ""
         self._transfers = Transfers()

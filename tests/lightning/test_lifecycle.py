@@ -19,7 +19,6 @@ from fits import (
     heard,
     loader,
     monitored,
-    needs_measurable_shards,
     opaque_network,
     trainer,
 )
@@ -89,7 +88,6 @@ def test_resuming_continues_every_logged_value_exactly(
         np.testing.assert_equal(theirs["meter"], whole[0]["meter"])
 
 
-@needs_measurable_shards
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_averages_of_shards_go_on_from_the_checkpoint(tmp_path: Path) -> None:
     """FSDP2's strategy restores it after its setup, when the meters are there already."""

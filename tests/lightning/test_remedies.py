@@ -118,7 +118,7 @@ def fit(
             log_every_n_steps=1,
         )
     told = [one for one in told if not one.startswith("The train loader takes")]
-    return Found(told, sum(logged.meter.measured_steps for logged in monitor._meters), monitor)
+    return Found(told, sum(logged.meter.measured_steps for logged in monitor.meters), monitor)
 
 
 def stacked(batch: Any) -> Any:

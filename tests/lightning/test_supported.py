@@ -6,7 +6,7 @@ import lightning.pytorch
 import pytest
 import pytorch_lightning
 import torch
-from fits import classifier, fit_here, fit_sharded, opaque_network, trainer
+from fits import classifier, fit_here, opaque_network, trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceXLAStrategy, XLAStrategy
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     allreduce_hook,
@@ -18,7 +18,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_h
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import NoiseScaleMonitor
-from noisescale.collectors.sharded import fsdp2_units
 from noisescale.guard import NotMeasured
 from noisescale.lightning import trainer_access
 from noisescale.lightning.supported import check_supported
@@ -70,16 +69,6 @@ def test_comm_hooks_that_keep_the_mean_are_supported() -> None:
     strategy = ddp(fp16_compress_hook, fp16_compress_wrapper(allreduce_hook), refers_to_itself)
 
     check_supported(SimpleNamespace(strategy=strategy, world_size=2))
-
-
-def test_sharding_is_not_measured_before_torch_2_9(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(fsdp2_units, "TAKES_A_REDUCE_SCATTER", False)
-    monkeypatch.setattr(NoiseScaleMonitor, "_tell", lambda self, message: told.append(message))
-    model = classifier(sharded=True)
-
-    for messages in fit_sharded(NoiseScaleMonitor(), model=model, results=lambda *_: told):
-        assert f"`fully_shard` in torch {torch.__version__}" in "".join(messages)
 
 
 @pytest.mark.parametrize("package", [lightning.pytorch, pytorch_lightning])

@@ -21,8 +21,6 @@ from fits import (
     fit_here,
     fits_on_ranks,
     loader,
-    needs_complex_broadcasts,
-    needs_measurable_shards,
 )
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
@@ -175,8 +173,6 @@ def cases() -> Iterator[Any]:
 
 def marked(training: Training) -> Any:
     marks = [pytest.mark.slow] * (training not in QUICK)
-    marks += [needs_measurable_shards] * training.way.startswith("shards")
-    marks += [needs_complex_broadcasts] * (training.model == "complex")
     return pytest.param(training, marks=marks, id="-".join(map(str, training)))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import lightning.pytorch as L
 import pytest
 import torch
-from fits import fit, needs_complex_broadcasts
+from fits import fit
 from ranks import in_a_fork
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
@@ -158,7 +158,7 @@ def measured(fitting: Any) -> list[dict[str, Any]]:
         }
         for monitor in fitting.callbacks
         if isinstance(monitor, NoiseScaleMonitor)
-        for m in monitor._meters
+        for m in monitor.meters
     ]
 
 
@@ -210,7 +210,6 @@ def cases() -> Iterator[Any]:
         for way in WAYS:
             if getattr(entry, way) is not None:
                 marks = [pytest.mark.slow] * (name not in QUICK or way == "ranks")
-                marks += [needs_complex_broadcasts] * (name == "complex" and way == "ranks")
                 yield pytest.param(name, way, marks=marks)
 
 

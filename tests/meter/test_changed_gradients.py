@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from brute_force import expected, micro_batch, whole
-from fits import heard, needs_measurable_shards
+from fits import heard
 from ranks import on_ranks
 from tiers import slow, slow_but
 from torch import Tensor, nn
@@ -148,11 +148,11 @@ def stepped_within(names: str, *, to_none: bool = True) -> Change:
     return prepare
 
 
-SLOW_SHARDS = [needs_measurable_shards, pytest.mark.slow]
+SLOW_SHARDS = [pytest.mark.slow]
 ACCUMULATING = [
     *(("micro-batches", 2), ("DDP", 2), ("DDP, micro-batches", 2)),
     *(slow("micro-batches", 3), slow("DDP, bucket views", 2), slow("DDP", 1)),
-    pytest.param("FSDP2", 2, marks=needs_measurable_shards),
+    ("FSDP2", 2),
     pytest.param("FSDP2, reduced once", 2, marks=SLOW_SHARDS),
 ]
 ALONE = [("micro-batches", 2), ("halves", 1)]

@@ -520,7 +520,7 @@ def test_steps_of_one_micro_batch_are_known_from_the_first_of_them() -> None:
     for micro_batches in (2, 1, 1, 2):
         losses = [model(torch.randn(8, 4)).square().mean() for _ in range(micro_batches)]
         go(meter, model, *losses)
-        seen.append((meter.measured_steps, meter.skipped_steps, meter.lone_since))
+        seen.append((meter.measured_steps, meter.skipped_steps, meter.unmeasurable_since))
 
     assert seen == [(1, 0, None), (1, 1, 2), (1, 2, 2), (2, 2, None)]
     restored = NoiseScaleMeter(model)

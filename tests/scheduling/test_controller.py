@@ -223,7 +223,8 @@ def test_the_scaled_learning_rate_is_stepped_with() -> None:
 
 def test_all_of_the_state_is_loaded() -> None:
     controller, fresh = (
-        made(rows, 4, Gate(RatioRule()), max_device_batch_size=64) for rows in (8, 16)
+        made(rows, 4, Gate(RatioRule()), max_device_batch_size=64, base_batch_size=base)
+        for rows, base in ((8, None), (16, 48))
     )
     unresolved = NoiseScale(math.nan, 40.0, math.inf, math.nan, math.nan, 9.0)
     for measured_step, noise_scale in ((1, KNOWN), (2, unresolved)):
@@ -281,7 +282,7 @@ def test_another_policy_begins_without_the_state_of_the_first() -> None:
         other.load_state_dict(first.state_dict())
 
     assert counts.asked == 1
-    assert other.settings.policy.state_dict() == {"start": 0.0}
+    assert other.progress.first_batch_size == other.plan.batch_size
     assert (other.steps, other.examples) == (1, 32.0)
 
 
@@ -342,7 +343,7 @@ def test_resuming_a_schedule_takes_no_decision_that_was_not_due() -> None:
                 controller = fresh()
                 controller.load_state_dict(state)
             controller.step()
-            if controller.due:
+            if controller.due_after(None):
                 controller.decide(KNOWN, GradientMoments(1.0, 100.0 + step))
             seen.append(controller.lr_factor)
         return seen

@@ -19,7 +19,7 @@ from noisescale.scheduling import (
     RatioRule,
     TradeoffRule,
 )
-from noisescale.scheduling.ahead import Ahead
+from noisescale.scheduling.ahead import ScheduleForecast
 
 LATER = Progress(steps=1000, examples=1e6)
 
@@ -128,6 +128,7 @@ def test_a_bounded_seesaw_lifts_a_small_batch_with_a_dwell_of_its_own() -> None:
     early = Progress(10, 640, examples_since_move=0.0, base_batch_size=64)
 
     first = policy(b, Plan(64, 1), early)  # small moves of the schedule hold nothing back
+    policy.take(first)
     again = policy(noise_scale(3000, 3200, 3400), Plan(250, 1), early._replace(examples=2000))
     later = policy(noise_scale(3000, 3200, 3400), Plan(250, 1), early._replace(examples=2640))
 
@@ -142,7 +143,10 @@ def test_a_bounded_seesaw_lifts_by_new_noise_scales_alone_and_goes_on_where_it_w
     at_rest = Progress(10, 640, base_batch_size=64)
 
     assert policy(b, Plan(64, 1), at_rest._replace(noise_scale_age=3)) == 64
-    assert policy(b, Plan(64, 1), at_rest) == pytest.approx(250)
+    lifted = policy(b, Plan(64, 1), at_rest)
+    assert policy(b, Plan(64, 1), at_rest) == lifted == pytest.approx(250)  # asked twice
+    policy.take(lifted)
+    assert policy(b, Plan(64, 1), at_rest) == 64
     other = BoundedSeesaw(lift=0.25)
     other.load_state_dict(policy.state_dict())
     assert other(b, Plan(64, 1), at_rest._replace(examples=700)) == 64
@@ -226,7 +230,7 @@ def test_a_lift_leaves_the_run_two_thousand_steps(
     [
         ({}, '"tradeoff", as the end of the run is not known'),
         ({"ends_by": "steps"}, "ends after a number of steps"),
-        ({"ends_by": "examples", "ahead": Ahead(0.1, 0.1, 0)}, "never falls"),
+        ({"ends_by": "examples", "ahead": ScheduleForecast(0.1, 0.1, 0)}, "never falls"),
     ],
 )
 def test_auto_says_what_it_is_and_why(known: dict[str, Any], said: str) -> None:

@@ -190,12 +190,12 @@ def test_keys_that_are_no_numbers_of_examples_or_of_steps_are_refused(
 
 
 def test_settings_stay_as_they_were_checked_and_each_run_has_a_policy_of_its_own() -> None:
-    options = SchedulerOptions(policy="seesaw", max_batch_size=64)
+    options = SchedulerOptions(policy="bounded_seesaw", max_batch_size=64)
     first, second = (Settings.from_options(options) for _ in range(2))
 
     with pytest.raises(FrozenInstanceError):
         first.bounds = Bounds()
-    first.policy.load_state_dict({"start": 8.0})
+    first.policy.load_state_dict({"examples_at_lift": 8.0})
 
     assert first.bounds == Bounds(max_batch_size=64)
-    assert second.policy.state_dict() == {"start": 0.0}
+    assert second.policy.state_dict() == {"examples_at_lift": -math.inf}

@@ -37,7 +37,7 @@ from noisescale.collectors.own_pass import own_pass
 from noisescale.guard import NotMeasured
 
 INSTEAD = " Accumulate two or more micro-batches, which avoids this, or use several devices."
-"""The end of every refusal."""
+"""The remedy of every refusal."""
 
 _NAMED = 4
 """The most that a message names."""
@@ -75,7 +75,8 @@ class Bearing:
             raise NotMeasured(
                 "`model` must allow a backward pass before the training's own, got"
                 f" {_list_of(second.impossible)}. Checkpointing needs `use_reentrant=False` and no"
-                " `context_fn`." + INSTEAD
+                " `context_fn`.",
+                INSTEAD,
             )
         unknown = list(second.unknown)
         if not self._state.complete:
@@ -88,7 +89,8 @@ class Bearing:
             raise NotMeasured(
                 "`model` must consist of what is known to bear a second backward pass, got"
                 f" {_list_of(unknown)}, which may keep state. If it keeps none, pass"
-                " `backward_twice=True`." + INSTEAD
+                " `backward_twice=True`.",
+                INSTEAD,
             )
 
     @contextmanager

@@ -304,8 +304,8 @@ class HalvesCollector(MicroBatchCollector):
                 f"The size that is counted must be at least the {parts.kind} of the batch, got"
                 f" {parts.size:g} for {parts.number} {parts.kind}: the rows of one example are not"
                 " independent. Give the model's output as (batch, rows, ...) and pass `rows`, or"
-                " say which rows belong together by `group_fn` (`row_groups` of the meter)."
-                + INSTEAD
+                " say which rows belong together by `group_fn` (`row_groups` of the meter).",
+                INSTEAD,
             )
         if parts.number < 2:
             of = parts.number if parts.groups is None else "one group"

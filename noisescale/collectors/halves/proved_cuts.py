@@ -158,7 +158,8 @@ class ProvedCuts:
                 " batch, got none between the loss and the parameters: the halves of the batch"
                 " cannot be separated. If an example has several rows, return them as (batch, rows,"
                 " ...). If the size that is counted is not the number of rows, pass `rows` to the"
-                " meter, or `batch_size_fn` to a callback." + INSTEAD
+                " meter, or `batch_size_fn` to a callback.",
+                INSTEAD,
             )
         self.bearing.check(loss.node)
         self._refuse(kind, self._apart.by_name(graph, cut, rows, groups))
@@ -220,8 +221,8 @@ class ProvedCuts:
                     "`model` must allow a backward pass before the training's own, got"
                     f" {str(error).partition(chr(10))[0]!r} in that pass. Checkpointing needs"
                     " `use_reentrant=False`. A compiled model needs"
-                    " `torch._functorch.config.donated_buffer = False`, set before it is compiled."
-                    + INSTEAD
+                    " `torch._functorch.config.donated_buffer = False`, set before it is compiled.",
+                    INSTEAD,
                 ) from error
             finally:
                 restored.extend(saved.restore())
@@ -240,7 +241,8 @@ class ProvedCuts:
         if changed:
             raise NotMeasured(
                 "`model` must not change what its Functions save for the backward pass, as a"
-                f" measured step has two passes, got {', '.join(sorted(changed))}." + INSTEAD
+                f" measured step has two passes, got {', '.join(sorted(changed))}.",
+                INSTEAD,
             )
         return list(numbers)
 
@@ -268,7 +270,8 @@ class ProvedCuts:
                 "Hooks on tensors must not change gradients, as the additional pass of a measured"
                 f" step calls none of them, got {', '.join(sorted(changing.names)[:_NAMED])}. Write"
                 " what changes a gradient as a `torch.autograd.Function`, and pass"
-                " `backward_twice=True`." + INSTEAD
+                " `backward_twice=True`.",
+                INSTEAD,
             )
         if not proof.reached:
             return False
@@ -286,7 +289,8 @@ class ProvedCuts:
                 "All gradients of `model` must flow through tensors whose first dimension is the"
                 f" rows of the batch, got an error of {share:.0%} of |g|² in the proof, most of it"
                 f" in {proof.worst()}. Put penalties on weights into the optimizer's"
-                " `weight_decay`. Checkpointing needs `use_reentrant=False`." + INSTEAD
+                " `weight_decay`. Checkpointing needs `use_reentrant=False`.",
+                INSTEAD,
             )
         return False  # not finite
 
@@ -297,7 +301,7 @@ class ProvedCuts:
         """Refuse graphs of a kind for good if rows act on each other: `meeting` says where."""
         if meeting:
             self._refused.add(kind)
-            raise NotMeasured(meeting + " Halves of such a batch do not show its noise." + INSTEAD)
+            raise NotMeasured(meeting + " Halves of such a batch do not show its noise.", INSTEAD)
 
     def _tell_of_positions(self, graph: Graph, cut: Cut, rows: int) -> None:
         module = sequence_first_in(self._model)
@@ -328,7 +332,8 @@ class ProvedCuts:
             raise NotMeasured(
                 "`model` must have no backward hooks on its modules, as a measured step has one"
                 f" more backward pass that would call them, got {', '.join(hooks[:_NAMED])}. Have"
-                " each hook return at once while `noisescale.measuring()` is true." + INSTEAD
+                " each hook return at once while `noisescale.measuring()` is true.",
+                INSTEAD,
             )
 
 

@@ -15,9 +15,9 @@ from noisescale.lightning.averaging_off import callback_that_does_not_average
 from noisescale.lightning.supported import accumulates
 from noisescale.lightning.trainer_access import engine_steps
 from noisescale.meter.choosing import assigned_groups
-from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.meter import Meter
 from noisescale.meter.options import MeterOptions
+from noisescale.meter.run_log import RunLog
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -30,7 +30,7 @@ def has_several(trainer: pl.Trainer) -> bool:
 
 def meters_for(
     trainer: pl.Trainer, options: MeterOptions, *, name: str | None = None, together: bool = False
-) -> list[LoggedMeter]:
+) -> list[RunLog]:
     """Return a meter for each optimizer, or one meter with automatic optimization.
 
     Args:
@@ -46,7 +46,7 @@ def meters_for(
     assert model is not None
     averaged = callback_that_does_not_average(trainer) is None
     several = has_several(trainer) and not together
-    meters: list[LoggedMeter] = []
+    meters: list[RunLog] = []
     for index, optimizer in enumerate(trainer.optimizers if several else trainer.optimizers[:1]):
         try:
             meter = Meter.from_options(
@@ -62,7 +62,7 @@ def meters_for(
                 made.meter.close()
             raise
         meters.append(
-            LoggedMeter(
+            RunLog(
                 meter,
                 optimizer,
                 prefix_of(index, name),

@@ -17,17 +17,15 @@ from noisescale.batches.batch_size import rows_in
 from noisescale.batches.data_order import warning_of_order
 from noisescale.batches.row_groups import (
     RowGroups,
-    check_group_fn,
     check_groups_are_used,
     checked_row_groups,
 )
 from noisescale.batches.weights import GuessedTerms, checked_weight, guess_terms_in, terms_in
+from noisescale.checks import check_function
 from noisescale.collectives import any_rank
 from noisescale.collectors.collector import ACCUMULATE
 from noisescale.collectors.groups import Groups
-from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.guard import Guard, NotMeasured, beside_training
-from noisescale.history.history import History
+from noisescale.guard import Guard, NotMeasured, never_ends_training
 from noisescale.history.metric_names import check_monitor_name, prefix_of
 from noisescale.lightning import trainer_access
 from noisescale.lightning.monitor.meters import (
@@ -50,11 +48,10 @@ from noisescale.lightning.monitor.unseen_steps import UnseenSteps
 from noisescale.lightning.supported import check_supported, refuse_namesakes
 from noisescale.meter.choosing import several_gradients_a_step
 from noisescale.meter.extra import Extra, ExtraMeasurement
-from noisescale.meter.logged_meter import LoggedMeter, nothing_measured
 from noisescale.meter.measuring_callback import MeasuringCallback
 from noisescale.meter.options import MeterOptions, SmallBatch
+from noisescale.meter.run_log import RunLog, nothing_measured
 from noisescale.printable import arguments
-from noisescale.refusal import TypeRefusal
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -237,21 +234,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     ) -> None:
         if name is not None:
             check_monitor_name(name)
-        if batch_size_fn is not None and not callable(batch_size_fn):
-            raise TypeRefusal(
-                "batch_size_fn",
-                "be callable",
-                repr(batch_size_fn),
-                "Pass a function from a batch to the number of examples in it.",
-            )
-        if weight_fn is not None and not callable(weight_fn):
-            raise TypeRefusal(
-                "weight_fn",
-                "be callable",
-                repr(weight_fn),
-                "Pass a function from a batch to the number of tokens in its loss.",
-            )
-        check_group_fn(group_fn)
+        check_function("batch_size_fn", batch_size_fn, "the number of examples in it")
+        check_function("weight_fn", weight_fn, "the number of tokens in its loss")
+        check_function("group_fn", group_fn, "the group of each row")
         options = MeterOptions.from_arguments(locals())
         options.check_unit_is_counted(batch_size_fn)
         if group_fn is not None:
@@ -289,11 +274,6 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         unnamed = super().state_key
         return unnamed if self._name is None else self._generate_state_key(name=self._name)
 
-    @property
-    def noise_scales(self) -> list[NoiseScale]:
-        """The noise scales of all optimizers; manual optimization may have several."""
-        return [logged.meter.noise_scale for logged in self._meters] or [self.noise_scale]
-
     def follow(
         self, extra: Extra | None = None, confidence: float = 0.95, *, consequence: str = ""
     ) -> None:
@@ -304,23 +284,13 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             confidence: Coverage of the interval of that.
             consequence: What to say if the next fit cannot be measured: what follows from that.
         """
-        self._follow(consequence)
+        super().follow(consequence=consequence)
         self._followed = extra and (extra, confidence)
-
-    @property
-    def least_micro_batches(self) -> int:
-        """The micro-batches that a measured step needs; 2 if one process compares them."""
-        return 1 if self._first is None else self._first.meter.least_micro_batches
 
     @property
     def compares_within_batches(self) -> bool:
         """Whether the user chose to compare halves of a batch."""
         return self._options.cut is not None or self._options.small_batch == "half"
-
-    def note_factor(self, lr_factor: float) -> None:
-        """Note the factor on the learning rate while an optimizer steps: it is recorded."""
-        for logged in self._meters:
-            logged.meter.lr_factor = lr_factor
 
     @property
     def local_batch_size(self) -> float | None:
@@ -344,11 +314,6 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         counts_others = self._options.counts_tokens or self._group_fn is not None
         return self._batch_size_fn is not None and not counts_others
 
-    @property
-    def histories(self) -> list[History]:
-        """The histories of all optimizers; manual optimization may have several."""
-        return [logged.history for logged in self._meters] or [self.history]
-
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # A fit that goes on (from a checkpoint, or on this Trainer) continues the averages.
         state = self._loaded
@@ -368,7 +333,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         refuse_namesakes([monitor.name for monitor in monitors])
         self._fit.trained = ids_of_trained(trainer)
         if not self._fit.trained:
-            self._tell_that_nothing_is_measured(
+            reason = (
                 "No parameter of an optimizer requires a gradient. Unfreeze parameters before"
                 " training starts."
                 if trained_parameters(trainer)
@@ -376,6 +341,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 " them; by manual optimization call `step` of those that `self.optimizers()`"
                 " returns."
             )
+            self._tell_that_nothing_is_measured(NotMeasured(reason))
             return
         followed, self._followed = self._followed, None
         saved = state.get("optimizers", ())
@@ -389,7 +355,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                     trainer.optimizers, lambda here: any_rank(here, device) if ranks > 1 else here
                 )
 
-        def make() -> list[LoggedMeter]:
+        def make() -> list[RunLog]:
             check_supported(trainer)
             options = with_assigned_groups(self._options, trainer)
             if followed is not None:
@@ -401,7 +367,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
         self._measure(trainer, make)
         self._pause(True)  # from batch to batch, see `on_train_batch_end`
-        if self._meters and by_hand:
+        if self.meters and by_hand:
             self._fit.unseen = UnseenSteps(trainer.optimizers, self._guard)
         device = trainer.strategy.root_device
         # Ranks of tensor parallelism have the same examples.
@@ -409,20 +375,20 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         accumulation = trainer.accumulate_grad_batches
         self._begin(saved, ranks, device, accumulation)
 
-    def _measure(self, trainer: pl.Trainer, make: Callable[[], list[LoggedMeter]]) -> None:
+    def _measure(self, trainer: pl.Trainer, make: Callable[[], list[RunLog]]) -> None:
         self._make_meters(make, trainer.strategy.root_device, trainer.world_size)
-        for logged in self._meters:
+        for logged in self.meters:
             logged.meter.suspects = trainer_access.hooks_between_passes(trainer)
 
-    @beside_training
+    @never_ends_training
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if (state := self._loaded) is not None:  # some strategies restore after their setup
             self._loaded = None
-            for logged, saved in zip(self._meters, state.get("optimizers", ()), strict=False):
+            for logged, saved in zip(self.meters, state.get("optimizers", ()), strict=False):
                 logged.resume(saved)
         if pl_module.automatic_optimization and trainer.num_training_batches == 1:
             self._how_to_have_several = _SMALLER + _MORE_DEVICES
-            for logged in self._meters:
+            for logged in self.meters:
                 of_meter = logged.meter.how_to_compare
                 logged.meter.how_to_compare = of_meter.replace(ACCUMULATE, _SMALLER)
         batches = getattr(trainer_access.first_loader(trainer), "batch_sampler", None)
@@ -448,7 +414,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         if trainer_access.has_log_steps(trainer):
             with self._guard("The rows of the noise scale are not recorded in a file"):
                 folders = folders_of_loggers(trainer)
-                for logged in self._meters:
+                for logged in self.meters:
                     logged.record_in(folders)
 
     def on_train_batch_start(
@@ -464,7 +430,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             if self._measuring:
                 self._begin_batch(trainer, batch, batch_idx)
 
-    @beside_training
+    @never_ends_training
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
@@ -478,7 +444,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             self._judge(trainer, "steps apart")
         with self._leaving_step_out():
             self._weigh()  # by hand a batch may have several steps
-        for logged in self._meters:
+        for logged in self.meters:
             if logged.meter.measuring:
                 logged.meter.before_backward(
                     loss,
@@ -493,7 +459,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                     last=trainer_access.steps_now(trainer) if automatic else None,
                 )
 
-    @beside_training
+    @never_ends_training
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
@@ -520,7 +486,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             if closed:
                 return
             which = 0
-        logged = self._meters[which]
+        logged = self.meters[which]
         if automatic and self._fit.stepped:
             logged.meter.stop(several_gradients_a_step(optimizer))
         self._fit.stepped = True
@@ -543,7 +509,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             return
         fit.one_loss = None
         if verdict == "steps apart":
-            for logged in self._meters:
+            for logged in self.meters:
                 logged.meter.stop(NotMeasured(STEPS_APART))
             self._tell_of_unmeasured()
         elif verdict == "one loss" and looking is not None and fit.options is not None:
@@ -552,12 +518,12 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             self._measure(
                 trainer, lambda: meters_for(trainer, options, name=self._name, together=True)
             )
-            for logged in self._meters:
+            for logged in self.meters:
                 logged.meter.count_step(looking.examples)
             if trainer.is_global_zero:
                 self._record(trainer)
 
-    @beside_training
+    @never_ends_training
     def on_train_batch_end(
         self,
         trainer: pl.Trainer,
@@ -570,7 +536,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             # Lightning divides losses, and the engine once more.
             closed = self._close_step(0, trainer.accumulate_grad_batches**2)
             if closed and trainer_access.should_log(trainer):
-                self._log(trainer, self._meters[0], trainer_access.log_step(trainer))
+                self._log(trainer, self.meters[0], trainer_access.log_step(trainer))
         self._fit.batch = None
         self._pause(True)
         if self._fit.unseen is not None:
@@ -581,17 +547,17 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         ):
             self._publish(trainer)
 
-    @beside_training
+    @never_ends_training
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._interrupt()
         if trainer_access.is_fitting(trainer):
             self._publish(trainer)
 
-    @beside_training
+    @never_ends_training
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._publish(trainer)  # an epoch that ends early is not known to before
 
-    @beside_training
+    @never_ends_training
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
@@ -602,11 +568,11 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 logger.save()
         self._hand_over(trainer)
 
-    @beside_training
+    @never_ends_training
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._fit.unseen is not None:
             self._stop_unseen(self._fit.unseen.take_all())
-        for logged in self._meters:
+        for logged in self.meters:
             if logged.meter.measuring and logged.unfinished:
                 step = max(trainer_access.log_step(trainer) - 1, 0)
                 self._log(trainer, logged, step, at_end=True)
@@ -616,23 +582,24 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             say_what_is_next(
                 self.noise_scale,
                 records[0].parent,
-                withheld=any(logged.history.withheld for logged in self._meters),
+                withheld=any(logged.history.withheld for logged in self.meters),
             )
 
-    @beside_training
+    @never_ends_training
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._report and self._measuring:
             with self._guard("There is no report of the noise scale"):
-                report_run(trainer, self.histories, self._guard, self._name)
+                histories = [logged.history for logged in self.meters]
+                report_run(trainer, histories, self._guard, self._name)
 
-    @beside_training
+    @never_ends_training
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._loaded = None  # what validate and test load belongs to no fit
         self._consequence = ""
         self._fit.counter = trainer_access.BatchCounter()  # nor does this one keep the Trainer
         self._stop(interrupted=False)
 
-    @beside_training
+    @never_ends_training
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
@@ -645,16 +612,14 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         hand_over_records(trainer, written, self._guard)
 
     def state_dict(self) -> dict[str, Any]:
-        if not self._meters:
+        if not self.meters:
             return self._handed_on
-        return {"optimizers": [logged.state_dict() for logged in self._meters]}
+        return {"optimizers": [logged.state_dict() for logged in self.meters]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict
 
-    def _log(
-        self, trainer: pl.Trainer, logged: LoggedMeter, step: int, *, at_end: bool = False
-    ) -> None:
+    def _log(self, trainer: pl.Trainer, logged: RunLog, step: int, *, at_end: bool = False) -> None:
         reading = logged.read(step, at_end=at_end)
         self._tell_of_withheld()
         if trainer_access.has_log_steps(trainer):
@@ -665,8 +630,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         # EarlyStopping stops and says why (`check_finite=False` goes on). A monitored key that is
         # missing makes EarlyStopping raise, ModelCheckpoint too once there was a validation. One
         # that stays would pass for a new measurement.
-        trainer_access.publish(trainer, reading.all)
-        if logged is self._first:
+        trainer_access.publish(trainer, reading.metrics)
+        if logged is self.meters[0]:
             trainer_access.show_in_progress_bar(
                 trainer, self._prefix.rstrip("/"), reading.estimate.short()
             )
@@ -682,11 +647,11 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         These read them when epochs and validations end, whatever `log_every_n_steps` is. Loggers
         and the history follow `log_every_n_steps`. Reads the device if there is something new.
         """
-        if not self._meters:
+        if not self.meters:
             trainer_access.publish(trainer, nothing_measured(self._prefix))
-        for logged in self._meters:
+        for logged in self.meters:
             if logged.has_news:
-                trainer_access.publish(trainer, logged.look().all)
+                trainer_access.publish(trainer, logged.look().metrics)
 
     def _tell(self, message: str) -> None:
         trainer_access.rank_zero_warn(message)
@@ -694,7 +659,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     def _inform(self, message: str) -> None:
         trainer_access.rank_zero_info(message)
 
-    @beside_training
+    @never_ends_training
     def _begin_batch(self, trainer: pl.Trainer, batch: Any, batch_idx: int) -> None:
         # First: all ranks look at every batch, also where something below fails on one of them.
         self._look_for_shared_examples(lambda: trainer_access.tensors_of(batch))
@@ -719,7 +684,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         fit, batch = self._fit, self._fit.batch
         if batch is None:
             return
-        if not any(logged.meter.measuring and logged.meter.due for logged in self._meters):
+        if not any(logged.meter.measuring and logged.meter.due for logged in self.meters):
             return
         fit.batch = None
         if self._group_fn is not None:
@@ -746,8 +711,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         page = charts(
             self._options.unit,
             self._options.confidence,
-            groups=any(logged.meter.group_noise_scales for logged in self._meters),
-            extra={one.name: one.title for one in self._meters[0].meter.extra if one.title},
+            groups=any(logged.meter.group_noise_scales for logged in self.meters),
+            extra={one.name: one.title for one in self.meters[0].meter.extra if one.title},
             monitor=self._name,
         )
         self._fit.layouts.enter_context(merge_into(writer, page, self._guard))

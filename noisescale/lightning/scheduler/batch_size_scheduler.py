@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from noisescale.checks import check_confidence, is_positive, refuse, require_choice
-from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, NotMeasured
 from noisescale.lightning import trainer_access
 from noisescale.lightning.monitor.noise_scale_monitor import NoiseScaleMonitor
 from noisescale.lightning.scheduler.device_batches import check_resizable
 from noisescale.lightning.scheduler.schedulable import check_schedulable
-from noisescale.lightning.scheduler.scheduled_fit import ScheduledFit, Takeover, check_saved
+from noisescale.lightning.scheduler.scheduled_fit import ScheduledFit, TrainerChanges, check_saved
 from noisescale.lightning.scheduler.schedules import PROGRESS, ProgressBy, default_progress
+from noisescale.meter.meter import Meter
 from noisescale.plan import Plan
 from noisescale.printable import arguments
 from noisescale.refusal import Refusal
@@ -195,7 +195,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         )
         self._guard = Guard()
         self._loaded: dict[str, Any] | None = None
-        self._taken: Takeover | None = None  # since a fit has started
+        self._taken: TrainerChanges | None = None  # since a fit has started
         self._fit: ScheduledFit | None = None  # since its first batch
         self._warned = self._warned_of_steps = False
         self._counter: trainer_access.BatchCounter | None = None  # of a fit without a monitor
@@ -267,14 +267,14 @@ class BatchSizeScheduler(trainer_access.Callback):
             if isinstance(one, NoiseScaleMonitor)
         ]
         check_schedulable(trainer, self)
-        self._taken = Takeover(trainer, self._options.max_device_batch_size, saved)
+        self._taken = TrainerChanges(trainer, self._options.max_device_batch_size, saved)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if (saved := self._loaded) is not None and self._taken is not None:
             self._loaded = None  # some strategies restore after their setup
             check_saved(saved)
             self._taken.close()
-            self._taken = Takeover(trainer, self._options.max_device_batch_size, saved)
+            self._taken = TrainerChanges(trainer, self._options.max_device_batch_size, saved)
         self._publish(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -299,13 +299,10 @@ class BatchSizeScheduler(trainer_access.Callback):
         if batch_idx == 0:
             self._fit.schedules.begin_epoch(trainer)
         if self._fit.begins_step(trainer, batch_idx):
-            measured_step = None if self._monitor is None else self._monitor.last_measured_step
-            size = self._fit.controller.plan.device_batch_size
-            if self._fit.controller.due_after(measured_step, size):
-                self._decide(trainer, self._fit, measured_step)
+            self._decide(trainer, self._fit)
             self._fit.begin_step(trainer, batch_idx)
-            for monitor in self._monitors:
-                monitor.note_factor(self._fit.controller.lr_factor)
+            for logged in (logged for monitor in self._monitors for logged in monitor.meters):
+                logged.meter.lr_factor = self._fit.controller.lr_factor
         self._count(trainer, self._fit, batch)
 
     def on_before_optimizer_step(
@@ -342,7 +339,7 @@ class BatchSizeScheduler(trainer_access.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._fit is not None:
-            average = None if self._monitor is None else self._monitor.average_moments
+            average = None if self._meter is None else self._meter.average_moments
             if (changed := self._fit.resize(trainer, average)) is not None:
                 self._tell(trainer, str(changed))
         self._publish(trainer)
@@ -381,7 +378,8 @@ class BatchSizeScheduler(trainer_access.Callback):
             # whether halves of a batch would do, one process finds out at a step without others.
             halves = self._monitor.compares_within_batches and examples > 1
             needed = 1 if trainer.world_size > 1 or halves else 2
-            needed = max(self._monitor.least_micro_batches, needed)
+            if self._meter is not None:
+                needed = max(self._meter.least_micro_batches, needed)
             least = min(needed, taken.accumulation)
         progress = self._progress or default_progress(taken.saved, measured=self._needs_monitor)
         try:
@@ -395,19 +393,20 @@ class BatchSizeScheduler(trainer_access.Callback):
             remedy = f"{refused.remedy} {counted}: if it holds another number, use `batch_size_fn`."
             raise Refusal(refused.arguments, refused.requirement, refused.got, remedy) from refused
 
-    def _decide(self, trainer: pl.Trainer, fit: ScheduledFit, measured_step: int | None) -> None:
+    @property
+    def _meter(self) -> Meter | None:
+        """The meter that decisions go by; None if nothing is measured."""
+        return None if self._monitor is None else self._monitor.meter
+
+    def _decide(self, trainer: pl.Trainer, fit: ScheduledFit) -> None:
+        """Change the batch size if that is due and called for."""
+        controller = fit.controller
         # Reading it waits for the device: not at every step for a schedule that goes by steps.
-        controller, monitor = fit.controller, self._monitor
-        measured: tuple[Any, Any] = None, None
-        extra: dict[str, NoiseScale] = {}
-        if monitor is not None and (self._needs_monitor or controller.settings.takes_noise_scale):
-            measured = monitor.noise_scale_at(self._confidence), monitor.average_moments
-            extra = monitor.extra_noise_scales
-        move = controller.decide(
-            *measured,
-            extra=extra,
+        reads = self._needs_monitor or controller.settings.takes_noise_scale
+        move = controller.decide_if_due(
+            self._meter if reads else None,
+            confidence=self._confidence,
             device_batch_size=controller.plan.device_batch_size,
-            measured_step=measured_step,
         )
         if move is not None:
             self._tell(trainer, str(move))

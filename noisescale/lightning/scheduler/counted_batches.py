@@ -12,7 +12,7 @@ import torch.distributed as dist
 from noisescale.scheduling.agreement import Reduction
 
 
-class Came(NamedTuple):
+class CountedExamples(NamedTuple):
     """What came, on all ranks."""
 
     size: float
@@ -72,7 +72,7 @@ class CountedBatches:
             self._on_its_way = reduction, planned - self._planned
             self._since, self._planned = 0.0, planned
 
-    def read(self) -> Came | None:
+    def read(self) -> CountedExamples | None:
         """Return what has come; None if nothing was added up since the last call.
 
         It may wait for the ranks and the device. One process knows its batches at once.
@@ -85,4 +85,4 @@ class CountedBatches:
             since, usual, batches = reduction.read()
             more = since - planned
             self._planned += more  # what follows is planned from there
-        return Came(usual / batches, more) if usual else None
+        return CountedExamples(usual / batches, more) if usual else None

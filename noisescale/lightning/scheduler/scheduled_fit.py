@@ -59,7 +59,7 @@ def check_saved(saved: Any) -> None:
         require_state("BatchSizeScheduler, `controller`,", saved["controller"], needed)
 
 
-class Takeover:
+class TrainerChanges:
     """The changes that a fit makes to its Trainer, until it ends.
 
     Args:
@@ -119,24 +119,16 @@ class ScheduledFit:
     def __init__(
         self,
         trainer: pl.Trainer,
-        taken: Takeover,
+        taken: TrainerChanges,
         examples: float,
         min_accumulation: int,
         options: SchedulerOptions,
         progress: ProgressBy,
         max_examples: float | None = None,
     ) -> None:
-        loaders, saved = trainer.fit_loop._combined_loader, taken.saved
-        assert loaders is not None
-        rows: int | None = getattr(loaders.flattened[0], "batch_size", None)
-        most = options.max_device_batch_size
-        if most is not None and rows is not None and most < rows:
-            raise Refusal(
-                "max_device_batch_size",
-                "be at least the `batch_size` of the loader",
-                f"{most} < {rows}",
-                "Raise it, or start with smaller batches.",
-            )
+        saved = taken.saved
+        self._max_examples = math.inf if max_examples is None else max_examples
+        rows = self._rows = _rows_of_loader(trainer, options.max_device_batch_size)
         if saved and saved["rows"] == rows:
             size = saved["controller"]["plan"]["device_batch_size"]
         else:
@@ -146,13 +138,9 @@ class ScheduledFit:
         plan = Plan(size, taken.accumulation, trainer.world_size)
         self._caps_itself = options.max_batch_size is None
         self._max_batch_size = options.max_batch_size  # None where an epoch has no known end
-        if self._caps_itself:
-            capped = Settings.from_options(options).policy.needs_a_cap
-            of_run = math.inf if max_examples is None else max_examples
-            cap = _default_cap(trainer, plan, most, rows, of_run) if capped else None
-            if cap is not None:
-                cap = max(cap, options.min_batch_size or 0.0)
-            self._max_batch_size = saved["max_batch_size"] if saved and capped else cap
+        if self._caps_itself and Settings.from_options(options).policy.needs_a_cap:
+            cap = _default_cap(trainer, plan, options, rows, self._max_examples)
+            self._max_batch_size = saved["max_batch_size"] if saved else cap
         self._outgrown: list[float] | None = saved.get("outgrown")
         """Bounds that batches may have outgrown, as they came; None if they are as the first."""
         self.controller = self._make_controller(
@@ -177,7 +165,6 @@ class ScheduledFit:
             saved=saved,
             max_examples=max_examples,
         )
-        self._max_examples = math.inf if max_examples is None else max_examples
         self._first_size, self._told = size, False
         self._of_step = self._since_log = 0.0  # examples, of this rank and of all
         self._steps_since_log = 0
@@ -186,7 +173,6 @@ class ScheduledFit:
         self.logged_step = -1
         """The last step that was logged, see `note_logged`."""
         self._loaders = taken.loaders
-        self._rows = rows  # of a batch on one device, where the loader tells
         self._largest_rows = max(rows or 0, saved.get("largest_rows", 0))
         self._batch: tuple[Any, int] | None = None  # to try a larger one with, and its rows
         self._under_way = taken.under_way
@@ -387,19 +373,38 @@ class ScheduledFit:
         self._batch = None
 
 
+def _rows_of_loader(trainer: pl.Trainer, most: int | None) -> int | None:
+    """Return the rows of a batch on one device; None if the loader does not tell.
+
+    Raises:
+        ValueError: If there are more than `most`, the user's `max_device_batch_size`.
+    """
+    loaders = trainer.fit_loop._combined_loader
+    assert loaders is not None
+    rows: int | None = getattr(loaders.flattened[0], "batch_size", None)
+    if most is not None and rows is not None and most < rows:
+        raise Refusal(
+            "max_device_batch_size",
+            "be at least the `batch_size` of the loader",
+            f"{most} < {rows}",
+            "Raise it, or start with smaller batches.",
+        )
+    return rows
+
+
 def _default_cap(
-    trainer: pl.Trainer, plan: Plan, most_rows: int | None, rows: int | None, of_run: float
+    trainer: pl.Trainer, plan: Plan, options: SchedulerOptions, rows: int | None, of_run: float
 ) -> float | None:
     """Return the largest batch size of a fit, if its end is known, of whole micro-batches."""
     of_epoch = plan.device_batch_size * plan.devices * trainer.num_training_batches
     epochs = math.inf if trainer.max_epochs in (None, -1) else max(trainer.max_epochs or 0, 1)
     steps = math.inf if trainer.max_steps == -1 else trainer.max_steps
     cap = default_cap(min(of_epoch * epochs, plan.batch_size * steps, of_run), plan)
-    if cap is None or most_rows is None or rows is None:
-        return cap
-    # A prime number of rows would be reached by micro-batches of one row.
-    full = most_rows * plan.device_batch_size / rows * plan.devices
-    return max(cap // full * full, plan.batch_size)
+    if cap is not None and options.max_device_batch_size is not None and rows is not None:
+        # A prime number of rows would be reached by micro-batches of one row.
+        full = options.max_device_batch_size * plan.device_batch_size / rows * plan.devices
+        cap = max(cap // full * full, plan.batch_size)
+    return None if cap is None else max(cap, options.min_batch_size or 0.0)
 
 
 def _batches_taken(trainer: pl.Trainer) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from torch.optim.lr_scheduler import OneCycleLR, SequentialLR
 
 from noisescale.lightning import trainer_access
-from noisescale.scheduling.ahead import Ahead, schedule_ahead
+from noisescale.scheduling.ahead import ScheduleForecast, schedule_ahead
 from noisescale.scheduling.controller import BatchSizeController
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class ClockedSchedules:
         self._steps_per_epoch = math.inf
         if math.isfinite(self._batches):
             self._steps_per_epoch = math.ceil(self._batches / self._accumulation)
-        self._set_clock(trainer, saved_progress(saved), new_layout=bool(kept))
+        self._set_clock(trainer, saved_progress(saved))
         self._end_clock(trainer)
         self._epoch_began = trainer.global_step
         self._frequencies: dict[int, tuple[Any, int]] = {}  # configurations by their identity
@@ -132,10 +132,10 @@ class ClockedSchedules:
             "batches": self._batches,
         }
 
-    def _ahead(self, trainer: pl.Trainer) -> Ahead | None:
+    def _ahead(self, trainer: pl.Trainer) -> ScheduleForecast | None:
         """Return what the first schedule does until the end of the run, if it tells."""
         if not trainer.lr_scheduler_configs:
-            return Ahead(peak=1.0, floor=1.0, restarts=0)
+            return ScheduleForecast(peak=1.0, floor=1.0, restarts=0)
         config = trainer.lr_scheduler_configs[0]
         steps: float = trainer.max_epochs or -1
         if config.interval == "step":
@@ -157,11 +157,9 @@ class ClockedSchedules:
             steps_of_run=math.inf if most is None else most / controller.base_batch_size,
         )
 
-    def _set_clock(self, trainer: pl.Trainer, went: ProgressBy | None, *, new_layout: bool) -> None:
+    def _set_clock(self, trainer: pl.Trainer, went: ProgressBy | None) -> None:
         """Let the clock say how far the run is, where the run went by another one until now."""
         controller, clock = self._controller, self._controller.clock
-        if went == "steps" and not new_layout:  # it stood still: no epoch has begun on it
-            clock.go_on(controller.steps, already=controller.steps)
         # Without a clock until now, schedules have been stepped by Lightning.
         taken = trainer.global_step if went is None else clock.taken
         if self._by_examples and went not in _BY_EXAMPLES:

@@ -128,7 +128,7 @@ def test_the_short_last_step_of_an_epoch_is_tried_by_halves_once_if_it_is_refuse
         for epoch in range(3):
             step(3 * epoch, 3 * epoch + 1)
             step(3 * epoch + 2)
-            assert meter.lone_since == 2 * epoch + 2
+            assert meter.unmeasurable_since == 2 * epoch + 2
         assert (meter.measured_steps, meter.skipped_steps, len(tried)) == (3, 3, 1)
 
         with pytest.warns(UserWarning, match="got a BatchNorm"):

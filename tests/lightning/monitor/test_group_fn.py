@@ -76,9 +76,9 @@ def test_the_monitor_measures_what_a_meter_is_told_of_groups() -> None:
     fit(callback)
 
     expected = meter.sums.mean
-    assert callback.last_measured_step == BATCHES
-    assert callback.average_moments.grad_sq_norm == pytest.approx(expected.grad_sq_norm)
-    assert callback.average_moments.noise_trace == pytest.approx(expected.noise_trace)
+    assert callback.meter.last_measured_step == BATCHES
+    assert callback.meter.average_moments.grad_sq_norm == pytest.approx(expected.grad_sq_norm)
+    assert callback.meter.average_moments.noise_trace == pytest.approx(expected.noise_trace)
     assert "group_fn=" in repr(callback)
 
 
@@ -95,7 +95,7 @@ def test_groups_are_counted_where_the_function_says_so() -> None:
     for each in (rows, prompts):
         fit(each)
 
-    in_rows, in_prompts = rows.average_moments, prompts.average_moments
+    in_rows, in_prompts = rows.meter.average_moments, prompts.meter.average_moments
     assert in_prompts.grad_sq_norm == pytest.approx(in_rows.grad_sq_norm)
     assert in_prompts.noise_trace == pytest.approx(in_rows.noise_trace / COMPLETIONS)
 
@@ -149,5 +149,5 @@ def test_copies_of_examples_that_a_sampler_repeats_are_groups() -> None:
     loader = torch.utils.data.DataLoader(data, batch_size=24, sampler=sampler)
     fit_here(callback, model=Copies(), train_loader=loader)
 
-    assert callback.last_measured_step == 4
-    assert callback.average_moments is not None
+    assert callback.meter.last_measured_step == 4
+    assert callback.meter.average_moments is not None

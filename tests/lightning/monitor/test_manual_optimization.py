@@ -162,7 +162,7 @@ def test_one_process_compares_halves_of_each_network_of_a_gan(
 
     fit_here(monitor, model=gan, train_loader=loader(BATCH_SIZE), **LOGGED)
 
-    assert [logged.meter.skipped_steps for logged in monitor._meters] == [0, 0]
+    assert [logged.meter.skipped_steps for logged in monitor.meters] == [0, 0]
     for step, want in zip(recorded, expected_steps(Gan(), 100), strict=True):
         assert step.big_sq_norm == pytest.approx(want.big_sq_norm, rel=1e-5)
         assert step.small_sq_norm > step.big_sq_norm
@@ -195,9 +195,10 @@ def test_the_second_optimizers_metrics_have_a_name_of_their_own() -> None:
 
     metrics = {k.removeprefix("noise_scale/"): v for k, v in fitting.callback_metrics.items()}
     found = [metrics["noise_trace"].item(), metrics["optimizer_1/noise_trace"].item()]
-    assert found == pytest.approx([scale.noise_trace for scale in monitor.noise_scales])
+    assert found == pytest.approx([one.meter.noise_scale.noise_trace for one in monitor.meters])
     assert found[0] != found[1]
-    assert [h["step"].tolist() for h in monitor.histories] == [[1, 2, 3, 4, 5, 6, 7]] * 2
+    histories = [one.history for one in monitor.meters]
+    assert [h["step"].tolist() for h in histories] == [[1, 2, 3, 4, 5, 6, 7]] * 2
     assert list(monitor.group_noise_scales) == ["d"]
     assert "optimizer_1/group/g" in metrics
 
@@ -249,7 +250,8 @@ def test_optimizers_of_one_loss_have_one_noise_scale(recorded: list[StepNorms]) 
     fit_here(monitor, model=OfOneLoss(2), train_loader=loader(BATCH_SIZE, 96), **LOGGED)
 
     check_norms(recorded[-5:], expected_steps(OfOneLoss(), 96, batches_a_step=2)[1:])
-    (history,) = monitor.histories
+    history = monitor.history
+    assert len(monitor.meters) == 1
     assert history["step"].tolist() == [2, 3, 4, 5, 6]
     assert history["examples"].tolist() == [32, 48, 64, 80, 96]
     kinds = history.optimizer
@@ -272,7 +274,7 @@ def test_a_critic_with_more_steps_is_measured_apart() -> None:
 
     fit_here(monitor, model=Critic(False, False), train_loader=loader(BATCH_SIZE, 64))
 
-    assert [logged.meter.measured_steps for logged in monitor._meters] == [8, 4]
+    assert [logged.meter.measured_steps for logged in monitor.meters] == [8, 4]
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])
@@ -302,7 +304,7 @@ def test_optimizers_of_which_one_rests_are_not_looked_at_for_long() -> None:
     fit_here(monitor, model=OfOneLoss(second_every=20), train_loader=loader(2, 60))
 
     assert monitor._fit.one_loss is None
-    assert len(monitor._meters) == 2
+    assert len(monitor.meters) == 2
 
 
 def test_a_resumed_fit_knows_that_they_are_of_one_loss(tmp_path: Path) -> None:
@@ -315,7 +317,7 @@ def test_a_resumed_fit_knows_that_they_are_of_one_loss(tmp_path: Path) -> None:
     trained = {"model": OfOneLoss(), "train_loader": data_of_fit, "max_epochs": 2}
     fit_here(resumed, **trained, ckpt_path=tmp_path / "4.ckpt")
 
-    meters = [one._meters[0].meter for one in (monitor, resumed)]
+    meters = [one.meters[0].meter for one in (monitor, resumed)]
     assert [(meter.steps, meter.measured_steps) for meter in meters] == [(4, 3), (8, 7)]
 
 

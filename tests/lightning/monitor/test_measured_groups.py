@@ -142,12 +142,12 @@ def test_resuming_continues_groups_and_what_is_measured_beside_exactly(tmp_path:
     alone(resumed, ckpt_path=path, **options)
 
     for extra in beside:
-        assert whole.extra_noise_scales[extra.name].steps > 8  # more than those of an epoch
+        assert whole.meter.extra_noise_scales[extra.name].steps > 8  # more than those of an epoch
     for name in GROUPS:
         column = f"group/{name}"
         np.testing.assert_equal(resumed.history[column], whole.history[column])
     for kind in ("extra_noise_scales", "group_noise_scales"):
-        ours, theirs = getattr(resumed, kind), getattr(whole, kind)
+        ours, theirs = getattr(resumed.meter, kind), getattr(whole.meter, kind)
         np.testing.assert_equal(*[{n: astuple(s) for n, s in k.items()} for k in (ours, theirs)])
 
 
@@ -158,15 +158,15 @@ def test_what_is_measured_beside_has_names_of_its_own_if_it_has_a_title() -> Non
     )
     metrics, plain = (alone(monitor).callback_metrics for monitor in (beside, without))
 
-    doubled, whole = beside.extra_noise_scales["doubled"], beside.noise_scale
+    doubled, whole = beside.meter.extra_noise_scales["doubled"], beside.noise_scale
     assert doubled.steps == whole.steps
     assert doubled.noise_trace == pytest.approx(4 * whole.noise_trace, rel=1e-5)
     assert doubled.grad_sq_norm == pytest.approx(4 * whole.grad_sq_norm, rel=1e-5)
     assert repr(whole) == repr(without.noise_scale)
     own = metrics.keys() - plain.keys()
     assert own == {f"noise_scale/doubled{end}" for end in ("", "_low", "_high")}
-    assert list(beside.extra_noise_scales) == ["doubled", "along_gradient"]
-    assert without.extra_noise_scales == {}
+    assert list(beside.meter.extra_noise_scales) == ["doubled", "along_gradient"]
+    assert without.meter.extra_noise_scales == {}
 
 
 def test_sgd_without_momentum_has_no_direction() -> None:

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import EarlyStopping, LearningRateFinder, Model
 from lightning.pytorch.loggers import CSVLogger
 
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
-from noisescale.meter.logged_meter import LoggedMeter
+from noisescale.meter.run_log import RunLog
 
 LOW = "noise_scale/lower_bound"
 
@@ -149,13 +149,13 @@ def test_the_device_is_read_once_an_epoch_and_rows_stay_at_log_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[float] = []
-    look = LoggedMeter.look
+    look = RunLog.look
 
-    def counted(measurement: LoggedMeter) -> dict[str, float]:
+    def counted(measurement: RunLog) -> dict[str, float]:
         reads.append(measurement.meter.last_measured_step)
         return look(measurement)
 
-    monkeypatch.setattr(LoggedMeter, "look", counted)
+    monkeypatch.setattr(RunLog, "look", counted)
     monitor = NoiseScaleMonitor(every_n_steps=1)
 
     run(monitor, log_every_n_steps=4, max_epochs=3, logger=CSVLogger(tmp_path, "", ""))

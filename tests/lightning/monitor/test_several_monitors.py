@@ -13,7 +13,6 @@ from fits import (
     fit_here,
     fit_sharded,
     loader,
-    needs_measurable_shards,
     trainer,
 )
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
@@ -53,7 +52,6 @@ def test_two_monitors_measure_what_each_does_alone_and_training_is_the_same() ->
     assert measured[None]["noise_trace"] != measured["by micro-batch"]["noise_trace"]
 
 
-@needs_measurable_shards
 def test_sharded_gradients_are_measured_by_two_monitors_and_left_as_they_were() -> None:
     def results(fitting: Any, module: Any) -> Any:
         units = [

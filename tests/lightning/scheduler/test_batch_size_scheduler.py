@@ -542,7 +542,7 @@ def test_the_inner_product_test_measures_along_the_momentum_and_moves(ranks: int
         model=Line(),
         train_loader=DataLoader(noise, batch_size=64 // ranks, shuffle=True),
         results=lambda *_: (
-            monitor.extra_noise_scales["along_gradient"].steps,
+            monitor.meter.extra_noise_scales["along_gradient"].steps,
             [(move.after.batch_size, move.reason) for move in callback.moves],
         ),
     )

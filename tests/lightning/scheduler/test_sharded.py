@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fits import FsdpAnywhere, classifier, fit_sharded, loader, needs_measurable_shards
+from fits import FsdpAnywhere, classifier, fit_sharded, loader
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
@@ -32,7 +32,7 @@ def run(*callbacks: Any, **options: Any) -> list[Any]:
 
 @pytest.mark.parametrize(
     "flat",
-    [pytest.param(False, marks=[needs_measurable_shards, pytest.mark.slow]), True],
+    [pytest.param(False, marks=pytest.mark.slow), True],
     ids=["FSDP2", "FSDP1"],
 )
 def test_a_step_takes_more_micro_batches_and_is_measured(flat: bool) -> None:
@@ -47,7 +47,6 @@ def test_a_step_takes_more_micro_batches_and_is_measured(flat: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-@needs_measurable_shards
 @pytest.mark.slow
 def test_a_batch_size_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
     """FSDP2's strategy restores it after its setup."""

@@ -83,35 +83,33 @@ _NO_LEARNING_RATE = "The learning rate was not recorded with the run"
 
 
 class Metrics(NamedTuple):
-    """The metrics of a meter at one step, with or without a prefix."""
+    """The metrics of a meter at one step."""
 
-    all: dict[str, float]
-    """Values by name; NaN or infinite if not known."""
+    values: dict[str, float]
+    """Values by name, without a prefix; NaN or infinite if not known."""
     unresolved: set[str]
     """Names of values that depend on a noise scale that is not resolved."""
     estimate: NoiseScale
     """The noise scale of the whole gradient."""
-    prefix: str = ""
-    """The beginning of the names."""
+    prefix: str
+    """The beginning of the names outside."""
 
-    def with_prefix(self, prefix: str) -> Metrics:
-        """Return the metrics under names with the prefix."""
-        unresolved = {prefix + name for name in self.unresolved}
-        metrics = {prefix + name: value for name, value in self.all.items()}
-        return Metrics(metrics, unresolved, self.estimate, prefix)
+    @property
+    def metrics(self) -> dict[str, float]:
+        """All metrics, under names with the prefix."""
+        return {self.prefix + name: value for name, value in self.values.items()}
 
     @property
     def loggable(self) -> dict[str, float]:
         """The metrics for loggers: what a person looks at, where it is finite and resolved."""
         return {
-            name: value
-            for name, value in self.all.items()
-            if math.isfinite(value) and name not in self.unresolved
-            if name.removeprefix(self.prefix) not in _FOR_THE_RECORD
+            self.prefix + name: value
+            for name, value in self.values.items()
+            if math.isfinite(value) and name not in self.unresolved | _FOR_THE_RECORD
         }
 
 
-class LoggedMeter:
+class RunLog:
     """A meter of one optimizer's gradients, with a clock and a history.
 
     Args:
@@ -200,26 +198,21 @@ class LoggedMeter:
         """Note in the records why no step was measured, if none was."""
         if not self.meter.measured_steps:
             self.history.why_nothing = reason
-            for recorder in self._recorders:
-                with self.guard(warning_of_folder(recorder.path.parent)):
-                    recorder.note(self.history)
+            self._record(lambda recorder: recorder.note(self.history))
 
     def end(self) -> None:
         """Note in the records that the training has come to its end."""
+        self._record(lambda recorder: recorder.end(self.history))
+
+    def _record(self, write: Callable[[Recorder], None]) -> None:
         for recorder in self._recorders:
             with self.guard(warning_of_folder(recorder.path.parent)):
-                recorder.end(self.history)
+                write(recorder)
 
     @property
     def records(self) -> list[Path]:
         """The files in which rows of the history are recorded."""
         return [recorder.path for recorder in self._recorders]
-
-    def step(self, *, loss_divisor: float | None = None) -> bool:
-        """Close the current step, see `NoiseScaleMeter.step`."""
-        if closed := self.meter.step(loss_divisor=loss_divisor):
-            self.note_step()
-        return closed
 
     def note_step(self) -> None:
         """Note when the meter closed a step, and with which learning rates."""
@@ -267,7 +260,7 @@ class LoggedMeter:
             at_end: Whether this is the end of the run.
         """
         with self.guard("The noise scale was not logged"):
-            self._warn_of_lone_steps()
+            self._warn_of_unmeasurable_steps()
             self._in_force = self._is_in_force()
             now = self._metrics(in_step=not at_end)
             self._note_withheld()
@@ -275,21 +268,19 @@ class LoggedMeter:
             if self.timer.device != self.meter.device:  # `module.to` moves parameters
                 self.timer = step_timer(self.meter.device)
             if self.advanced or (at_end and self.unfinished):
-                now.all.update(self.meter.take_increments())
+                now.values.update(self.meter.take_increments())
                 if at_end:
-                    examples = now.all["examples"] + self.meter.unmeasured_examples
-                    now.all.update(step=float(self.meter.steps), examples=examples)
+                    examples = now.values["examples"] + self.meter.unmeasured_examples
+                    now.values.update(step=float(self.meter.steps), examples=examples)
                 self._append_row(now, log_step)
-            return now.with_prefix(self._prefix)
+            return now
         return self._unknown()
 
     def _note_withheld(self) -> None:
         reason = self.meter.withheld
         if reason and not self.history.withheld:
             self.history.withhold(reason)
-            for recorder in self._recorders:
-                with self.guard(warning_of_folder(recorder.path.parent)):
-                    recorder.note(self.history)
+            self._record(lambda recorder: recorder.note(self.history))
             if self.on_withheld is not None and (told := self.on_withheld()) is not None:
                 told()
 
@@ -298,17 +289,15 @@ class LoggedMeter:
             "noise_scale": now.estimate.value,
             "low": now.estimate.low,
             "high": now.estimate.high,
-            "behind": now.all["step"] - log_step,
+            "behind": now.values["step"] - log_step,
             **{
-                column: now.all[column]
+                column: now.values[column]
                 for column in self.history
-                if column in now.all and column not in now.unresolved
+                if column in now.values and column not in now.unresolved
             },
         }
         row, history = round_row(row), self.explained_history()
-        for recorder in self._recorders:
-            with self.guard(warning_of_folder(recorder.path.parent)):
-                recorder.add(history, row)
+        self._record(lambda recorder: recorder.add(history, row))
         history.append(**row)
         self._measured_by_last_row = self.meter.measured_steps
 
@@ -318,12 +307,12 @@ class LoggedMeter:
         Use it between two rows of the history. It reads the device, as `read` does.
         """
         with self.guard("The noise scale was not logged"):
-            return self._metrics(in_step=False).with_prefix(self._prefix)
+            return self._metrics(in_step=False)
         return self._unknown()
 
     def _unknown(self) -> Metrics:
         estimate = NoiseScale(math.nan, 0.0, math.inf, math.nan, math.nan, steps=0)
-        return Metrics(nothing_measured(self._prefix, self._names), set(), estimate)
+        return Metrics(dict.fromkeys(self._names, math.nan), set(), estimate, self._prefix)
 
     def _metrics(self, *, in_step: bool) -> Metrics:
         meter, in_force = self.meter, self._is_in_force()
@@ -347,7 +336,7 @@ class LoggedMeter:
             metrics[f"group/{name}"] = of_group.value
             unresolved |= set() if of_group.resolved else {f"group/{name}"}
         self._names = (*metrics,)
-        return Metrics(metrics, unresolved, estimate)
+        return Metrics(metrics, unresolved, estimate, self._prefix)
 
     def _learning_rate(self, *, in_step: bool) -> float:
         """Return the learning rate now; between steps, the rate in the last measured step."""
@@ -364,21 +353,23 @@ class LoggedMeter:
         if self.meter.measured_steps > self._measured_by_last_row:
             return True
         # One such step may be the short last accumulation of an epoch, which changes nothing.
-        return self._in_force and self.meter.lone_since is not None and not self._several_alone
+        return (
+            self._in_force and self.meter.unmeasurable_since is not None and not self._several_alone
+        )
 
     @property
     def _several_alone(self) -> bool:
         """Whether two measured steps or more had nothing to be compared with, up to now."""
-        return self.meter.lone_steps >= 2
+        return self.meter.unmeasurable_steps >= 2
 
-    def _warn_of_lone_steps(self) -> None:
+    def _warn_of_unmeasurable_steps(self) -> None:
         none_since = 0 < self.meter.measured_steps == self._measured_by_last_row
         has_no_halves = self.meter.least_micro_batches > 1
         if self.advanced and has_no_halves and self._several_alone and none_since:
             self._warn(
-                f"Since step {self.meter.lone_since} each step has only one micro-batch in one"
-                " process, so there is nothing to compare it with: no noise scale is logged from"
-                f" there on. {self.meter.how_to_compare}",
+                f"Since step {self.meter.unmeasurable_since} each step has only one micro-batch in"
+                " one process, so there is nothing to compare it with: no noise scale is logged"
+                f" from there on. {self.meter.how_to_compare}",
                 about="lone steps",
             )
 
@@ -452,9 +443,9 @@ def last_row_of(history: History) -> str:
     return f"{value} {history.unit} ({three_digits(low)} to {three_digits(high)}) {at}"
 
 
-def nothing_measured(prefix: str = ROOT, names: Iterable[str] = NAMES) -> dict[str, float]:
+def nothing_measured(prefix: str) -> dict[str, float]:
     """Return the metrics of a run in which nothing can be measured: NaN."""
-    return {prefix + name: math.nan for name in names}
+    return {prefix + name: math.nan for name in NAMES}
 
 
 def _current(estimate: NoiseScale, in_force: bool) -> NoiseScale:
