@@ -40,6 +40,7 @@ def open_storage(place: str, *, new: bool = False) -> BaseStorage:
     Raises:
         ValueError: If the storage cannot be opened.
     """
+    need("optuna", "A sweep")
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
