@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from noisescale.lab.compare.steps_to_result import steps_to_result as steps_to_result
     from noisescale.lab.sweep.answer import Sweep as Sweep
     from noisescale.lab.sweep.sweep import sweep as sweep
-    from noisescale.lab.tune.carbs.sampler import CarbsSampler as CarbsSampler
     from noisescale.lab.tune.answer import Tune as Tune
+    from noisescale.lab.tune.carbs.sampler import CarbsSampler as CarbsSampler
     from noisescale.lab.tune.tune import tune as tune
     from noisescale.lightning.monitor.noise_scale_monitor import (
         NoiseScaleMonitor as NoiseScaleMonitor,
