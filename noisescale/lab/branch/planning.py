@@ -327,6 +327,13 @@ def _learning_rates(history: History, first: Checkpoint, last: Checkpoint) -> tu
     within = (history["step"] > first.step) & (history["step"] < last.step)
     recorded = history["learning_rate"]
     within &= np.isfinite(recorded)
+    if not within.any() and math.isfinite(end) and not math.isclose(start, end, rel_tol=1e-3):
+        raise Refusal(
+            "run",
+            "have recorded its learning rate",
+            "no learning rate between the checkpoints",
+            f"It changed there from {start:g} to {end:g}. Train the run again.",
+        )
     steps = [float(first.step), *history["step"][within], float(last.step)]
     rates = [start, *recorded[within], end]
     if math.isnan(end):

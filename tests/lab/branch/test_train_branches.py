@@ -388,6 +388,15 @@ def test_a_run_whose_batch_size_changed_is_refused(run: Run) -> None:
         plan_branches(BranchOptions(History.from_columns(columns), folder))
 
 
+def test_a_run_whose_learning_rate_changed_unrecorded_is_refused(run: Run) -> None:
+    history, folder = run
+    columns = {name: history[name].copy() for name in history}
+    columns["learning_rate"][:] = np.nan
+
+    with refused("run", requirement="recorded its learning rate"):
+        plan_branches(BranchOptions(History.from_columns(columns), folder))
+
+
 def test_what_is_in_the_file_is_not_trained_again(trained: Train) -> None:
     said: list[str] = []
 
