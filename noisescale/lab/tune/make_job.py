@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from noisescale.checks import refuse, require_count
 from noisescale.lab.parameter_texts import Searched, search_parameters
 from noisescale.lab.sweep.make_job import check_numbers, own_of
-from noisescale.made.targets import own_arguments, shield_process
+from noisescale.user_code.targets import own_arguments, shield_process
 
 if TYPE_CHECKING:
     from noisescale.lab.jobs.jobs import Training
