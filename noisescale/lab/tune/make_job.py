@@ -105,9 +105,9 @@ def _length(asked: TuneOptions, searched: Collection[str], noise_scale: float | 
 
     epochs, steps = asked.epochs, asked.steps
     if steps is not None and (epochs is not None or "epochs" in searched):
-        refuse("steps", "be left out where epochs are given or searched", steps, "Leave it out.")
+        refuse("steps", "be left out where epochs are given or searched", steps)
     if epochs is not None and "steps" in searched:
-        refuse("epochs", "be left out where steps are searched", f"{epochs:g}", "Leave it out.")
+        refuse("epochs", "be left out where steps are searched", f"{epochs:g}")
     if epochs is None and steps is None and "steps" not in searched:
         epochs = EPOCHS
     return Length(epochs, steps, noise_scale)
