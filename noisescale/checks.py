@@ -16,7 +16,7 @@ def refuse(
     argument: str,
     requirement: str,
     got: object,
-    remedy: str,
+    remedy: str = "Leave it out.",
     *,
     error: type[Refusal] = Refusal,
 ) -> NoReturn:

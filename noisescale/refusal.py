@@ -22,7 +22,7 @@ class Refusal(ValueError):
         argument: The name of the argument, or of the file; or several names.
         requirement: What it must be or do. It follows the word "must".
         got: What was given.
-        remedy: What to do. One or more sentences.
+        remedy: What to do. One or more sentences. Default: to leave the argument out.
         at: The file and the line in which it was found.
         word: The reason, short enough for a table, for example "unmeasured".
 
@@ -38,7 +38,7 @@ class Refusal(ValueError):
         argument: str | PathLike[str] | tuple[str, ...],
         requirement: str,
         got: object,
-        remedy: str,
+        remedy: str = "Leave it out.",
         *,
         at: tuple[str | PathLike[str], int] | None = None,
         word: str = "",

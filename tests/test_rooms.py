@@ -30,7 +30,7 @@ FLOORS = [
     "meter rules",
     "scheduling",
     "lightning hugging_face tensorboard_plugin",
-    "made",
+    "user_code",
     "profiling frozen",
     "cli",
     "methods lab",
@@ -115,7 +115,7 @@ def test_the_core_can_be_read_without_lightning_methods_and_many_trainings() -> 
     rooms = {here for here, there, _ in arrows() if there == "lightning"}
     modules = {module for _, there, module in arrows() if there in {"methods", "lab"}}
 
-    assert rooms == {"made", "profiling", "frozen", "methods", "lab", "faces"}
+    assert rooms == {"user_code", "profiling", "frozen", "methods", "lab", "faces"}
     assert modules == {"__init__.py", "cli/app.py"}
 
 

@@ -85,7 +85,7 @@ def measure_weights(
 
     from noisescale.frozen.along_run import measure_checkpoints
     from noisescale.frozen.measure import measure
-    from noisescale.made.targets import is_first, shorten_errors
+    from noisescale.user_code.targets import is_first, shorten_errors
 
     console = Console(stderr=True, highlight=False, quiet=not is_first())
     with console.status("Taking the first batches...") as status, shorten_errors():

@@ -44,8 +44,8 @@ def profile_steps(
     """Measure the step times of a LightningModule at several batch sizes on a device."""
     from rich.console import Console
 
-    from noisescale.made.targets import is_first, shorten_errors
     from noisescale.profiling.profile import profile
+    from noisescale.user_code.targets import is_first, shorten_errors
 
     if values["run"] is None:
         values["output"] = values["output"] or Path("step_times.json")

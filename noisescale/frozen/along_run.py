@@ -23,11 +23,11 @@ from noisescale.history.increments import INCREMENTS, MEASURED
 from noisescale.history.metric_names import ROOT
 from noisescale.history.record import Recorder
 from noisescale.lightning.checkpoints import Checkpoint, steps_in
-from noisescale.made.targets import is_first
 from noisescale.refusal import Refusal
 from noisescale.report.answer import Answer
 from noisescale.report.document import Cell, Document, Figure, Line, Table
 from noisescale.report.numbers import count, number, plural
+from noisescale.user_code.targets import is_first
 
 _HOW_TO_READ = (
     "Each value is measured at the weights of a checkpoint that no step changed, from independent"

@@ -32,8 +32,8 @@ from noisescale.frozen.wrapped_network import WrappedNetwork
 from noisescale.guard import Guard
 from noisescale.history.optimizers import OptimizerMix
 from noisescale.lightning.checkpoints import Checkpoint
-from noisescale.made.targets import refuse_out_of_memory
 from noisescale.refusal import Refusal
+from noisescale.user_code.targets import refuse_out_of_memory
 
 WIDTH = 2.25
 """The interval of the noise scale that is narrow enough: its upper over its lower end."""

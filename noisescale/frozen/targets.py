@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from noisescale.frozen.wrapped_network import WrappedNetwork
 from noisescale.lightning.resized_loaders import remade_loaders, whole_epochs
-from noisescale.made.targets import call_if_callable, load, module_and_data, train_and_val
 from noisescale.refusal import Refusal
+from noisescale.user_code.targets import call_if_callable, load, module_and_data, train_and_val
 
 
 def module_and_train_data(

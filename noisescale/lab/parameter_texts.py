@@ -164,7 +164,7 @@ def _of_table(path: Path, name: str, table: Any) -> Parameter:
         refuse("space", "have a table for each parameter", where, example)
     if unknown := [field for field in table if field not in _FIELDS]:
         shown = printable(", ".join(unknown))
-        refuse("space", f"have only {', '.join(_FIELDS)}", f"{shown} in {where}", "Leave it out.")
+        refuse("space", f"have only {', '.join(_FIELDS)}", f"{shown} in {where}")
     more = {"center": table.get("center"), "scale": table.get("scale", 1.0)}
     if "choices" in table:
         choices = table["choices"]

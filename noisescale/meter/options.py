@@ -58,7 +58,7 @@ class MeterOptions:
         check_groups(self.groups)
         require_choice("small_batch", self.small_batch, get_args(SmallBatch), _LEAVE_OR_ACCUMULATE)
         if not isinstance(self.backward_twice, bool):
-            refuse("backward_twice", "be True or False", repr(self.backward_twice), "Leave it out.")
+            refuse("backward_twice", "be True or False", repr(self.backward_twice))
         as_checked = {
             "every_n_steps": checked_every_n_steps(self.every_n_steps),
             "cost": None if self.cost is None else checked_cost(self.cost),

@@ -15,7 +15,6 @@ from noisescale.checks import require_folder_of
 from noisescale.history.reading import read_run
 from noisescale.history.run_files import only_run_in
 from noisescale.lightning.resized_loaders import examples_in
-from noisescale.made.targets import is_first, module_and_data, refuse_out_of_memory, train_and_val
 from noisescale.profiling.around_run import MOST_STEPS, AroundRun
 from noisescale.profiling.step_times import StepTimes
 from noisescale.profiling.time_fit import TimedFit
@@ -24,6 +23,12 @@ from noisescale.profiling.time_steps import time_steps
 from noisescale.refusal import Refusal
 from noisescale.report.numbers import number
 from noisescale.step_time import FILE, DeviceTimes, StepTiming, fit_step_time
+from noisescale.user_code.targets import (
+    is_first,
+    module_and_data,
+    refuse_out_of_memory,
+    train_and_val,
+)
 
 WARM_UP = 5
 """Optimizer steps of a fit that are not timed."""

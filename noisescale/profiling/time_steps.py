@@ -136,4 +136,4 @@ def _check_counts(name: str, counts: Sequence[int], least: int = 1) -> None:
                 f"Give {max(least, 8)}, for instance.",
             )
     if not counts:
-        raise Refusal(name, "have a value", "none", "Leave it out for the default.")
+        raise Refusal(name, "have a value", "none")

@@ -69,9 +69,7 @@ class Gate(Policy):
         factors = {"hysteresis": hysteresis, "growth": growth, "shrink": shrink}
         for name, value in factors.items():
             if not (is_positive(value) and value > 1):
-                raise Refusal(
-                    name, "be a factor above 1", repr(value), "Leave it out for the default."
-                )
+                raise Refusal(name, "be a factor above 1", repr(value))
             if value < hysteresis:
                 raise Refusal(
                     name,

@@ -20,7 +20,7 @@ from noisescale.lab.sweep.settings import SweepJob
 from noisescale.lab.sweep.trial_fit import MadeModule, describe, train_task
 from noisescale.lightning.own_loaders import data_of, makes_loaders
 from noisescale.lightning.resized_loaders import held_examples
-from noisescale.made.targets import module_and_data
+from noisescale.user_code.targets import module_and_data
 
 CPU = Training("train.py:make", accelerator="cpu")
 GOAL = Goal.read("val_loss<=9")

@@ -18,8 +18,8 @@ from noisescale.lab.branch.planning import BranchOptions, plan_branches
 from noisescale.lab.branch.train_branches import train_branches
 from noisescale.lab.jobs.jobs import Training, options_of
 from noisescale.lab.jobs.workers import WorkersToStart
-from noisescale.made.targets import module_and_data, refuse_out_of_memory, train_and_val
 from noisescale.refusal import Refusal
+from noisescale.user_code.targets import module_and_data, refuse_out_of_memory, train_and_val
 
 Run = Mapping[str, Array] | str | PathLike[str]
 

@@ -41,7 +41,7 @@ def branch_run(
     from rich.console import Console
 
     from noisescale.lab.branch.branch import branch, branch_cost
-    from noisescale.made.targets import is_first, shorten_errors
+    from noisescale.user_code.targets import is_first, shorten_errors
 
     console = Console(stderr=True, highlight=False, quiet=not is_first())
     with shorten_errors():

@@ -19,11 +19,11 @@ from noisescale.lightning.checkpoints import Checkpoint
 from noisescale.lightning.resized_loaders import held_examples, is_stream
 from noisescale.lightning.trainer_access import isolate_rng
 from noisescale.lightning.training import plain_trainer, quiet, seed_all
-from noisescale.made.targets import is_first
 from noisescale.plan import Plan
 from noisescale.prediction.branches import Branch, BranchedRun
 from noisescale.prediction.run_hardware import largest_device_batch
 from noisescale.refusal import Refusal
+from noisescale.user_code.targets import is_first
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from typing import Any, ClassVar, TypeVar
 
-from noisescale.made.targets import text_of
+from noisescale.user_code.targets import text_of
 
 Record = Mapping[str, Any]
 """What JSON can hold."""

@@ -75,7 +75,7 @@ def launch(
     if launcher != "local":
         refuse("launcher", f"be one of {', '.join(LAUNCHERS)}", repr(launcher), "Give local.")
     if given:
-        refuse("launcher_option", "be left out for local", ", ".join(given), "Leave it out.")
+        refuse("launcher_option", "be left out for local", ", ".join(given))
     local = _gpus() if shares else []
     if local and count * devices > len(local):
         refuse(

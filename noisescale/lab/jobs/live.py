@@ -14,10 +14,10 @@ from typing import Any
 from noisescale.cli.from_function import Given
 from noisescale.lab.jobs.job_progress import JobAnswer, end_of
 from noisescale.lab.jobs.storage import without_password
-from noisescale.made.targets import is_first, shorten_errors
 from noisescale.printable import printable
 from noisescale.refusal import Refusal
 from noisescale.report.numbers import plural
+from noisescale.user_code.targets import is_first, shorten_errors
 
 WORKERS = {
     "Workers and machines": "storage name workers launcher launcher_options lease cold per_device"

@@ -11,13 +11,13 @@ from typing import Any
 
 from noisescale.extras import MissingExtraError
 from noisescale.lab.jobs.jobs import TOO_LARGE, Record
-from noisescale.made.targets import (
+from noisescale.printable import printable
+from noisescale.user_code.targets import (
     module_and_data,
     refuse_out_of_memory,
     shorten_errors,
     train_and_val,
 )
-from noisescale.printable import printable
 
 
 def train_trial(folder: Path) -> None:

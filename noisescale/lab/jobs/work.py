@@ -13,9 +13,9 @@ from noisescale.cli.from_function import Given, Values, command_from
 from noisescale.cli.showing import Json, show
 from noisescale.lab.jobs.live import BY_WORKERS, WORKERS, interruptible
 from noisescale.lab.jobs.workers import WorkersToStart
-from noisescale.made.targets import refuse_if_not_here
 from noisescale.printable import printable
 from noisescale.refusal import rename_arguments
+from noisescale.user_code.targets import refuse_if_not_here
 
 SHARING = "NOISESCALE_PER_DEVICE"
 """The environment variable that tells a worker how many workers share its devices."""

@@ -12,7 +12,7 @@ from noisescale.lab.jobs.jobs import TOO_LARGE, Training
 from noisescale.lab.parameter_texts import Searched, sweep_parameters
 from noisescale.lab.sweep.search import Search
 from noisescale.lab.sweep.settings import ModuleDefaults, SweepJob, check_goal, read_batch_sizes
-from noisescale.made.targets import module_and_data, refuse_out_of_memory, shield_process
+from noisescale.user_code.targets import module_and_data, refuse_out_of_memory, shield_process
 
 if TYPE_CHECKING:
     from noisescale.history.metrics import Goal

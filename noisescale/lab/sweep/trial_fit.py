@@ -42,8 +42,8 @@ from noisescale.lightning.trainer_access import (
     validate_next,
 )
 from noisescale.lightning.training import copy_to_train, plain_trainer, quiet
-from noisescale.made.targets import train_and_val
 from noisescale.refusal import Refusal
+from noisescale.user_code.targets import train_and_val
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl

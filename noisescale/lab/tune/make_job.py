@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from noisescale.checks import refuse, require_count
 from noisescale.lab.parameter_texts import Searched, search_parameters
 from noisescale.lab.sweep.make_job import check_numbers, own_of
-from noisescale.made.targets import own_arguments, shield_process
+from noisescale.user_code.targets import own_arguments, shield_process
 
 if TYPE_CHECKING:
     from noisescale.lab.jobs.jobs import Training
@@ -105,9 +105,9 @@ def _length(asked: TuneOptions, searched: Collection[str], noise_scale: float | 
 
     epochs, steps = asked.epochs, asked.steps
     if steps is not None and (epochs is not None or "epochs" in searched):
-        refuse("steps", "be left out where epochs are given or searched", steps, "Leave it out.")
+        refuse("steps", "be left out where epochs are given or searched", steps)
     if epochs is not None and "steps" in searched:
-        refuse("epochs", "be left out where steps are searched", f"{epochs:g}", "Leave it out.")
+        refuse("epochs", "be left out where steps are searched", f"{epochs:g}")
     if epochs is None and steps is None and "steps" not in searched:
         epochs = EPOCHS
     return Length(epochs, steps, noise_scale)

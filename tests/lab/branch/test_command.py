@@ -13,8 +13,8 @@ from refused import refused
 from scripts import ROOT
 
 import noisescale
-from noisescale.made.targets import text_of
 from noisescale.prediction.branches import BranchedRun
+from noisescale.user_code.targets import text_of
 
 MODEL = """
 from lab.branch.regression import Regression, examples

@@ -149,12 +149,7 @@ def pareto_front(
     if hasattr(study, "directions"):
         of_study = one_direction(study)
         if direction not in (None, of_study):
-            refuse(
-                "direction",
-                f'be the study\'s, "{of_study}", or left out',
-                repr(direction),
-                "Leave it out.",
-            )
+            refuse("direction", f'be the study\'s, "{of_study}", or left out', repr(direction))
         direction, trials = of_study, study.get_trials(deepcopy=False)
     else:
         remedy = "Pass the direction in which the trials were optimized."

@@ -19,7 +19,7 @@ from noisescale.lab.branch.planning import Branching
 from noisescale.lab.branch.train_branches import _setup
 from noisescale.lab.jobs.jobs import Training
 from noisescale.lab.sweep.trial_fit import MadeModule, describe, loaders_of
-from noisescale.made.targets import module_and_data, text_of, train_and_val
+from noisescale.user_code.targets import module_and_data, text_of, train_and_val
 
 
 class Model(LightningModule):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from noisescale.made.targets import train_and_val
+from noisescale.user_code.targets import train_and_val
 
 TRAIN, VAL = TensorDataset(torch.zeros(4)), TensorDataset(torch.ones(2))
 TWO_EXAMPLES = [(torch.zeros(1), 0), (torch.ones(1), 1)]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from refused import refused
 
-from noisescale.made.targets import load, text_of
 from noisescale.refusal import Refusal
+from noisescale.user_code.targets import load, text_of
 
 
 def make() -> None:
@@ -54,7 +54,7 @@ def test_what_no_other_process_would_find_is_refused(monkeypatch: pytest.MonkeyP
 def test_a_call_in_the_targets_own_file_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
     """Every worker would begin the job again."""
     (tmp_path / "calls_itself.py").write_text(
-        "from noisescale.made.targets import text_of\n"
+        "from noisescale.user_code.targets import text_of\n"
         "def make(): ...\n"
         "text_of('calls_itself.py:make', 'target')\n"
     )
