@@ -12,10 +12,10 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+import torch.distributed as dist
+
 # Private in torch 2.13: how checkpointing ends a recomputation once it has what it needs.
 from torch.utils.checkpoint import _StopRecomputationError
-
-from noisescale.collectives import rank
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Guard:
         if lost in self._warned:
             return
         self._warned.add(lost)
-        on_rank = f" on rank {rank()}" if rank() else ""
+        on_rank = f" on rank {rank}" if (rank := _rank()) else ""
         warnings.warn(
             f"{lost}{on_rank}: {type(error).__name__}: {error}{_line_of(error)}. Training goes on.",
             stacklevel=2,
@@ -112,7 +112,7 @@ class WarnOnce:
         """Warn once. `about` names the topic that messages of several wordings share."""
         about = message if about is None else about
         self.last = message
-        if about not in self._warned and rank() == 0:
+        if about not in self._warned and _rank() == 0:
             warnings.warn(message, stacklevel=3)
         self._warned.add(about)
 
@@ -206,6 +206,10 @@ def keeps_errors(
             return None
 
     return call
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def _line_of(error: Exception) -> str:

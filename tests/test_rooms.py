@@ -19,9 +19,9 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = sorted(x.parent.name for x in PACKAGE.glob("*/__init__.py"))
 
 FLOORS = [
-    "_version printable collectives",
+    "_version printable",
     "state refusal guard",
-    "checks extras",
+    "checks extras collectives",
     "bounded csv_lines estimation batches",
     "report",
     "tradeoff plan",

@@ -24,7 +24,6 @@ CALLED_BY_LIGHTNING = {name for name in dir(L.Callback) if not name.startswith("
 CALLED_BY_LIGHTNING |= {"_begin_batch", "examples_in"}  # of which the first may fail
 
 COLLECTIVE = OF_A_METER | {
-    "RunLog.step",
     "MeasuringCallback._close_step",
     "MeasuringCallback._measuring",
     "MeasuringCallback._look_for_shared_examples",
