@@ -11,8 +11,9 @@ a list of these objects:
     {"of": "noise_scale/", "run": "3fa9c1d2.1", "ended": true}
 
 `of` is the prefix of the metrics: several monitors and optimizers share a document. `run` is a name
-that no other run has, and the number of the attempt: a run that goes on from a checkpoint keeps the
-name and begins with a header of its own. An object without a row or columns changes the header.
+that no other run has, the number of the attempt, and in a file two digits of its writer. A run that
+goes on from a checkpoint keeps the name and begins with a header of its own: what an earlier writer
+adds behind it does not count. An object without a row or columns changes the header.
 
 `row` has the values of the columns. A value that is not finite is null. Whole numbers are exact,
 others have nine digits. Values at the end that are those of the row before are left out. `after` is
@@ -61,8 +62,9 @@ def round_row(row: Mapping[str, float]) -> dict[str, float]:
 class Lines:
     """Make the lines of a history, each row as short as the one before it allows."""
 
-    def __init__(self, history: History) -> None:
-        self._begin = {"of": history.prefix, "run": f"{history.run}.{history.attempt}"}
+    def __init__(self, history: History, writer: str = "") -> None:
+        run = f"{history.run}.{history.attempt}"
+        self._begin = {"of": history.prefix, "run": f"{run}.{writer}" if writer else run}
         self._names = sorted(history, key=lambda x: x in _SELDOM and 1 + _SELDOM.index(x))
         self._header: Line = {}
         self._last = np.full((1, len(self._names)), 1e-300)  # unlike any row
@@ -158,11 +160,8 @@ class Part:
             names = [str(name) for name in line["columns"]]
             if self._rows and names != self.header["columns"]:
                 self._rows = _in_columns(self._rows, self.header["columns"], names)
-            self.header, self._last, self._step = (
-                {**line, "columns": names},
-                [],
-                names.index("step"),
-            )
+            self.header, self._last = {**line, "columns": names}, []
+            self._step = names.index("step")
         elif "row" not in line:
             self.header |= line
             if len(line) <= 2 or not self.header.get("columns"):
@@ -177,6 +176,8 @@ class Part:
         rows, at = self._rows, self._step
         while rows and float(rows[-1][at] or 0) > after:
             rows.pop()
+        if self.lost is not None and after <= self.lost[0]:  # these rows came again
+            self.lost = None
         last = float(rows[-1][at] or 0) if rows else 0.0
         if last < after:
             self.lost = last, after
@@ -204,8 +205,8 @@ class Part:
             optimizer=OptimizerMix.from_dict(header["optimizer"]),
             parameters=math.nan if parameters is None else float(parameters),
         )
-        found.prefix, run, attempt = str(header["of"]), *str(header["run"]).split(".")
-        found.run, found.attempt = run, int(attempt)
+        found.run, attempt, *_ = str(header["run"]).split(".")
+        found.prefix, found.attempt = str(header["of"]), int(attempt)
         found.loop, found.way = str(header["loop"]), str(header["way"])
         found.why_nothing = str(header["why_nothing"])
         if header["withheld"]:
@@ -224,7 +225,7 @@ class Document:
         self.parts: dict[tuple[str, str], Part] = {}
         self._last: dict[str, Part] = {}
         self.mixed: set[str] = set()
-        """Prefixes of which a run went on after another run had begun."""
+        """Prefixes of which a training went on after another one had begun."""
         for line in lines:
             self.add(line)
 
@@ -235,6 +236,9 @@ class Document:
             self._last[of] = self.parts.pop((of, run)) if (of, run) in self.parts else Part()
             self.parts[of, run] = self._last[of]
         part = self.parts[of, run]
+        if "columns" not in line and line["run"] != part.header["run"]:  # of an attempt given up
+            self.mixed.add(of)
+            return
         part.add(line)
         if part is not self._last[of]:
             self.mixed.add(of)
@@ -266,4 +270,6 @@ def _in_columns(
 
 
 def _is_value(value: object) -> bool:
-    return value is None or (type(value) in (int, float) and abs(value) < math.inf)  # type: ignore
+    if value is None:
+        return True
+    return isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)

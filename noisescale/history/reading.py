@@ -117,8 +117,9 @@ def history_in(
     if prefix in document.mixed and not run:
         others = ", ".join(str(path / RECORD / each) for each in runs if each != name)
         warnings.warn(
-            f"Several runs wrote into {printable(path / RECORD)} at the same time. The one that"
-            f" began last is read. To read another, give {printable(others)}.",
+            f"Several trainings wrote into {printable(path / RECORD)} at the same time. The one"
+            " that began last is read."
+            + (f" To read another run, give {printable(others)}." if others else ""),
             stacklevel=3,
         )
     found = _history_of(runs[name], path)

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 from noisescale.history.document import Line, Lines
 from noisescale.history.history import History
@@ -40,6 +41,8 @@ class Recorder:
         self._file: os.stat_result | None = None
         """The file after the last line of this recorder; None before the first."""
         self._ended = self._told = False
+        self._writer = uuid4().hex[:2]
+        """Tells two trainings apart that go on from one checkpoint at once."""
 
     def add(self, history: History, row: Mapping[str, float]) -> None:
         """Append a row, before it is appended to the history.
@@ -70,10 +73,11 @@ class Recorder:
         self, history: History, row: Mapping[str, float] | None = None, *, ended: bool = False
     ) -> None:
         was_deleted = self._file is not None and not self.path.exists()
-        lines = self._lines
-        if lines is None or not self._goes_on():
-            lines = Lines(history)
-            if not self._has(history):
+        lines, goes_on = self._lines, self._goes_on()
+        if lines is None or not goes_on:
+            lines = Lines(history, self._writer)
+            was_replaced = self._file is not None and not goes_on
+            if not self._has(history) or was_replaced:
                 self._step = 0.0
             elif self._step is None:  # it goes on from a checkpoint
                 self._step = history.last_step

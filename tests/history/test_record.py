@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -126,6 +127,38 @@ def test_what_was_trained_again_counts_once_and_so_does_what_was_abandoned(tmp_p
 
     assert read_run(tmp_path)["step"].tolist() == [10, 20, 35, 45]
     assert read_run(tmp_path)["low"].tolist() == [1.0] * 4
+
+
+def test_two_trainings_that_go_on_from_one_checkpoint_at_once_are_not_mixed(
+    tmp_path: Path,
+) -> None:
+    """The training before still writes, too, as it was only taken for dead."""
+    first = Written(tmp_path).train(10, 20)
+    second, third = (first.resumed_in(tmp_path) for _ in range(2))
+    second.train(30, low=2.0)
+    third.train(30, low=3.0)
+
+    for step in (40, 50):
+        for number, run in enumerate((first, second, third), start=1):
+            run.train(step, low=number)
+
+    with pytest.warns(UserWarning, match="Several trainings wrote into"):
+        read = read_run(tmp_path)
+    assert_same(read, third.history)
+    assert read["low"].tolist() == [1, 1, 3, 3, 3]
+
+
+def test_a_gap_that_was_filled_is_no_gap(tmp_path: Path) -> None:
+    """A copy without the rows in the middle was trained on, and then all rows came again."""
+    run = Written(tmp_path).train(10, 20, 30)
+    lines = run.recorder.path.read_text().splitlines(keepends=True)
+    run.recorder.path.write_text("".join([*lines[:2], *lines[3:]]))
+
+    run.train(40)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same(read_run(tmp_path), run.history)
 
 
 def test_a_run_that_goes_on_in_a_new_folder_has_all_its_rows_there(tmp_path: Path) -> None:
