@@ -16,12 +16,12 @@ from size_of_package import (
 
 
 def test_the_package_and_its_tests_grow_no_more() -> None:
-    assert lines_of(PACKAGE) <= 60_490
-    assert lines_of(ROOT / "tests") <= 56_630
+    assert lines_of(PACKAGE) <= 60_500
+    assert lines_of(ROOT / "tests") <= 56_660
 
 
 def test_what_most_people_use_loads_no_more() -> None:
-    assert lines_loaded() <= 33_230
+    assert lines_loaded() <= 33_240
 
 
 def test_no_more_functions_take_more_than_ten_arguments() -> None:

@@ -139,13 +139,13 @@ def test_two_trainings_that_go_on_from_one_checkpoint_at_once_are_not_mixed(
     third.train(30, low=3.0)
 
     for step in (40, 50):
-        for number, run in enumerate((first, second, third), start=1):
-            run.train(step, low=number)
+        for low, run in ((1.0, first), (3.0, third), (2.0, second)):
+            run.train(step, low=low * step)
 
     with pytest.warns(UserWarning, match="Several trainings wrote into"):
         read = read_run(tmp_path)
     assert_same(read, third.history)
-    assert read["low"].tolist() == [1, 1, 3, 3, 3]
+    assert read["low"].tolist() == [1, 1, 3, 120, 150]
 
 
 def test_a_gap_that_was_filled_is_no_gap(tmp_path: Path) -> None:
