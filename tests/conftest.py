@@ -295,6 +295,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         freeze_modules(item.config)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    """Undo how Lightning wraps loaders: where making one fails, it leaves them wrapped."""
+    data = sys.modules.get("torch.utils.data")
+    classes = () if data is None else (data.DataLoader, data.BatchSampler)
+    names = ("__init__", "__setattr__", "__delattr__")
+    before = [(cls, name, getattr(cls, name)) for cls in classes for name in names]
+    try:
+        yield
+    finally:
+        for cls, name, method in before:
+            if getattr(cls, name) is not method:
+                setattr(cls, name, method)
+
+
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> "list[StepNorms]":
     """Every step that any meter takes in, in the process that it does it in."""
