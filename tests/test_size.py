@@ -16,7 +16,7 @@ from size_of_package import (
 
 
 def test_the_package_and_its_tests_grow_no_more() -> None:
-    assert lines_of(PACKAGE) <= 60_500
+    assert lines_of(PACKAGE) <= 60_540
     assert lines_of(ROOT / "tests") <= 56_680
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -154,17 +155,10 @@ def measure(
         **{"strategy": strategy, "use_distributed_sampler": True},
         "precision": precision or getattr(module, "own_precision", None),
     }
+    fit = partial(frozen_fit, module, checkpoint=saved, trainer_options=options)
     rule = StoppingRule(batches, width, seconds, confidence, judged, progress)
     with refuse_out_of_memory("batch_size", "Give a smaller `batch_size`."):
-        seen = frozen_fit(
-            module,
-            data_to_fit(examples, batch_size),
-            asked,
-            checkpoint=saved,
-            judged=judged,
-            enough=rule.enough,
-            trainer_options=options,
-        )
+        seen = fit(data_to_fit(examples, batch_size), asked, judged=judged, enough=rule.enough)
     if seen.batches < LEAST:
         raise Refusal(
             "data",
@@ -177,54 +171,82 @@ def measure(
         say(progress, "The loader does not shuffle: taking shuffled batches, too")
         until = max(began + seconds, time.monotonic() + (time.monotonic() - began) / 2)
         with Guard()("Shuffled batches could not be taken, to compare with"):
-            random = frozen_fit(
-                module,
-                shuffled_batches(seen.loader, round(seen.batch_size / ranks)),
-                replace(asked, successive=lambda _: False),
-                checkpoint=saved,
-                enough=lambda some: (
-                    some.batches >= seen.batches
-                    or (some.batches >= LEAST and time.monotonic() > until)
-                ),
-                trainer_options=options,
-            )
-    own = _batches(seen, seen.whole, ranks)
-    order = _order(own, seen, random, ranks)
-    of = random if random is not None and not order.independent else seen
-    whole = _batches(of, of.whole, ranks)
-    stopped = "all that the loader has" if seen.again else rule.reason
-    trend = spearmanr(whole.noise_traces, range(len(whole.noise_traces)))
-    drifts = bool(trend.pvalue < DRIFTS)
-    if alike := not order.independent and random is None:
-        stopped = "successive batches are alike"
-    elif drifts:
-        stopped = "the noise changes along the batches"
-
-    def scale_of(products: list[BatchProducts]) -> NoiseScale:
-        if alike or drifts:
-            return NoiseScale.unknown(confidence, unit, of.batches)
-        return _batches(of, products, ranks).noise_scale(confidence, unit)
-
+            again = replace(asked, successive=lambda _: False)
+            random = _shuffled_fit(fit, seen, again, round(seen.batch_size / ranks), until)
+    found = _Found(seen, random, ranks)
+    scale_of = partial(found.noise_scale, confidence=confidence, unit=unit)
     return Measurement(
-        noise_scale=scale_of(of.whole),
-        groups={name: scale_of(of.entries[k]) for k, name in enumerate(of.group_names)},
-        ways=tuple(_ways(judged, own, order, ranks, confidence)),
-        order=order,
+        noise_scale=scale_of(found.of.whole),
+        groups={name: scale_of(found.of.entries[k]) for k, name in enumerate(found.of.group_names)},
+        ways=tuple(_ways(judged, found, confidence)),
+        order=found.order,
         batch_size=seen.batch_size,
         optimizer=module.own_kind
         if isinstance(module, WrappedNetwork)
         else OptimizerMix.of(seen.optimizer),
         seconds=time.monotonic() - began,
-        stopped=stopped,
-        products=whole,
-        drifts=drifts,
+        stopped=found.why_unknown or ("all that the loader has" if seen.again else rule.reason),
+        products=found.whole,
+        drifts=found.drifts,
         step=None if saved is None else saved.step,
         checkpoint=None if checkpoint is None else str(checkpoint),
         left_out=seen.left_out,
         target=target if isinstance(target, str) else "",
-        mean=of.mean,
-        variance=of.variance,
+        mean=found.of.mean,
+        variance=found.of.variance,
     )
+
+
+def _shuffled_fit(
+    fit: Callable[..., BatchStatistics],
+    seen: BatchStatistics,
+    asked: FitRequest,
+    device_batch_size: int,
+    until: float,
+) -> BatchStatistics:
+    """As many batches again, drawn at random."""
+    return fit(
+        shuffled_batches(seen.loader, device_batch_size),
+        asked,
+        enough=lambda some: (
+            some.batches >= seen.batches or (some.batches >= LEAST and time.monotonic() > until)
+        ),
+    )
+
+
+class _Found:
+    """What the batches of a loader say, with shuffled ones beside them where it does not shuffle.
+
+    Args:
+        seen: Of the loader's own batches.
+        random: Of shuffled batches; None if none were taken.
+        ranks: Ranks whose batches together are a batch.
+    """
+
+    def __init__(self, seen: BatchStatistics, random: BatchStatistics | None, ranks: int) -> None:
+        self.ranks = ranks
+        self.own = _batches(seen, seen.whole, ranks)
+        """The batches as the loader gave them."""
+        self.order = _order(self.own, seen, random, ranks)
+        self.of = random if random is not None and not self.order.independent else seen
+        """The batches that say what the noise scale is."""
+        self.whole = _batches(self.of, self.of.whole, ranks)
+        trend = spearmanr(self.whole.noise_traces, range(len(self.whole.noise_traces)))
+        self.drifts = bool(trend.pvalue < DRIFTS)
+        self.why_unknown = ""
+        """Why the noise scale is not known; "" if it is."""
+        if not self.order.independent and random is None:
+            self.why_unknown = "successive batches are alike"
+        elif self.drifts:
+            self.why_unknown = "the noise changes along the batches"
+
+    def noise_scale(
+        self, products: list[BatchProducts], confidence: float, unit: str
+    ) -> NoiseScale:
+        """The noise scale by the products of all batches, of the whole gradient or of a group."""
+        if self.why_unknown:
+            return NoiseScale.unknown(confidence, unit, self.of.batches)
+        return _batches(self.of, products, self.ranks).noise_scale(confidence, unit)
 
 
 def _batches(
@@ -235,20 +257,18 @@ def _batches(
 
 def _ways(
     judged: Iterable[JudgedMonitor],
-    own: IndependentBatches,
-    order: Order,
-    ranks: int,
+    found: _Found,
     confidence: float,
 ) -> Iterable[Way]:
     for monitor in judged:
-        name = monitor.way(ranks)
+        name = monitor.way(found.ranks)
         if not monitor.noise_traces:
             yield Way(name, None, monitor.reason)
             continue
-        yield Way(name, comparison_of(monitor.noise_traces, own, confidence))
-    if ranks == 1:
-        if order.successive is not None:
-            yield Way("micro_batch", order.successive)
+        yield Way(name, comparison_of(monitor.noise_traces, found.own, confidence))
+    if found.ranks == 1:
+        if found.order.successive is not None:
+            yield Way("micro_batch", found.order.successive)
         else:
             yield Way("micro_batch", None, _AT_RANDOM, by_construction=True)
 

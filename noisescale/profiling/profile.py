@@ -110,13 +110,9 @@ def profile(
     todo = _ToTime(((device_batch_sizes, accumulation),), MOST_STEPS if steps is None else steps)
     if run is not None and device_batch_sizes is None and accumulation is None:
         around = AroundRun.of(read_run(run), examples_in(examples))
-        sizes = around.sizes(examples_in(examples))
-        steps = around.steps(sizes, WARM_UP) if steps is None else steps
-        own = ((around.own,), (around.accumulation,))
-        parts = ((sizes, (1,)), own) if module.automatic_optimization else ((sizes, (1,)),)
-        todo = _ToTime(parts, steps, around.own)
+        todo = _to_time_around(around, examples_in(examples), steps, module.automatic_optimization)
         if progress is not None:
-            progress(_announcement(sizes, around.forecast(sizes, steps, WARM_UP)))
+            progress(_announcement(around, todo))
 
     def keep(fit: TimedFit) -> None:
         timing = fit.timing
@@ -196,8 +192,23 @@ def _file_for(run: str | PathLike[str] | None, output: str | PathLike[str] | Non
     return Path(output)
 
 
-def _announcement(sizes: Sequence[int], seconds: float | None) -> str:
+def _to_time_around(
+    around: AroundRun, examples: float, steps: int | None, accumulates: bool
+) -> _ToTime:
+    """Sizes around that of a run, alone; and the run's own size with its micro-batches."""
+    sizes = around.sizes(examples)
+    own = ((around.own,), (around.accumulation,))
+    return _ToTime(
+        ((sizes, (1,)), own) if accumulates else ((sizes, (1,)),),
+        around.steps(sizes, WARM_UP) if steps is None else steps,
+        around.own,
+    )
+
+
+def _announcement(around: AroundRun, todo: _ToTime) -> str:
     """Return what will be timed, and how long it takes at most."""
+    sizes = todo.parts[0][0] or ()
+    seconds = around.forecast(sizes, todo.steps, WARM_UP)
     took = "" if seconds is None else f": at most about {number(seconds)} seconds"
     return f"{sizes[0]} to {sizes[-1]} examples on a device{took}"
 
