@@ -19,9 +19,9 @@ ROW = (
     *("device_hours", "cost", "basis", "extrapolated"),
 )
 HARDWARE = ("max_device_batch_size", "devices_per_node", "price_per_device_hour")
-POSITION = ("batch_size", "place", "cheap_up_to", "critical", "at_end", "rough")
+DECISION = ("verdict", "batch_size", "likely", "headline", "reason", "next")
 SECOND_RUN = ("batch_sizes", "steps", "result", "scatter")
-"""The keys of a row, of the devices, of a position and of a second run."""
+"""The keys of a row, of the devices, of a decision and of a second run."""
 
 
 def as_dict(p: Prediction) -> dict[str, Any]:
@@ -34,11 +34,10 @@ def as_dict(p: Prediction) -> dict[str, Any]:
     | `critical_batch_size` | B_crit = E_min/S_min, with errors of theory and measurement |
     | `critical_batch_size_by_noise_scale` | B_crit by the noise scale, with its own error only |
     | `noise_scale_now` | the noise scale as it was shown last |
-    | `position` | where the batch size stands against the critical one; up to which batch size \
-      the examples are at most 1.2 times the run's; the critical batch size that both rest on, \
-      whether it is of the run's end, and whether its bounds are a rough range |
-    | `recommended` | one of `rows`: on the run's devices, the fastest that was timed, or untimed \
-      the largest that costs few more examples |
+    | `decision` | verdict; the batch size to train with, None if it is not known; the likely \
+      range of the critical batch size; headline, reason and next steps; the critical batch size \
+      with its bounds, and whether it is of the run's end |
+    | `recommended` | the row of the decision's batch size on the run's devices |
     | `on_more_devices` | one of `rows`: the most devices that pay off by the values alone, see \
       its `basis`; None if none do |
     | `twice_the_devices` | batch size, devices; steps, time and compute as ratios to the run's; \
@@ -64,7 +63,8 @@ def as_dict(p: Prediction) -> dict[str, Any]:
             **fields_of(p, "unit", "confidence", "resolved", "critical_batch_size"),
             **fields_of(p, "critical_batch_size_by_noise_scale"),
             "noise_scale_now": p.noise_scale_now,
-            "position": fields_of(p.position, *POSITION),
+            "decision": fields_of(p.decision, *DECISION)
+            | {"at_end": p.position.at_end, "critical": p.position.critical},
             "recommended": fields_of(p.recommended, *ROW),
             "on_more_devices": fields_of(p.on_more_devices, *ROW) if p.on_more_devices else None,
             "twice_the_devices": {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from noisescale.history.run_files import name_of
+from noisescale.prediction.decision import short_verdict
 from noisescale.prediction.prediction import Prediction
 from noisescale.refusal import UNUSABLE, word_for
 from noisescale.report.answer import Answer
@@ -96,7 +97,7 @@ def compare_predictions(title: str, runs: Iterable[tuple[str, Prediction | None,
         runs: The name of each run, what is predicted from it, and if nothing is, why in a word.
     """
     lines = [Line([Cell(name), *_cells(found, word)], []) for name, found, word in runs]
-    return Table(title, [*HEADINGS, "cheap up to"], lines, [])
+    return Table(title, [*HEADINGS, "verdict"], lines, [])
 
 
 def _as_dict(each: PredictedRun) -> dict[str, Any]:
@@ -111,12 +112,11 @@ def _as_dict(each: PredictedRun) -> dict[str, Any]:
 def _cells(p: Prediction | None, word: str) -> list[Cell]:
     if p is None:
         return [*(Cell("") for _ in HEADINGS[1:]), Cell(word)]
-    position = p.position
     return [
         Cell(count(float(p.run.steps.sum()))),
         Cell(count(p.run_batch_size)),
         Cell(count(p.own_devices)),
         cell_of(p.noise_scale_now),
         cell_of(p.critical_batch_size),
-        cell_of(position.cheap_up_to) if position.place != "above" else Cell("above critical"),
+        Cell(short_verdict(p.decision)),
     ]

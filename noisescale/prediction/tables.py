@@ -9,25 +9,22 @@ from typing import TYPE_CHECKING
 
 from noisescale.bounded import Bounded
 from noisescale.prediction.costing import PredictedRow
+from noisescale.prediction.decision import ratio_text
+from noisescale.prediction.position import MOST_DOUBLINGS
 from noisescale.report.document import Cell, Line, Table, cell_of
 from noisescale.report.numbers import (
-    bounds,
     count,
     duration_for,
     inverse,
     middle,
     plural,
     rough,
-    two_digits,
-    value_from_bounds,
 )
 
 if TYPE_CHECKING:
     from noisescale.prediction.prediction import Prediction
 
 STARRED = "* extrapolated: the batch size is far from the run's."
-MOST_DOUBLINGS = 3
-"""Doublings from the run's batch size to the farthest one of the summary: beyond is far off."""
 
 
 def plan(row: PredictedRow) -> str:
@@ -52,49 +49,45 @@ PLANS: tuple[Column, ...] = (
 
 
 def summary_of(p: Prediction) -> Table:
-    """Return three to five batch sizes: steps and examples relative to the run's, and times."""
+    """Return three to five batch sizes: what is likely of steps, examples and time."""
+    lines = {size: _summary_line(p, size) for size in _other_sizes(p)}
+    lines[p.position.batch_size] = _own_line(p)
     headings = ["batch size", "steps", p.unit, "time"]
-    return Table("", headings, [_summary_line(p, size) for size in _summary_sizes(p)])
+    return Table("", headings, [lines[size] for size in sorted(lines)])
 
 
-def _summary_sizes(p: Prediction) -> list[float]:
-    """Return the run's batch size, and doublings or halvings of it up to where saving ends."""
-    position = p.position
-    own, critical = position.batch_size, position.critical
-    goal = critical.value if position.resolved else critical.low
-    far = round(math.log2(goal / own)) if 0 < goal < math.inf else 0
-    far = max(-MOST_DOUBLINGS, min(far, MOST_DOUBLINGS))
-    if position.place in ("above", "probably above"):
-        powers = {1, 0, -1, far // 2, min(far, -1)}
-    elif position.place == "near":
-        powers = {-1, 0, 1}
-    else:
-        cheap = round(math.log2(position.cheap_up_to.low / own))
-        powers = {0, 1, max(1, min(cheap, MOST_DOUBLINGS)), max(far, 2)}
-    return [size for power in sorted(powers) if (size := own * 2.0**power) >= p.own_devices]
+def _other_sizes(p: Prediction) -> list[float]:
+    """Return the suggested batch size, and halvings or doublings around it and the run's own."""
+    own, suggested = p.position.batch_size, p.decision.batch_size or p.position.batch_size
+    power = round(math.log2(suggested / own))
+    powers = {-1, 1, power} if power <= 0 else {1, power, min(power + 1, MOST_DOUBLINGS)}
+    return [n for k in sorted(powers - {0}) if (n := own * 2.0**k) >= p.own_devices]
+
+
+def _own_line(p: Prediction) -> Line:
+    hours = p.own_row.hours
+    took = "not timed"
+    if hours.known:
+        unit = duration_for([hours])
+        took = f"{unit(middle(hours))} {unit.name}, timed"
+    cells = [_own_size(p), count(p.run.steps.sum()), rough(p.run.examples), took]
+    return Line([*map(Cell, cells)], ["this run"])
+
+
+def _own_size(p: Prediction) -> str:
+    if p.own_batch_size is not None:
+        return count(p.own_batch_size)
+    sizes = [size for size, _ in p.position.course]
+    return f"{count(min(sizes))} to {count(max(sizes))}"
 
 
 def _summary_line(p: Prediction, size: float) -> Line:
-    if size == p.run_batch_size:
-        hours = p.own_row.hours
-        took = "not timed"
-        if hours.known:
-            unit = duration_for([hours])
-            took = f"{unit(middle(hours))} {unit.name}, timed"
-        cells = [count(size), count(p.run.steps.sum()), rough(p.run.examples), took]
-        return Line([*map(Cell, cells)], ["this run"])
-    row = p.row_at(size, p.own_devices)
-    time = _ratio(p.hours_ratio(row)) if row.basis == "timed" else Cell("not timed")
-    steps, examples = p.position.steps(size), p.position.examples(size)
-    return Line([Cell(count(size)), _ratio(steps), _ratio(examples), time])
-
-
-def _ratio(band: Bounded) -> Cell:
-    band = value_from_bounds(band)
-    around = bounds(band, two_digits).replace(" to ", "–")
-    if not math.isfinite(band.value):
-        return Cell(f"{around} x")
-    return Cell(f"{two_digits(band.value)} x", around)
+    row, likely = p.row_at(size, p.own_devices), p.position.likely
+    timed = row.basis == "timed"
+    time = f"{ratio_text(p.hours_ratio(row, likely))} x" if timed else "not timed"
+    steps, examples = p.position.steps(size, likely), p.position.examples(size, likely)
+    cells = [count(size), f"{ratio_text(steps)} x", f"{ratio_text(examples)} x", time]
+    return Line([*map(Cell, cells)], ["suggested"] if size == p.decision.batch_size else [])
 
 
 def tables_of(p: Prediction) -> list[Table]:

@@ -14,7 +14,6 @@ from noisescale.bounded import Bounded
 from noisescale.history.following import FollowedRun
 from noisescale.history.history import History
 from noisescale.history.reading import usual_gap
-from noisescale.prediction.document import headline_of
 from noisescale.prediction.prediction import Prediction
 from noisescale.prediction.statements import NOW, critical_batch_size
 from noisescale.printable import printable
@@ -44,8 +43,9 @@ def state_of(
         return Group(_title(run), Text(_waiting(run)).append(note and f" {note}", style="dim"))
     said = [*_state(history)]
     if isinstance(found, Prediction):
-        so_far = Statement("So far", headline_of(found))
-        said += [Statement("", ""), so_far, critical_batch_size(found)]
+        decision = found.decision
+        verdict = Statement("Verdict", f"{decision.headline} {decision.reason}")
+        said += [Statement("", ""), verdict, critical_batch_size(found)]
     elif found is not None:
         said += [Statement("", ""), Statement("Prediction", f"not possible yet: {found}")]
     age = _age(run, history, now)

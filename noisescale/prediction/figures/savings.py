@@ -32,7 +32,7 @@ def savings_figure(p: Prediction) -> go.Figure:
     """
     position = p.position
     own = position.batch_size
-    marks = _marks(position)
+    marks = _marks(p)
     near = [own, *(at for at, _, _ in marks)]
     low, high = min(near) / 4, min(max(max(near) * 2, own * 4), own * REACH * 4)
     sizes = [float(size) for size in np.geomspace(low, high, 97)]
@@ -74,21 +74,23 @@ def savings_figure(p: Prediction) -> go.Figure:
         marker={"symbol": "square-open", "size": 14, "color": BLACK, "line": {"width": 2}},
         hoverinfo="name",
     )
-    for at, name, dash in marks:
+    for _, name, dash in marks:
         drawn.add_scatter(
-            x=[None], y=[None], name=f"{name}: {two_digits(at)}", mode="lines",
+            x=[None], y=[None], name=name, mode="lines",
             line={"color": GREY, "width": 1.5, "dash": dash},
         )  # fmt: skip
     return with_legend(drawn)
 
 
-def _marks(position: Position) -> list[tuple[float, str, str]]:
+def _marks(p: Prediction) -> list[tuple[float, str, str]]:
     """Return batch sizes that decide, with their names and dashes."""
-    if not position.resolved:
-        return [(position.cheap_up_to.low, "cheap at least up to", "dot")]
-    found = [(position.critical.value, "costly from", "dash")]
-    if position.place not in ("above", "probably above"):
-        found.insert(0, (position.cheap_up_to.value, "cheap up to", "dot"))
+    position, suggested = p.position, p.decision.batch_size
+    found = []
+    if suggested is not None and suggested != round(position.batch_size):
+        found.append((float(suggested), f"suggested: {count(suggested)}", "dot"))
+    if position.resolved:
+        critical = position.critical.value
+        found.append((critical, f"costly from: {two_digits(critical)}", "dash"))
     return [mark for mark in found if mark[0] > 0]
 
 

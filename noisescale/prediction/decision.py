@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decision that a prediction ends in: a verdict, a batch size, a reason and the next step."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from noisescale.bounded import Bounded
+from noisescale.history.optimizers import has_decayed
+from noisescale.prediction.position import Verdict
+from noisescale.prediction.second_run import informative_batch_size
+from noisescale.report.numbers import count, number, plural, two_digits
+
+if TYPE_CHECKING:
+    from noisescale.prediction.prediction import Prediction
+
+TARGET = "train.py:make"
+"""Stands for a user's own script and function."""
+
+MEASURED_BATCHES = 100.0
+"""Batches, for each noise scale in a batch, after which `measure` knows it within 2.25 x."""
+
+LEAST_MEASURED, MOST_SECONDS = 30, 600.0
+"""The fewest batches that `measure` takes, and the most seconds."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do with the batch size.
+
+    Examples:
+        >>> from noisescale import History, predict
+        >>> run = History()
+        >>> for k in range(1, 11):
+        ...     run.append(step=50 * k, examples=3200 * k, batch_size=64, noise_scale=400 + k,
+        ...                low=350 + k, high=460 + k)
+        >>> found = predict(run).decision
+        >>> found.verdict, found.batch_size
+        ('larger', 128)
+    """
+
+    verdict: Verdict
+    """`larger`, `keep` or `smaller`; `keep_or_larger` is not too large, and growing may help;
+    `keep_or_smaller` is not too small; or `unknown`."""
+    batch_size: int | None
+    """The batch size to train with; None if the verdict is `unknown`."""
+    likely: Bounded
+    """The likely range of the critical batch size: it held in four of five runs."""
+    headline: str
+    """The verdict in a sentence."""
+    reason: str
+    """What other batch sizes would do, and what was not measured."""
+    next: Sequence[str] = ()
+    """What to do next, the most useful first: sentences with a command."""
+
+
+def decision_of(p: Prediction) -> Decision:
+    """Return what to do with the batch size of a run."""
+    position = p.position
+    verdict, size = position.verdict, _suggested(p)
+    if verdict in ("larger", "smaller") and size == round(position.batch_size):
+        verdict = "keep"
+    headline, reason = _said(p, verdict, size)
+    if p.under_way or position.young:
+        headline = f"So far, after {count(p.run.steps.sum())} steps: {_lower(headline)}"
+    if not position.at_end and has_decayed(p.history) and verdict != "unknown":
+        reason += f" Over {_measured_over(p)}, while the learning rate fell."
+    return Decision(
+        verdict,
+        None if verdict == "unknown" else size,
+        position.likely,
+        headline,
+        f"{_trained_at(p)} {reason}",
+        tuple(_next_steps(p, verdict, size)),
+    )
+
+
+def _suggested(p: Prediction) -> int:
+    """Return the batch size to train with, of whole examples for each device.
+
+    Of several batch sizes that were timed up to the suggested one, it is the fastest.
+    """
+    own, size = p.position.batch_size, p.position.suggested
+    if size > own and p.fastest_timed is not None:
+        here = [row for row in p.timed_rows if own <= row.batch_size <= size]
+        size = min(here, key=lambda row: p.hours_ratio(row).value).batch_size if here else own
+    each = p.own_devices
+    return max(each, each * round(size / each)) if size != own else round(own)
+
+
+def _said(p: Prediction, verdict: Verdict, size: int) -> tuple[str, str]:
+    """Return the verdict in a sentence, and the reason."""
+    position = p.position
+    own, critical = count(round(position.batch_size)), position.critical
+    untimed = "" if p.fastest_timed is not None else " Time was not measured."
+    if verdict == "larger":
+        return _larger(p, size), f"{_takes(p, size)}{untimed}"
+    if verdict == "smaller":
+        return f"Smaller is cheaper: {count(size)} instead of {own}.", _takes(p, size)
+    halved = f"halving it likely saves {_saved(p, 'examples', 0.5)} of the {p.unit}"
+    doubled = f"doubling it likely saves {_saved(p, 'steps', 2.0)} of the steps"
+    if verdict == "keep":
+        if position.verdict == "larger":
+            what = f"Keep {own}: a larger batch saves steps, but no time on {p.these_devices}."
+            return what, f"{doubled[0].upper()}{doubled[1:]}, which take longer, as timed."
+        if position.batch_size < 2 * p.own_devices:
+            return f"Keep {own}: each device has one example.", f"{_upper(doubled)}."
+        return f"Keep {own}.", f"{_upper(halved)}, {doubled}."
+    twice, half = (count(round(position.batch_size * x)) for x in (2, 0.5))
+    if verdict == "keep_or_larger":
+        return f"Not too large: {own} is no waste.", f"Whether {twice} pays, this run cannot say."
+    if verdict == "keep_or_smaller":
+        said = f"Not too small: {doubled.replace('it', own, 1)}."
+        return said, f"Whether {half} is cheaper, this run cannot say."
+    cannot = f"Whether another batch size than {own} is better, this run cannot say."
+    if math.isinf(critical.high):
+        least = f"is at least {two_digits(critical.low)}" if critical.low else "has no bound"
+        return f"Not known yet: the critical batch size {least} (you train at {own}).", cannot
+    between = f"{two_digits(critical.low)} and {two_digits(critical.high)}"
+    return f"Not known yet: the critical batch size lies between {between}.", cannot
+
+
+def _larger(p: Prediction, size: int) -> str:
+    """Return the first sentence where a larger batch saves steps, and time if that was timed."""
+    row = p.row_at(size, p.own_devices)
+    if row.basis != "timed" or p.fastest_timed is None:
+        return f"Larger saves steps: up to {count(size)} at little cost."
+    time, cost = p.hours_ratio(row), p.position.examples(size, p.position.likely)
+    how = "pays" if time.high < 1 else "probably pays"
+    likely = p.hours_ratio(row, p.position.likely)
+    return (
+        f"Larger {how}: {count(size)} likely takes {ratio_text(likely)} x the time (timed),"
+        f" {ratio_text(cost)} x the {p.unit}."
+    )
+
+
+def _takes(p: Prediction, size: int) -> str:
+    """Return what the result takes at the suggested batch size: first what that size saves."""
+    position = p.position
+    steps, examples = (of(size, position.likely) for of in (position.steps, position.examples))
+    if size < position.batch_size:
+        return (
+            f"This result then likely takes {ratio_text(examples)} x the {p.unit}, in"
+            f" {ratio_text(steps)} x the steps."
+        )
+    return (
+        f"At {count(size)} this result likely takes {ratio_text(steps)} of the steps, for"
+        f" {ratio_text(examples)} x the {p.unit}."
+    )
+
+
+def _saved(p: Prediction, what: str, factor: float) -> str:
+    """Return the share that is likely saved: '15 to 30 %'."""
+    size = factor * p.position.batch_size
+    # relative to a run at this batch size alone
+    here = replace(p.position, course=())
+    ratio = (here.steps if what == "steps" else here.examples)(size, here.likely)
+    low, high = (f"{100 * max(1 - end, 0.0):.0f}" for end in (ratio.high, ratio.low))
+    return f"{low} %" if low == high else f"{low} to {high} %"
+
+
+def ratio_text(band: Bounded) -> str:
+    """Write the range of a ratio: '0.28 to 0.35'."""
+    if not math.isfinite(band.high):
+        return f"at least {two_digits(band.low)}"
+    low, high = two_digits(band.low), two_digits(band.high)
+    return low if low == high else f"{low} to {high}"
+
+
+def _trained_at(p: Prediction) -> str:
+    on = "" if p.own_devices == 1 else f" on {plural(p.own_devices, 'device')}"
+    last = count(round(p.position.batch_size))
+    if p.own_batch_size is None:
+        sizes = np.asarray(p.history["batch_size"], dtype=np.float64)
+        least, most = (count(float(end(sizes))) for end in (np.nanmin, np.nanmax))
+        return f"You trained at batch sizes from {least} to {most}, last at {last}{on}."
+    return f"You train at batch size {last}{on}."
+
+
+def short_verdict(decision: Decision) -> str:
+    """Return the verdict for a cell of a table: 'larger: 128'."""
+    words = decision.verdict.replace("_", " ")
+    return (
+        words
+        if decision.verdict in ("keep", "unknown")
+        else f"{words}: {count(decision.batch_size or 0)}"
+    )
+
+
+def _measured_over(p: Prediction) -> str:
+    steps = p.history["step"]
+    known = np.flatnonzero(np.isfinite(p.history["low"]))
+    first = float(steps[known[0]]) if len(known) else 0.0
+    return f"steps {count(first)} to {count(float(steps[-1]))}"
+
+
+def _upper(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _lower(text: str) -> str:
+    return text[0].lower() + text[1:]
+
+
+def _next_steps(p: Prediction, verdict: Verdict, size: int) -> Sequence[str]:
+    """Return the next steps: what is most uncertain first."""
+    run = "RUN" if p.history.source is None else shlex.quote(str(p.history.source))
+    found = []
+    if verdict in ("unknown", "keep_or_larger", "keep_or_smaller") and p.second_run is None:
+        found.append(_how_to_resolve(p, run))
+    if verdict in ("larger", "smaller"):
+        found.append(
+            f"the learning rate at {count(size)}:\n  noisescale rescale {run} --batch-size {size}"
+        )
+    if p.fastest_timed is None and verdict not in ("smaller", "unknown"):
+        found.append(_how_to_time(p, run))
+    return [f"{'And' if k else 'Next'}: {what}" for k, what in enumerate(found)]
+
+
+def _how_to_resolve(p: Prediction, run: str) -> str:
+    """Return how the noise scale gets known: at frozen weights or, without any, by a second run."""
+    checkpoint = _last_checkpoint(p.history.source)
+    if checkpoint is not None:
+        took = _seconds_to_measure(p)
+        about = "" if took is None else f" (about {took})"
+        return (
+            f"measure it at the weights of the last checkpoint{about}. {TARGET} stands for your"
+            " script and function:\n"
+            f"  noisescale measure {TARGET} --checkpoint {shlex.quote(str(checkpoint))}"
+        )
+    own, middle = p.position.batch_size, p.position.critical.value
+    other = informative_batch_size(own, middle) if 0 < middle < math.inf else 16 * own
+    return (
+        f"train at batch size {count(other)} to the same result, and then run\n"
+        f"  noisescale predict {run} --second-run RUN2"
+    )
+
+
+def _last_checkpoint(source: Path | None) -> Path | None:
+    """Return the newest checkpoint of Lightning in a run's folder, or the one that was read."""
+    if source is None:
+        return None
+    if source.suffix == ".ckpt":
+        return source
+    found = [*source.glob("checkpoints/*.ckpt")] if source.is_dir() else []
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _seconds_to_measure(p: Prediction) -> str | None:
+    """Return how long `measure` likely takes, in words; None if no step was timed."""
+    seconds = p.own_row.seconds_per_step.value
+    if not math.isfinite(seconds):
+        return None
+    scale = p.noise_scale_now
+    b = scale.value if math.isfinite(scale.value) else scale.low
+    noise = b / p.position.batch_size if math.isfinite(b) else 1.0
+    took = seconds * max(LEAST_MEASURED, MEASURED_BATCHES * noise)
+    return f"{number(float(f'{min(took, MOST_SECONDS):.1g}'))} s"
+
+
+def _how_to_time(p: Prediction, run: str) -> str:
+    """Return how other batch sizes are timed: `profile` times modules of Lightning alone."""
+    if p.history.loop in ("", "lightning"):
+        return (
+            f"time other batch sizes. {TARGET} stands for your script and function:\n"
+            f"  noisescale profile {TARGET} --run {run}"
+        )
+    return (
+        f"time another batch size: train 100 steps at {count(2 * p.run_batch_size)} on"
+        f" {p.these_devices}, and then run\n  noisescale predict {run} --step-times RUN2"
+    )

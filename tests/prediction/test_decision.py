@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decision that a prediction ends in, in each case."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from reported_runs import history
+
+from noisescale import History, Prediction, predict
+from noisescale.bounded import Bounded
+from noisescale.history.optimizers import OptimizerKind, OptimizerMix
+from noisescale.prediction.decision import Decision, short_verdict
+from noisescale.prediction.position import Position
+
+NAN, INF = math.nan, math.inf
+
+
+def decision(batch_size: float, *critical: float, **run: float) -> Decision:
+    p = predict(history(**{"batch_size": batch_size, "devices": 1, "seconds": NAN} | run))
+    where = Position(batch_size, Bounded(*critical), scatter=0.5)
+    with mock.patch.object(Prediction, "position", where):
+        return p.decision
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "critical", "suggested", "headline", "reason"),
+    [
+        (
+            *(20, (229, 94, 778), 80, "Larger saves steps: up to 80 at little cost."),
+            # (1 + c/80)/(1 + c/20) at the likely ends, 171 and 342
+            "At 80 this result likely takes 0.29 to 0.33 of the steps, for 1.2 to 1.3 x the"
+            " examples. Time was not measured.",
+        ),
+        (
+            *(300, (340, 190, 590), 300, "Keep 300."),
+            "Halving it likely saves 21 to 26 % of the examples, doubling it likely saves 24 to 29"
+            " % of the steps.",
+        ),
+        (
+            *(2048, (340, 190, 700), 1024, "Smaller is cheaper: 1,024 instead of 2,048."),
+            "This result then likely takes 0.56 to 0.59 x the examples, in 1.1 to 1.2 x the steps.",
+        ),
+        (
+            *(64, (180, 30, 3000), 64, "Not too large: 64 is no waste."),
+            "Whether 128 pays, this run cannot say.",
+        ),
+        (
+            *(64, (21, 3, 120), 64),
+            "Not too small: doubling 64 likely saves 7 to 18 % of the steps.",
+            "Whether 32 is cheaper, this run cannot say.",
+        ),
+        (
+            *(128, (NAN, 21, INF), None),
+            "Not known yet: the critical batch size is at least 21 (you train at 128).",
+            "Whether another batch size than 128 is better, this run cannot say.",
+        ),
+        (
+            *(64, (64, 0.01, 4e5), None),
+            "Not known yet: the critical batch size lies between 0.010 and 400,000.",
+            "",
+        ),
+        (64, (NAN, 0, INF), None, "Not known yet: the critical batch size has no bound", ""),
+    ],
+)
+def test_a_verdict_has_its_sentence_and_its_batch_size(
+    batch_size: float,
+    critical: tuple[float, float, float],
+    suggested: int | None,
+    headline: str,
+    reason: str,
+) -> None:
+    found = decision(batch_size, *critical)
+
+    assert found.batch_size == suggested
+    assert found.headline.startswith(headline)
+    assert found.reason.startswith(f"You train at batch size {batch_size:,}. {reason}")
+
+
+def test_the_recommended_batch_size_is_that_of_the_decision_or_the_runs_own() -> None:
+    larger, unknown = predict(history(noise_scale=300.0)), predict(history(unresolved=40, low=5.0))
+
+    assert (larger.recommended_batch_size, larger.decision.batch_size) == (128, 128)
+    assert larger.recommended.batch_size == 128
+    assert (unknown.decision.verdict, unknown.decision.batch_size) == ("unknown", None)
+    assert (unknown.recommended_batch_size, unknown.recommended.batch_size) == (64, 64)
+    assert short_verdict(larger.decision) == "larger: 128"
+    assert short_verdict(unknown.decision) == "unknown"
+    shown = larger.to_dict()["decision"]
+    assert (shown["verdict"], shown["batch_size"]) == ("larger", 128)
+    assert shown["critical"]["high"] == pytest.approx(375.0)
+
+
+def test_a_batch_of_one_example_each_is_kept_and_fractions_become_whole_ones() -> None:
+    on_four = predict(history(batch_size=4.0, devices=4, noise_scale=0.1)).decision
+    on_three = predict(history(batch_size=9.0, devices=3, noise_scale=0.1)).decision
+
+    assert (on_four.verdict, on_four.headline) == ("keep", "Keep 4: each device has one example.")
+    assert "doubling it likely saves" in on_four.reason.lower()
+    assert (on_three.verdict, on_three.batch_size) == ("smaller", 3)
+
+
+def timed(*seconds: float) -> Decision:
+    """Of a run at 64 whose critical batch size is 400, timed at 64, 128 and 256."""
+    p = predict(history(devices=1, noise_scale=1000.0), [64, 128, 256], [1])
+    rows = tuple(
+        replace(row, basis="timed", seconds_per_step=Bounded(took, took, took))
+        for row, took in zip(p.rows, seconds, strict=True)
+    )
+
+    def row_at(_: Prediction, batch_size: float, __: int) -> object:
+        return next(row for row in rows if row.batch_size == batch_size)
+
+    with mock.patch.object(Prediction, "row_at", row_at):
+        return replace(p, rows=rows).decision
+
+
+def test_larger_pays_where_it_was_timed_and_is_kept_where_no_time_is_saved() -> None:
+    pays, middle, slower = timed(0.5, 0.52, 0.56), timed(0.5, 0.6, 1.3), timed(0.5, 1.0, 2.0)
+
+    # (1 + 1000/256)/(1 + 1000/64)·0.56/0.5 at 1000, 800 and 1250
+    assert pays.headline.startswith("Larger pays: 256 likely takes 0.33 x the time (timed), 1.2 x")
+    assert "not measured" not in pays.reason
+    assert (pays.batch_size, middle.batch_size, slower.batch_size) == (256, 128, 64)
+    assert slower.verdict == "keep"
+    assert slower.headline == "Keep 64: a larger batch saves steps, but no time on this device."
+
+
+def test_young_runs_and_runs_under_way_say_so_first() -> None:
+    young = predict(history(rows=3, noise_scale=1.0)).decision
+    now = replace(predict(history()), under_way=True).decision
+
+    assert young.verdict == "keep_or_smaller"
+    assert young.headline.startswith("So far, after 150 steps: not too small")
+    assert now.headline == "So far, after 2,000 steps: keep 64."
+
+
+def test_batch_sizes_and_devices_of_the_run_are_named() -> None:
+    sizes = np.repeat([16.0, 112.0], 20)
+    changed = predict(history(devices=1, batch_size=sizes, examples=np.cumsum(50 * sizes)))
+    fell = history(noise_scale=300.0, learning_rate=np.linspace(1.0, 0.0, 40))
+
+    reason = changed.decision.reason
+    assert reason.startswith("You trained at batch sizes from 16 to 112, last at 112. ")
+    assert changed.recommended_batch_size == 112
+    assert "at batch size 64 on 4 devices." in predict(history(devices=4)).decision.reason
+    assert "Over steps 50 to 2,000, while the learning rate fell." in predict(fell).decision.reason
+
+
+def test_what_resolves_it_is_the_next_step(tmp_path: Path) -> None:
+    """A checkpoint in the run's folder is measured; without one a second run is trained."""
+    p = predict(history(unresolved=40))
+    p.history.source = tmp_path
+    second = p.decision.next
+    assert second[0].endswith(f"noisescale predict {tmp_path} --second-run RUN2")
+    assert second[1].endswith(f"noisescale profile train.py:make --run {tmp_path}")
+
+    (tmp_path / "checkpoints").mkdir()
+    checkpoint = tmp_path / "checkpoints" / "last.ckpt"
+    checkpoint.touch()
+    first = replace(p).decision.next[0]
+
+    # a hundred batches for each of the noise scale's, at 80 and 64, of half a second
+    assert "(about 60.0 s)" in first
+    assert first.endswith(f"noisescale measure train.py:make --checkpoint {checkpoint}")
+
+
+@pytest.mark.parametrize(("noise_scale", "size"), [(300.0, 128), (3.0, 16)])
+def test_a_new_batch_size_has_its_learning_rate_next(noise_scale: float, size: int) -> None:
+    found = predict(history(noise_scale=noise_scale)).decision.next
+
+    assert found[0].endswith(f"noisescale rescale RUN --batch-size {size}")
+
+
+def test_an_untried_optimizer_is_told_by_a_second_run() -> None:
+    other = OptimizerMix(OptimizerKind.OTHER)
+    found = predict(History.from_columns(history(high=900, noise_scale=200.0), optimizer=other))
+
+    assert found.decision.verdict == "keep_or_larger"
+    assert "--second-run" in found.decision.next[0]
