@@ -88,8 +88,9 @@ def _suggested(p: Prediction) -> int:
     Of several batch sizes that were timed up to the suggested one, it is the fastest.
     """
     own, size = p.position.batch_size, p.position.suggested
-    if size > own and p.fastest_timed is not None:
-        here = [row for row in p.timed_rows if own <= row.batch_size <= size]
+    if size != own and p.fastest_timed is not None:
+        least, most = sorted((own, size))
+        here = [row for row in p.timed_rows if least <= row.batch_size <= most]
         size = min(here, key=lambda row: p.hours_ratio(row).value).batch_size if here else own
     each = p.own_devices
     return max(each, each * round(size / each)) if size != own else round(own)
@@ -107,9 +108,12 @@ def _said(p: Prediction, verdict: Verdict, size: int) -> tuple[str, str]:
     halved = f"halving it likely saves {_saved(p, 'examples', 0.5)} of the {p.unit}"
     doubled = f"doubling it likely saves {_saved(p, 'steps', 2.0)} of the steps"
     if verdict == "keep":
-        if position.verdict == "larger":
-            what = f"Keep {own}: a larger batch saves steps, but no time on {p.these_devices}."
-            return what, f"{doubled[0].upper()}{doubled[1:]}, which take longer, as timed."
+        if position.verdict != "keep" and p.fastest_timed is not None:
+            saves = "larger batch saves steps"
+            if position.verdict == "smaller":
+                saves = f"smaller batch saves {p.unit}"
+            what = f"Keep {own}: a {saves}, but no time on {p.these_devices}, as timed."
+            return what, f"{_upper(halved)}, {doubled}."
         if position.batch_size < 2 * p.own_devices:
             return f"Keep {own}: each device has one example.", f"{_upper(doubled)}."
         return f"Keep {own}.", f"{_upper(halved)}, {doubled}."
@@ -186,12 +190,9 @@ def _trained_at(p: Prediction) -> str:
 
 def short_verdict(decision: Decision) -> str:
     """Return the verdict for a cell of a table: 'larger: 128'."""
-    words = decision.verdict.replace("_", " ")
-    return (
-        words
-        if decision.verdict in ("keep", "unknown")
-        else f"{words}: {count(decision.batch_size or 0)}"
-    )
+    if decision.verdict in ("larger", "smaller"):
+        return f"{decision.verdict}: {count(decision.batch_size or 0)}"
+    return decision.verdict.replace("_", " ")
 
 
 def _measured_over(p: Prediction) -> str:

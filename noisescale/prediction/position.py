@@ -21,7 +21,7 @@ too large. Below, doubling it leaves at most 0.625 of the steps. Above, halving 
 
 ONE, PAIR = 0.7, 0.9
 """A verdict needs a larger probability than this: one of three, or one of two that border. At 0.6
-more runs have one of three, but one in seven verdicts was wrong (benchmarks/prediction/verdicts)."""
+more runs have one of three, but one in seven was wrong, see benchmarks/prediction/verdicts."""
 
 LIKELY = 0.8
 """The share of runs in which a likely range held."""
@@ -86,8 +86,8 @@ class Position:
             return float(batch_size < value)
         if end == 0:
             return 0.5
-        half_width = abs(math.log(end / value)) / norm.ppf((1 + self.confidence) / 2)
-        return float(norm.sf(math.log(batch_size / value) / half_width))
+        deviation = abs(math.log(end / value)) / norm.ppf((1 + self.confidence) / 2)
+        return float(norm.sf(math.log(batch_size / value) / deviation))
 
     @property
     def verdict(self) -> Verdict:
@@ -131,7 +131,8 @@ class Position:
         low, value, high = self.critical.low, self.critical.value, self.critical.high
         if not self.has_value:
             return self.critical
-        share = self.scatter * norm.ppf((1 + LIKELY) / 2) / norm.ppf((1 + self.confidence) / 2)
+        nominal = norm.ppf((1 + LIKELY) / 2) / norm.ppf((1 + self.confidence) / 2)
+        share = self.scatter * float(nominal)
         if value == 0:
             return Bounded(0.0, 0.0, high * min(share, 1.0))
         return Bounded(value, value * (low / value) ** share, value * (high / value) ** share)

@@ -51,14 +51,14 @@ def test_runs_are_a_table_from_the_oldest_to_the_newest(logs: Path) -> None:
     first = next(k for k, line in enumerate(lines) if line.startswith("b "))
     assert output.startswith("8 runs in my logs")
     assert [line for line in lines[first:-2] if re.match("[a-z]", line)] == [
-        "b 1,000 64 2 192 384 154",
-        "unresolved 1,000 64 2 >= 800 >= 1,600 >= 397",
+        "b 1,000 64 2 192 384 larger: 128",
+        "unresolved 1,000 64 2 >= 800 >= 1,600 larger: 256",
         "unmeasured unmeasured",
         "damaged damaged",
         "none empty",
         "odd unusable",
         "wide absent",
-        "a 1,000 64 2 96.0 192 115",
+        "a 1,000 64 2 96.0 192 keep or larger",
     ]
     assert "154–250" in output  # bounds of the first one
 
@@ -69,7 +69,7 @@ def test_runs_that_have_one_and_the_same_fault_do_not_hide_the_others(logs: Path
     output = run("predict", logs)
 
     assert output.count("unusable") == 2
-    assert "92.2–102" in output
+    assert "76.8–125" in output
 
 
 def test_the_command_at_the_end_is_whole_and_of_the_newest_run_that_is_predicted(

@@ -80,16 +80,26 @@ def test_more_devices_are_never_dominated(noise_scale: float, batch_size: float)
         )
 
 
-def test_the_fastest_of_the_timed_batch_sizes_is_recommended() -> None:
-    timings = [StepTiming(size, 1, 2, 1, 0.01 + size / 1000) for size in (8, 32, 128)]
-    times = fit_step_time(timings)
+@pytest.mark.parametrize(
+    ("seconds_per_example", "noise_scale", "recommended"),
+    [
+        (1e-6, 3000, 256),  # of 64 and 256
+        (1.0, 3000, 64),
+        (1e-6, 100, 64),
+        (1e-6, 3, 64),  # 16 takes more steps, each as long
+        (1.0, 3, 16),
+    ],
+)
+def test_of_timed_batch_sizes_up_to_the_suggested_one_the_fastest_is_recommended(
+    seconds_per_example: float, noise_scale: float, recommended: int
+) -> None:
+    timings = [
+        StepTiming(size, 1, 2, 1, 0.01 + 2 * size * seconds_per_example) for size in (8, 32, 128)
+    ]
 
-    for noise_scale in (3, 100, 3000):
-        p = predicted(noise_scale=noise_scale, devices=[2], step_times=times)
+    p = predicted(noise_scale=noise_scale, devices=[2], step_times=fit_step_time(timings))
 
-        timed = [row for row in p.rows if row.basis == "timed"]
-        assert len(timed) > 1
-        assert p.recommended.hours.value == min(row.hours.value for row in timed)
+    assert p.recommended_batch_size == recommended
 
 
 def test_a_monitor_is_taken_for_its_history_and_one_number_needs_no_list() -> None:

@@ -4,7 +4,6 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from reported_runs import history
 
@@ -202,8 +201,6 @@ def test_the_runs_own_batch_size_is_the_fastest_as_surely_as_the_bounds_say(
     how = "is" if verdict == "yes" else "is probably"
     assert f"64, {how} the fast" in found.sentence
     assert found.verdict == verdict
-
-
 
 
 def test_the_page_the_text_and_the_notebook_begin_with_the_decision() -> None:

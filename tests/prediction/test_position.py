@@ -57,7 +57,9 @@ def test_the_chance_is_that_of_two_halves_of_log_normals(
 ) -> None:
     value, low, high = critical
     z = np.random.default_rng(0).standard_normal(200_000)
-    draws = value * np.exp(z * np.where(z < 0, math.log(value / low), math.log(high / value)) / 1.96)
+    draws = value * np.exp(
+        z * np.where(z < 0, math.log(value / low), math.log(high / value)) / 1.96
+    )
 
     found = position(batch_size, *critical)
 

@@ -37,7 +37,7 @@ def test_keys_are_those_that_are_documented() -> None:
 
     assert list(record) == [
         *("version", "unit", "confidence", "resolved", "critical_batch_size"),
-        *("critical_batch_size_by_noise_scale", "noise_scale_now", "position"),
+        *("critical_batch_size_by_noise_scale", "noise_scale_now", "decision"),
         *("recommended", "on_more_devices"),
         *("twice_the_devices", "rows", "tradeoff", "calibration", "second_run", "run"),
         *("step_time", "warnings", "assumptions"),
@@ -48,7 +48,7 @@ def test_keys_are_those_that_are_documented() -> None:
     ]
     assert record["version"] == noisescale.__version__
     assert record["critical_batch_size"] == pytest.approx({"value": 100, "low": 80, "high": 125})
-    assert record["recommended"] in record["rows"]
+    assert record["recommended"]["batch_size"] == record["decision"]["batch_size"] == 64
     assert record["run"] == pytest.approx(
         {"steps": 2000, "examples": 128_000, "batch_size": 64, "devices": 2, "hours": 1000 / 3600}
         | {"measured_steps": None, "measuring_share": None}

@@ -56,7 +56,7 @@ def test_the_last_row_its_course_and_the_advice_are_shown(tmp_path: Path) -> Non
         "",
     ]
     advice = " ".join(" ".join(lines[9:]).split())
-    assert advice.startswith("So far You train at batch size 64 on 2 devices")
+    assert advice.startswith("Verdict Keep 64. You train at batch size 64 on 2 devices.")
     assert "Measuring took" not in advice
     assert lines[-1] == "The last row came 12 s ago. Press Ctrl-C to end."
     assert len(lines) <= 19

@@ -82,7 +82,7 @@ def test_headline_warnings_and_assumptions_are_read_in_order(tmp_path: Path) -> 
 
     page = page_of(p, tmp_path)
 
-    answers = ["<h1>You train at batch size 64", "<table>", "at least 80.0 examples"]
+    answers = ["<h1>Not too large: 64 is no waste.</h1>", "<table>", "at least 80.0 examples"]
     shown = ['id="noise-scale"', 'id="front"', 'id="speed-up"', "<h2>On the run"]
     doubts = ["Warnings", p.warnings[0]]
     limits = ["Assumptions", p.assumptions[0], "How to read this"]
