@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
@@ -30,6 +31,7 @@ from noisescale.meter.measuring_callback import MeasuringCallback
 from noisescale.meter.meter import Meter
 from noisescale.meter.options import MeterOptions, SmallBatch
 from noisescale.meter.run_log import RunLog
+from noisescale.prediction.closing import closing_lines
 from noisescale.printable import arguments
 
 _IN_STEPS = f"{ACCUMULATE} in each step (`gradient_accumulation_steps=2`)"
@@ -275,6 +277,11 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         for logged in self.meters:
             logged.end()
         trainer_access.hand_over_records(self, self._records, self._guard)
+        if records := self._records:
+            with self._guard("The verdict was not printed"):
+                histories = [logged.history for logged in self.meters]
+                said = closing_lines(histories, records[0].parent)
+                tqdm.write(f"NoiseScaleCallback: {said}")
         self._stop(interrupted=False)
         for callbacks in trainer_access.lists_with(self):
             print_all(callbacks)

@@ -243,6 +243,12 @@ class NoiseScaleMeter(Meter):
         if self._log_to is not None and "_events" in vars(self):
             with self._logged.guard(warning_of_folder(self._log_to)):
                 self._events.write()
+        if self._writes and not interrupted:
+            from noisescale.prediction.closing import closing_lines
+
+            with self._logged.guard("The verdict was not printed"):
+                assert self._log_to is not None
+                print(f"NoiseScaleMeter: {closing_lines([self.history], self._log_to)}")
 
     def state_dict(self, *, interrupted: bool = False) -> dict[str, Any]:
         """Return everything measured so far and the history, in builtins; it loads weights-only.

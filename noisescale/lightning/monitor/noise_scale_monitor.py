@@ -41,7 +41,6 @@ from noisescale.lightning.monitor.reporting import (
     folders_of_loggers,
     hand_over_records,
     report_run,
-    say_what_is_next,
     warn_if_text_alone,
 )
 from noisescale.lightning.monitor.unseen_steps import UnseenSteps
@@ -51,6 +50,7 @@ from noisescale.meter.extra import Extra, ExtraMeasurement
 from noisescale.meter.measuring_callback import MeasuringCallback
 from noisescale.meter.options import MeterOptions, SmallBatch
 from noisescale.meter.run_log import RunLog, nothing_measured
+from noisescale.prediction.closing import closing_lines
 from noisescale.printable import arguments
 
 if TYPE_CHECKING:
@@ -579,11 +579,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             logged.end()
         self._hand_over(trainer)
         if (records := self._records) and not self._report:
-            say_what_is_next(
-                self.noise_scale,
-                records[0].parent,
-                withheld=any(logged.history.withheld for logged in self.meters),
-            )
+            histories = [logged.history for logged in self.meters]
+            said = closing_lines(histories, records[0].parent)
+            trainer_access.rank_zero_info(f"NoiseScaleMonitor: {said}")
 
     @never_ends_training
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from noisescale.prediction.predict import predict
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
-    from noisescale.estimation.noise_scale import NoiseScale
     from noisescale.history.history import History
 
 
@@ -64,17 +62,6 @@ def report_run(
             for logger in trainer.loggers:
                 with guard(f"{type(logger).__name__} did not get the page of the noise scale"):
                     hand_to(logger, page, f"{prefix}report")
-
-
-def say_what_is_next(noise_scale: NoiseScale, folder: Path, *, withheld: bool) -> None:
-    """Log a line at the end of a fit: the noise scale now, and the command for the whole answer."""
-    if withheld:
-        text = "NoiseScaleMonitor: the noise scale is withheld, as a warning has said."
-        trainer_access.rank_zero_info(f"{text} Next: noisescale measure")
-        return
-    now = f"NoiseScaleMonitor: noise scale now {noise_scale}."
-    command = f"noisescale predict {shlex.quote(str(folder))}"
-    trainer_access.rank_zero_info(f"{now} Next: {command}")
 
 
 def folders_of_loggers(trainer: pl.Trainer) -> list[Path]:
