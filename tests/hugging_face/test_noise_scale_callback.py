@@ -380,6 +380,7 @@ def watched(hf: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespac
             eval_steps=10,
             extras={"eval_dataset": hf.digits()[:8]},
         )
+    seen.last = console.getvalue().splitlines()[-2:]
     seen.printed = [line for line in console.getvalue().splitlines() if "'loss'" in line]
     return seen
 
@@ -411,6 +412,8 @@ def test_the_console_shows_three_keys_and_between_steps_the_model_has_no_hooks(
         {part.split("'")[0] for part in line.split("noise_scale/")[1:]} for line in watched.printed
     ]
 
+    assert watched.last[0].startswith("NoiseScaleCallback: ")
+    assert watched.last[1] == f"Next: noisescale predict {watched.folder}"
     assert len(shown) == 4
     assert all(keys in (resolved, {"lower_bound"}) for keys in shown)
     assert resolved in shown

@@ -27,6 +27,7 @@ from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.history.reading import read_metric, read_run
 from noisescale.lab.compare.reading import read_trials
 from noisescale.meter import noise_scale_meter
+from noisescale.prediction.closing import closing_lines
 
 DATA, LABELS = data(4000).tensors
 
@@ -69,6 +70,15 @@ def assert_same(read: History, own: History, *, but: tuple[str, ...] = ()) -> No
         if name not in but:
             expected = np.where(np.isnan(own[name]) & (name == "high"), math.inf, own[name])
             np.testing.assert_array_equal(read[name], expected, err_msg=name)
+
+
+def test_closing_prints_the_verdict_and_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = Loop(tmp_path).train(20)
+
+    said = closing_lines([loop.meter.history], tmp_path)
+    assert capsys.readouterr().out == f"NoiseScaleMeter: {said}\n"
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,10 @@ from tiers import slow
 
 from noisescale import History, NoiseScaleMonitor
 from noisescale.guard import Guard
+from noisescale.lightning import trainer_access
 from noisescale.lightning.monitor import reporting
 from noisescale.lightning.monitor.reporting import report_run
+from noisescale.prediction.closing import closing_lines
 
 
 def test_a_fit_ends_with_the_answers_and_a_page_beside_the_logs(
@@ -37,6 +39,18 @@ def test_a_fit_ends_with_the_answers_and_a_page_beside_the_logs(
     assert "rows" in printed
     assert printed.count(f"{tmp_path}/noise_scale.html") == 1
     assert "2 devices" in (tmp_path / "noise_scale.html").read_text()
+
+
+def test_without_a_report_a_fit_ends_with_two_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(trainer_access, "rank_zero_info", said.append)
+    monitor = NoiseScaleMonitor(every_n_steps=1)
+
+    fit_here(monitor, train_loader=loader(10, 200), logger=CSVLogger(tmp_path, "", ""))
+
+    assert said[-1] == f"NoiseScaleMonitor: {closing_lines([monitor.history], tmp_path)}"
 
 
 def test_one_optimizer_that_tells_nothing_leaves_the_others_their_pages(tmp_path: Path) -> None:
