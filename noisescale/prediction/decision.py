@@ -117,11 +117,12 @@ def _said(p: Prediction, verdict: Verdict, size: int) -> tuple[str, str]:
         if position.batch_size < 2 * p.own_devices:
             return f"Keep {own}: each device has one example.", f"{_upper(doubled)}."
         return f"Keep {own}.", f"{_upper(halved)}, {doubled}."
-    twice, half = (count(round(position.batch_size * x)) for x in (2, 0.5))
     if verdict == "keep_or_larger":
-        return f"Not too large: {own} is no waste.", f"Whether {twice} pays, this run cannot say."
+        takes = _takes(p, 2 * round(position.batch_size)).rstrip(".")
+        return f"Not too large: {own} is no waste.", f"{takes}: this run cannot say if that pays."
     if verdict == "keep_or_smaller":
         said = f"Not too small: {doubled.replace('it', own, 1)}."
+        half = count(round(position.batch_size / 2))
         return said, f"Whether {half} is cheaper, this run cannot say."
     cannot = f"Whether another batch size than {own} is better, this run cannot say."
     if math.isinf(critical.high):
