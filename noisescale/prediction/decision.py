@@ -71,7 +71,7 @@ def decision_of(p: Prediction) -> Decision:
     if p.under_way or position.young:
         headline = f"So far, after {count(p.run.steps.sum())} steps: {_lower(headline)}"
     if not position.at_end and has_decayed(p.history) and verdict != "unknown":
-        reason += f" Over {_measured_over(p)}, while the learning rate fell."
+        reason += f" It was measured over {_measured_over(p)}, while the learning rate fell."
     return Decision(
         verdict,
         None if verdict == "unknown" else size,

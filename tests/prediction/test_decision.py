@@ -154,7 +154,7 @@ def test_batch_sizes_and_devices_of_the_run_are_named() -> None:
     assert reason.startswith("You trained at batch sizes from 16 to 112, last at 112. ")
     assert changed.recommended_batch_size == 112
     assert "at batch size 64 on 4 devices." in predict(history(devices=4)).decision.reason
-    assert "Over steps 50 to 2,000, while the learning rate fell." in predict(fell).decision.reason
+    assert "measured over steps 50 to 2,000, while the learning rate fell." in predict(fell).decision.reason
 
 
 def test_what_resolves_it_is_the_next_step(tmp_path: Path) -> None:
