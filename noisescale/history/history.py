@@ -127,6 +127,8 @@ class History(Mapping[str, NDArray[np.float64]]):
         """The folder or file that the history was read from."""
         self.under_way = False
         """Whether the run still trained when the history was read."""
+        self.optimizers: tuple[int, ...] = (0,)
+        """The numbers of the optimizers that its monitor measured, in the record of the run."""
         self.loop = ""
         """What took the steps: "lightning", "transformers" or "own"; "" if it was not recorded."""
         self.way = ""

@@ -68,6 +68,8 @@ def decision_of(p: Prediction) -> Decision:
     if verdict in ("larger", "smaller") and size == round(position.batch_size):
         verdict = "keep"
     headline, reason = _said(p, verdict, size)
+    if p.by_optimizer:
+        headline = f"Optimizer {p.number} allows least. {headline}"
     if p.under_way or position.young:
         headline = f"So far, after {count(p.run.steps.sum())} steps: {_lower(headline)}"
     if not position.at_end and has_decayed(p.history) and verdict != "unknown":
