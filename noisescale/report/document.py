@@ -85,8 +85,10 @@ class Document:
     title: str
     """The title of the browser's window."""
     headline: str
-    """The answer in one or two sentences."""
+    """The answer in one sentence."""
     answers: Sequence[Statement]
+    lead: str = ""
+    """What the answer means for the reader, in a second line below the headline."""
     summary: Table | None = None
     """Three to five rows that stand below the headline, each in a line of its own."""
     tables: Sequence[Table] = ()
@@ -103,9 +105,9 @@ class Document:
     """What to do next: sentences that end with a command, or have it in a line of its own."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return headline, status, statements, doubts and next steps in builtins."""
+        """Return headline, lead, status, statements, doubts and next steps in builtins."""
         said = {"answers": [*map(_as_dict, self.answers)]}
-        kept = fields_of(self, "headline", "status", "doubts", "next")
+        kept = fields_of(self, "headline", "lead", "status", "doubts", "next")
         found: dict[str, Any] = finite({**kept, **said})
         return found
 

@@ -15,8 +15,8 @@ _LEFT = 'style="text-align: left; white-space: normal"'
 def fragment_of(document: Document) -> str:
     """Return HTML without styles of its own, so that it suits light and dark notebooks.
 
-    It has the headline, the summary, the answers, the doubts and the tables that are no details;
-    without a summary the first table in any case.
+    It has the headline, the lead, the summary, the answers, the doubts and the tables that are no
+    details; without a summary the first table in any case.
     """
     answers = "".join(_statements(document.answers))
     summary = document.summary
@@ -26,8 +26,9 @@ def fragment_of(document: Document) -> str:
     doubts = "".join(f"<p><b>Warning:</b> {escape(doubt)}</p>" for doubt in document.doubts)
     steps = (escape(step).replace("\n", "<br>") for step in document.next)
     after = "".join(f"<p>{said}</p>" for said in (*steps, *map(escape, document.written)))
+    lead = f"<p>{escape(document.lead)}</p>" if document.lead else ""
     return (
-        f"<p><b>{escape(document.headline)}</b></p>"
+        f"<p><b>{escape(document.headline)}</b></p>{lead}"
         f"{first}<table><tbody>{answers}</tbody></table>{doubts}"
         f"{''.join(map(_table, shown))}{after}"
     )

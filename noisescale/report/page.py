@@ -34,6 +34,7 @@ def page_html(document: Document) -> str:
     return template.substitute(
         title=escape(document.title),
         heading=escape(document.headline),
+        lead=f'<p class="lead">{escape(document.lead)}</p>' if document.lead else "",
         status="" if document.status == "done" else '<p class="notes">Still under way.</p>',
         summary="" if document.summary is None else _table(document.summary),
         answers="\n".join(["<dl>", *_statements(document.answers), "</dl>"]),

@@ -30,6 +30,8 @@ def text_of(document: Document, *, details: bool = False, more: str = "") -> Gro
         more: How to get these if they are left out: "add --details".
     """
     found: list[RenderableType] = [Text(printable(document.headline), "bold")]
+    if document.lead:
+        found.append(Text(printable(document.lead)))
     if document.summary is not None:
         found += [Text(""), Compact(document.summary)]
     if document.answers:

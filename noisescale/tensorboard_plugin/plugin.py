@@ -95,6 +95,7 @@ class NoiseScalePlugin(Tab):
         return _drawing_of(said.figures()) | {
             "name": measured.name,
             "headline": said.headline,
+            "lead": said.lead,
             "summary": None if said.summary is None else asdict(said.summary),
             "answers": [asdict(one) for one in said.answers],
             "tables": [asdict(table) for table in said.tables],

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import re
 import sys
+from dataclasses import replace
 from html import unescape
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from pages import Outline
 from reported_runs import history
 
 from noisescale.prediction.predict import predict
+from noisescale.report.fragment import fragment_of
 
 
 def words_of(fragment: str) -> str:
@@ -32,6 +34,14 @@ def test_a_notebook_shows_the_answers_the_warnings_and_the_batch_sizes() -> None
     assert "batch size steps examples time" in text
     assert re.search(r" 64 this run 2,000 128k 16\.7 minutes, timed ", text)
     assert "On the run's own 2 devices" not in text
+
+
+def test_the_lead_stands_between_the_headline_and_the_summary() -> None:
+    document = replace(predict(history()).document(), lead="At <64> half the steps.")
+
+    text = words_of(fragment_of(document))
+
+    assert text.startswith(f"{document.headline} At <64> half the steps. batch size steps")
 
 
 def test_the_fragment_loads_nothing_and_escapes_names() -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
 import re
+from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +63,18 @@ def test_tables_of_the_page_have_the_rows_and_their_marks(tmp_path: Path) -> Non
     assert page.count(f'<th scope="row">64{mark}</th><td>2,000</td>') == 2  # and in the summary
     assert len(re.findall("<table>", page)) == 3  # the summary, batch sizes, devices
     assert len(re.findall('<th scope="row">', page)) == 3 + 4
+
+
+def test_the_lead_stands_below_the_only_h1() -> None:
+    from noisescale.report.page import page_html
+
+    document = replace(predict(history()).document(), lead="At <64> half the steps.")
+
+    page = page_html(document)
+
+    assert page.count("<h1>") == 1
+    heading = f"<h1>{escape(document.headline)}</h1>"
+    assert f'{heading}\n<p class="lead">At &lt;64&gt; half the steps.</p>' in page
 
 
 def test_headline_warnings_and_assumptions_are_read_in_order(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ RUNS = Table("All runs", ["run", "steps"], [Line([Cell("a"), Cell("3")])], detai
 DOCUMENT = Document(
     title="T",
     headline="Batch size 64 is enough.",
+    lead="At 32 it takes twice the steps.",
     answers=[Statement("First", "one", parts=[Statement("of which", "half")])],
     tables=[SIZES, RUNS],
     doubts=["It may be chance."],
@@ -40,7 +41,7 @@ def test_a_document_is_read_from_top_to_bottom() -> None:
     text = plain(text_of(DOCUMENT, details=True), 60)
 
     assert text.splitlines() == [
-        *("Batch size 64 is enough.", ""),
+        *("Batch size 64 is enough.", "At 32 it takes twice the steps.", ""),
         *("First       one", "  of which  half", ""),
         *("Sizes", "batch", " size  steps", "────────────", "   64     10", "  own   9–11", ""),
         *("All runs", "run  steps", "──────────", "  a      3", ""),
@@ -106,7 +107,7 @@ def test_what_does_not_print_is_escaped_everywhere() -> None:
     hostile = "\x1b[31m\u202e"
     table = Table(hostile, [hostile], [Line([Cell(hostile)], [hostile])], [hostile])
     document = Document(
-        hostile, hostile, [Statement(hostile, hostile)], None, [table], doubts=[hostile],
+        hostile, hostile, [Statement(hostile, hostile)], hostile, None, [table], doubts=[hostile],
         assumptions=[hostile], written=[hostile], next=[hostile],
     )  # fmt: skip
 
@@ -114,7 +115,7 @@ def test_what_does_not_print_is_escaped_everywhere() -> None:
 
     assert "\x1b" not in text
     assert "\u202e" not in text
-    assert text.count(r"\x1b[31m\u202e") == 12
+    assert text.count(r"\x1b[31m\u202e") == 13
 
 
 def test_a_width_that_holds_no_table_is_refused() -> None:

@@ -187,6 +187,7 @@ export class Page {
       parts.push(element("p", {className: "error"}, one.error));
     } else {
       parts.push(element("p", {className: "headline"}, one.headline));
+      if (one.lead) parts.push(element("p", {className: "lead"}, one.lead));
       if (one.summary) parts.push(...table(one.summary));
       parts.push(answers(one.answers));
       parts.push(...one.next.map((step) => element("p", {className: "next"}, step)));
