@@ -186,14 +186,14 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
 def extremes(
     key: NDArray[np.float64], resolved: NDArray[np.bool_], most: int = MOST_POINTS
 ) -> NDArray[np.intp]:
-    """Return the rows to draw: all, or of each part the least and the largest.
+    """Return the rows to draw: all, or of each part the least and the largest, and the last.
 
     Of a part whose rows are mostly resolved, these are drawn; of another part the others.
     """
     if len(key) <= most:
         return np.arange(len(key))
-    kept: set[int] = set()
-    for part in np.array_split(np.arange(len(key)), most // 2):
+    kept = {len(key) - 1}
+    for part in np.array_split(np.arange(len(key)), (most - 1) // 2):
         kind = part[resolved[part] == (resolved[part].mean() >= 0.5)]
         kept |= {int(kind[np.argmin(key[kind])]), int(kind[np.argmax(key[kind])])}
     return np.array(sorted(kept))
