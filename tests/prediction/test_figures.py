@@ -312,6 +312,22 @@ def test_savings_are_those_of_the_law_with_marks_at_what_decides() -> None:
     assert not {"steps", "examples"} & {line.name for line in unresolved.data}
 
 
+def test_batch_sizes_have_ticks_at_doublings_of_the_run_and_no_labels_in_a_crowd() -> None:
+    own, changed = predict(history(batch_size=20.0)), predict(history(batch_size=19.5))
+    wide = history(rows=3)
+    for name in ("noise_scale", "low", "high"):
+        wide[name] *= np.array([0.04, 40.0, 4e4])
+
+    savings, mean = (draw("savings", p).layout.xaxis for p in (own, changed))
+    along, far = (draw("noise-scale", p).layout.yaxis for p in (own, predict(wide)))
+
+    assert list(savings.ticktext) == ["5", "10", "20", "40", "80", "160"]
+    assert set(along.tickvals) <= {5 * 2**k for k in range(9)}
+    assert list(mean.tickvals) == [8, 16, 32, 64, 128]
+    assert {math.log2(size / 64) % 2 for size in far.tickvals} == {0}
+    assert 64 in far.tickvals
+
+
 def test_a_page_writes_the_title_itself() -> None:
     from noisescale.report.drawing import place_figure
 

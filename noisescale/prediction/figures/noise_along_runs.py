@@ -31,8 +31,8 @@ from noisescale.report.drawing import (
     draw_area,
     extremes,
     figure,
-    log_axis,
     shown_name,
+    size_axis,
     with_legend,
 )
 from noisescale.report.numbers import count, number, with_bounds
@@ -175,7 +175,7 @@ def noise_scale_figure(p: Prediction) -> go.Figure:
         f"Line: as it was shown at each step. Shaded: its {100 * p.confidence:g} % interval then;"
         " open upwards where the noise scale was not resolved.",
         {"title": {"text": "optimizer steps"}, "rangemode": "tozero"},
-        log_axis(f"noise scale, batch size ({unit})", floor, top),
+        size_axis(f"noise scale, batch size ({unit})", [p.run_batch_size], floor, top),
     )
     if resolved.any():
         draw_area(drawn, f"{100 * p.confidence:g} % interval", curve.band(floor, top))
@@ -252,7 +252,9 @@ def noise_of_runs_figure(
         _finding(curves, unit),
         _caption(curves),
         {"title": {"text": _AXES[across].format(unit=unit)}, "rangemode": "tozero"},
-        log_axis(f"noise scale, batch size ({unit})", floor, top),
+        size_axis(
+            f"noise scale, batch size ({unit})", [p.run_batch_size for _, p, _ in runs], floor, top
+        ),
     )
     for name, curve, colour in curves:
         _draw_run(drawn, name, curve, colour, (floor, top), intervals=len(runs) <= MOST_BANDS)
