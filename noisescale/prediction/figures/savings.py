@@ -14,7 +14,7 @@ from noisescale.bounded import Bounded
 from noisescale.prediction.position import Position
 from noisescale.prediction.statements import band_text
 from noisescale.report.colours import BANDS, BLACK, BLUE, GREY, VERMILLION
-from noisescale.report.drawing import draw_area, figure, log_axis, with_legend
+from noisescale.report.drawing import draw_area, figure, log_axis, size_axis, with_legend
 from noisescale.report.numbers import count, two_digits
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def savings_figure(p: Prediction) -> go.Figure:
     drawn = figure(
         _finding(p, position),
         _caption(position),
-        log_axis(f"batch size ({escape(p.unit)})", low, high),
+        size_axis(f"batch size ({escape(p.unit)})", [own], low, high),
         log_axis("relative to this run", *_ends(every)),
     )
     for name, bands, colour, fill in curves:
