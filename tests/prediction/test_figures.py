@@ -286,6 +286,7 @@ def test_every_colour_has_one_for_dark_pages() -> None:
     runs = [history(), history(unresolved=40), history(seconds=math.nan)]
     predicted = [predict(run) for run in runs]
     drawn = [draw(name, p) for p in predicted for name in NAMES]
+    assert {figure.id for figure in predicted[0].document().figures()} == {*NAMES}
     drawn.append(overlaid([(str(k), p, k) for k, p in enumerate(predicted)]))
 
     used = set().union(*(colours_in(figure.to_plotly_json()) for figure in drawn))
