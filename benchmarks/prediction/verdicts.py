@@ -17,15 +17,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import sys
 import tempfile
 import time
 import warnings
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 
@@ -33,10 +37,14 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks.lib.problems import PROBLEMS
 from benchmarks.lib.results import saved_rows, write_results
 from benchmarks.lib.stacked import Stepper, stepper_of, upper_median, use_plain_attention
+from benchmarks.prediction.geometries import predictions
 from benchmarks.prediction.optimizer_sweeps import WORKLOADS, Workload, sweep
-from noisescale import NoiseScaleMonitor, fit_tradeoff
+from noisescale import NoiseScaleMonitor, fit_tradeoff, predict
 from noisescale.bounded import Bounded
+from noisescale.history.document import Document
 from noisescale.history.record import RECORD
+from noisescale.prediction.position import LIKELY, ONE, PAIR, Position
+from noisescale.refusal import Refusal
 
 NAME = "prediction/verdicts"
 SWEEPS = "prediction/optimizer_sweeps"
@@ -60,7 +68,20 @@ RUNS = {"larger": 2, "keep": 2, "smaller": 4}
 """The most batch sizes of a workload in a class: few workloads have any that are too large."""
 
 SEEDS = {"larger": (100,), "keep": (100,), "smaller": (100, 101)}
+LONG_SEEDS = 100, 101, 102
 """None of them is a sweep's."""
+
+
+ONES, PAIRS = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8), (0.9, 0.95)
+WANTED = 0.95
+"""The share of decided runs that is to be right."""
+
+NEAR = 1.5
+CONSTANTS = "larger", "keep", "keep_or_larger", "keep_or_smaller"
+ODD = "digits, Lion", "digits, momentum 0.97"
+"""Their steps hardly fall from B = 16 on, for reasons other than noise."""
+
+NORMAL_80, NORMAL_95 = 1.2816, 1.96
 
 
 def _longer(name: str, goal: float, **more: Any) -> Workload:
@@ -75,10 +96,10 @@ LONGER = (
     _longer("mnist, SGD", 0.1, seeds=3),
     _longer("mnist, momentum", 0.1, seeds=3),
     _longer("mnist, AdamW", 0.1, seeds=3),
+    _longer("autoencoder, momentum", 0.15, seeds=1, optimizer="SGD", first_lr=3.0),
     _longer("convolutions, SGD", 0.06, seeds=2),
     _longer("autoencoder, momentum", 0.13, seeds=3),
     _longer("convolutions, AdamW", 0.06, seeds=2),
-    _longer("autoencoder, momentum", 0.15, seeds=2, optimizer="SGD", first_lr=3.0),
 )
 """Workloads that are swept here to lower losses: there runs are longer, and more batch sizes are
 too large."""
@@ -273,9 +294,11 @@ def _short(line: Row) -> Row:
 
 def train(rows: list[Row], only: str | None, deadline: float) -> None:
     """Train what is missing, the cheapest first, until the deadline."""
-    done = {(row["workload"], row["batch_size"], row["seed"]) for row in rows}
+    done = {
+        (row["workload"], row["batch_size"], row["seed"]) for row in rows if row["kind"] == "run"
+    }
     for cell in planned(rows):
-        for seed in SEEDS[cell.truth]:
+        for seed in LONG_SEEDS if cell.steps >= LONG else SEEDS[cell.truth]:
             key = cell.workload, cell.batch_size, seed
             if key in done or only not in (None, cell.workload):
                 continue
@@ -286,6 +309,263 @@ def train(rows: list[Row], only: str | None, deadline: float) -> None:
             write_results(NAME, rows, quiet=True)
             about = f"{cell.workload}, B = {cell.batch_size}, {cell.truth}"
             print(f"{about}: {cell.steps} steps, {row['seconds']} s", flush=True)
+
+
+class Judged(NamedTuple):
+    """What a run says, beside what the sweep says."""
+
+    cell: Cell
+    seed: int
+    position: Position | None
+    """None: the noise scale was withheld."""
+    by_noise_scale: float
+    """c as the run's noise scale gives it, before the error of the theory."""
+
+    @property
+    def family(self) -> str:
+        """The problem and the optimizer: runs of a family are not independent."""
+        return ", ".join(self.cell.workload.split(", ")[:2])
+
+    @property
+    def near(self) -> bool:
+        """Whether c is within 1.5 x of a boundary."""
+        boundaries = FACTOR, 1 / FACTOR
+        return min(abs(math.log(self.cell.ratio / x)) for x in boundaries) < math.log(NEAR)
+
+    @cache  # noqa: B019  # the program ends with its runs
+    def verdict(self, one: float, pair: float) -> str:
+        if self.position is None:
+            return "unknown"
+        with patch.multiple("noisescale.prediction.position", ONE=one, PAIR=pair):
+            return self.position.verdict
+
+    def older(self) -> Judged:
+        """Return the run without the caution that is due with few steps."""
+        if self.position is None:
+            return self
+        return self._replace(position=replace(self.position, young=False))
+
+    def is_right(self, verdict: str) -> bool:
+        return self.cell.truth in verdict.split("_or_")
+
+    @property
+    def deviations(self) -> float | None:
+        """Standard deviations, as the bounds have them, from the point to the swept c."""
+        if self.position is None or not self.position.resolved or self.position.critical.low == 0:
+            return None
+        band = self.position.critical
+        low, value, high = band.low, band.value, band.high
+        swept = self.cell.swept.value
+        end = high if swept > value else low
+        return abs(math.log(swept / value)) / abs(math.log(end / value)) * NORMAL_95
+
+    @property
+    def holds(self) -> bool:
+        if self.position is None:
+            return True
+        return self.position.critical.low <= self.cell.swept.value <= self.position.critical.high
+
+
+def judged(rows: list[Row]) -> list[Judged]:
+    """Return all runs with what they say."""
+    known = {(cell.workload, cell.batch_size): cell for cell in cells(rows)}
+    found = []
+    for row in rows:
+        cell = known.get((row["workload"], row["batch_size"]))
+        if row["kind"] != "run" or cell is None:
+            continue
+        (part,) = Document(row["record"]).parts.values()
+        position, by_noise_scale = None, math.nan
+        with warnings.catch_warnings(), suppress(Refusal):
+            warnings.simplefilter("ignore")
+            p = predict(part.history())
+            position, by_noise_scale = p.position, p.critical_batch_size_by_noise_scale.value
+        found.append(Judged(cell, row["seed"], position, by_noise_scale))
+    return found
+
+
+class Score(NamedTuple):
+    """Counts of verdicts."""
+
+    runs: int
+    decided: int
+    by_one_word: int
+    wrong: int
+    wrong_near: int
+    """Of these with c within 1.5 x of a boundary."""
+
+    @classmethod
+    def of(cls, runs: Iterable[Judged], one: float, pair: float) -> Score:
+        verdicts = [(run, run.verdict(one, pair)) for run in runs]
+        decided = [(run, verdict) for run, verdict in verdicts if verdict != "unknown"]
+        wrong = [run for run, verdict in decided if not run.is_right(verdict)]
+        by_one = sum(verdict in SOUGHT for _, verdict in decided)
+        return cls(len(verdicts), len(decided), by_one, len(wrong), sum(r.near for r in wrong))
+
+    @property
+    def right(self) -> float:
+        """The share of decided runs."""
+        return 1 - self.wrong / self.decided if self.decided else math.nan
+
+    def __str__(self) -> str:
+        return (
+            f"{self.decided} of {self.runs} decided ({self.decided / self.runs:.0%}),"
+            f" {self.by_one_word} by one word ({self.by_one_word / self.runs:.0%}),"
+            f" {self.wrong} wrong ({self.wrong_near} near a boundary), right {self.right:.1%}"
+        )
+
+
+def chosen_threshold(runs: list[Judged]) -> float:
+    """Return the lowest q1 with the wanted share of right verdicts, or that with the most."""
+    scores = {one: Score.of(runs, one, PAIRS[0]) for one in ONES}
+    good = [one for one, score in scores.items() if score.right >= WANTED]
+    return min(good) if good else max(scores, key=lambda one: scores[one].right)
+
+
+def halves(runs: list[Judged]) -> tuple[list[Judged], list[Judged]]:
+    """Split by family."""
+    families = sorted({run.family for run in runs})
+    first = set(families[::2])
+    return [r for r in runs if r.family in first], [r for r in runs if r.family not in first]
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """Return the least value that the share of values does not exceed."""
+    ordered = sorted(values)
+    return ordered[math.ceil(share * len(ordered)) - 1]
+
+
+def report(rows: list[Row]) -> list[Row]:
+    """Print the tables; return them as rows."""
+    runs = judged(rows)
+    told: list[Row] = []
+
+    def tell(title: str, chosen: list[Judged], ones: Sequence[float] = ONES) -> None:
+        if not chosen:
+            return
+        classes = Counter(run.cell.truth for run in chosen)
+        print(f"\n{title}: {len(chosen)} runs of {len({r.family for r in chosen})} families,")
+        print("  " + ", ".join(f"{classes[truth]} {truth}" for truth in SOUGHT))
+        for constant in CONSTANTS:
+            count = sum(run.is_right(constant) for run in chosen)
+            print(f"  always {constant}: right {count / len(chosen):.1%}")
+        for one in ones:
+            for pair in PAIRS:
+                score = Score.of(chosen, one, pair)
+                counts = Counter(run.verdict(one, pair) for run in chosen)
+                print(f"  q1 {one}, q2 {pair}: {score}; {dict(counts)}")
+                about = {"title": title, "q1": one, "q2": pair, **score._asdict()}
+                told.append({"kind": "score", **about, "verdicts": counts})
+
+    tell("all", runs)
+    tell("all, none young", [run.older() for run in runs])
+    tell("200 steps and more", [r for r in runs if r.cell.steps >= 200])
+    tell(f"{LONG} steps and more", [r for r in runs if r.cell.steps >= LONG])
+    for odd in ODD:
+        print(f"without {odd}:", Score.of((r for r in runs if r.family != odd), ONE, PAIR))
+    tell("without both", [r for r in runs if r.family not in ODD])
+    for truth in SOUGHT:
+        alike = [run.verdict(ONE, PAIR) for run in runs if run.cell.truth == truth]
+        print(f"truth {truth}: {dict(Counter(alike))}")
+    for name, (known, other) in {"one": halves(runs), "other": halves(runs)[::-1]}.items():
+        one = chosen_threshold(known)
+        score = Score.of(other, one, PAIRS[0])
+        print(f"chosen on the {name} half: q1 {one}; there {Score.of(known, one, PAIRS[0])};")
+        print(f"  on the rest {score}")
+        told.append({"kind": "left out", "chosen_on": name, "q1": one, **score._asdict()})
+    told += tell_likely("all", runs)
+    told += tell_likely("without both", [r for r in runs if r.family not in ODD])
+    told += tell_wrong(runs)
+    return told
+
+
+def tell_likely(title: str, chosen: list[Judged]) -> list[Row]:
+    """Print how many standard deviations hold four of five, with families left out."""
+    known = {r: d for r in chosen if (d := r.deviations) is not None}
+    if not known:
+        return []
+    z = quantile(known.values(), LIKELY)
+    held = 0
+    zs = []
+    for family in {run.family for run in known}:
+        others = quantile([d for run, d in known.items() if run.family != family], LIKELY)
+        zs.append(others)
+        held += sum(d <= others for run, d in known.items() if run.family == family)
+    bounds = [run.position.critical for run in known if run.position is not None]
+    wide = [band.high / band.low for band in bounds]
+    likely = [width ** (z / NORMAL_95) for width in wide]
+    factors = [
+        max(r.cell.swept.value / b.value, b.value / r.cell.swept.value)
+        for r, b in zip(known, bounds, strict=True)
+    ]
+    holds = sum(run.holds for run in chosen)
+    row = {
+        "kind": "likely",
+        "title": title,
+        "runs": len(known),
+        "deviations": round(z, 3),
+        "scatter": round(z / NORMAL_80, 3),
+        "left_out_from": round(min(zs), 3),
+        "left_out_to": round(max(zs), 3),
+        "held_left_out": held,
+        "deviations_95": round(quantile(known.values(), 0.95), 3),
+        "width_likely": round(statistics.median(likely), 2),
+        "width_95": round(statistics.median(wide), 1),
+        "factor_off": round(statistics.median(factors), 2),
+        "within_2": sum(x <= 2 for x in factors),
+        "held_95": holds,
+        "of": len(chosen),
+    }
+    print(
+        f"\nlikely, {title}: {len(known)} runs with a point and two ends; four of five within"
+        f" {z:.2f} deviations ({row['scatter']} x nominal), with a family left out {min(zs):.2f} to"
+        f" {max(zs):.2f}, which held {held} ({held / len(known):.0%}); 95 % within"
+        f" {row['deviations_95']}; median width {row['width_likely']} x, of the 95 % bounds"
+        f" {row['width_95']} x; the point is off by {row['factor_off']} x (median), within 2 x in"
+        f" {row['within_2']}; 95 % bounds hold {holds} of {len(chosen)}"
+    )
+    return [row]
+
+
+def tell_wrong(runs: list[Judged]) -> list[Row]:
+    """Print each wrong verdict with what the noise scale was at frozen weights."""
+    frozen: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for row in saved_rows(SWEEPS):
+        if row["kind"] == "measured":
+            frozen[row["workload"]].append((row["batch_size"], predictions(row)["simple"]))
+    told = []
+    print()
+    for run in runs:
+        verdict = run.verdict(ONE, PAIR)
+        if verdict == "unknown" or run.is_right(verdict):
+            continue
+        cell, position = run.cell, run.position
+        truths = dict(frozen.get(cell.workload, []))
+        truth = truths.get(cell.batch_size, math.nan)
+        assert position is not None
+        row = {
+            "kind": "wrong",
+            "workload": cell.workload,
+            "batch_size": cell.batch_size,
+            "steps": cell.steps,
+            "seed": run.seed,
+            "swept": _short_number(cell.swept.value),
+            "truth": cell.truth,
+            "verdict": verdict,
+            "point": _short_number(position.critical.value),
+            "low": _short_number(position.critical.low),
+            "high": _short_number(position.critical.high),
+            "by_noise_scale": _short_number(run.by_noise_scale),
+            "frozen": _short_number(truth),
+            "near": run.near,
+        }
+        told.append(row)
+        print("wrong: " + ", ".join(f"{name} {x}" for name, x in row.items() if name != "kind"))
+    return told
+
+
+def _short_number(x: float) -> float | None:
+    return float(f"{x:.3g}") if math.isfinite(x) else None
 
 
 def main() -> None:
@@ -303,6 +583,10 @@ def main() -> None:
             if given.only in (None, name_of(workload)):
                 sweep_longer(workload, rows, deadline)
                 train(rows, given.only, deadline)
+    measured = [row for row in rows if row["kind"] in ("sweep", "run")]
+    told = report(measured)
+    if given.report:
+        write_results(NAME, [*told, *measured])
 
 
 if __name__ == "__main__":
