@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from statistics import median
 from typing import Literal, NamedTuple
 
 from noisescale.checks import is_positive, is_whole, refuse
@@ -37,6 +39,12 @@ first 100, and had 24.
 FIRST = 2
 """First steps that are measured in any case, so that what cannot be measured is said at once."""
 
+FEWEST_COSTS, ENOUGH, MOST_DOUBLINGS = 8, 0.75, 3
+"""The timed steps that κ is found from, how far it has to be off, and how far it may go.
+
+The latter two are powers of two.
+"""
+
 _ROUNDING = 1e-9
 """Rounding of sums of costs: a step that is exactly paid for is measured."""
 
@@ -53,6 +61,8 @@ class Pace(NamedTuple):
     """The last step of the run; 0: not known."""
     known_at: float = 0.0
     """The step from which on the noise scale is known; 0: it is not."""
+    doublings: float = 0.0
+    """What a measured step costs, as a power of two of the constant `Collector.cost`."""
 
     @property
     def opening(self) -> float:
@@ -60,7 +70,19 @@ class Pace(NamedTuple):
         of_time = OPENING_SECONDS / self.seconds if self.seconds > 0 else math.inf
         return max(min(of_time, self.known_at or math.inf), OPENING_STEPS)
 
-    def at(self, step: int, before: int, seconds: float, *, known: bool) -> Pace:
+    def cost(self, constant: float) -> float:
+        """Return κ, where it would be `constant` if nothing was timed."""
+        return constant * 2.0 ** round(self.doublings)
+
+    def at(
+        self,
+        step: int,
+        before: int,
+        seconds: float,
+        *,
+        known: bool,
+        costs: Collection[float] = (),
+    ) -> Pace:
         """Return what a rank says from a log step on.
 
         Args:
@@ -68,12 +90,18 @@ class Pace(NamedTuple):
             before: The step of the last log step.
             seconds: Seconds of a step since then; NaN if not known.
             known: Whether the noise scale is known.
+            costs: What the last measured steps cost, over the constant.
         """
         mean, spent = self.seconds, self.seconds * before
         if spent < OPENING_SECONDS and step > before and math.isfinite(seconds):
             mean = (spent + seconds * (step - before)) / step
         known_at = self.known_at or (float(step) if known else 0.0)
-        return self._replace(seconds=mean, known_at=known_at)
+        doublings = float(round(self.doublings))
+        if len(costs) >= FEWEST_COSTS:
+            found = math.log2(max(median(costs), 2.0**-MOST_DOUBLINGS))
+            if abs(found - doublings) > ENOUGH:
+                doublings = float(min(round(found), MOST_DOUBLINGS))
+        return self._replace(seconds=mean, known_at=known_at, doublings=doublings)
 
 
 NOT_AGREED = Pace()
@@ -83,7 +111,8 @@ NOT_AGREED = Pace()
 class Cadence:
     """Measure every n-th step, or as many steps as a share of the run's time pays for.
 
-    Measuring a step costs as much time as κ plain steps, see `Collector.cost`. After t steps
+    Measuring a step costs as much time as κ plain steps. κ begins as a constant, `Collector.cost`.
+    Where steps are timed, it is that times the power of two that fits. After t steps
 
         0.01·t + k·(0.04·min(t, e) + 5·min(ln(1 + t/8)/ln(1 + 100/8), 1))
 

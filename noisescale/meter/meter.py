@@ -46,6 +46,8 @@ from noisescale.state import restore, to_builtins
 # Reduced steps wait on the device until somebody asks; this many at most (a few kB).
 _MOST_UNREAD = 1024
 
+_MOST_COSTS = 32
+
 
 @dataclass
 class _Counts:
@@ -144,6 +146,8 @@ class Meter:
         self._cadence = Cadence(options.every_n_steps, options.max_overhead)
         self._counts = _Counts()
         self._follows = False
+        self._costs: deque[float] = deque(maxlen=_MOST_COSTS)
+        """What the last measured steps cost, over the constant, as far as they were timed."""
         self._log_step = 0
         self._pace = self._said = self._told = NOT_AGREED
         """What steps are measured by since the last log step; what this rank says, and the means
@@ -245,7 +249,7 @@ class Meter:
     def measuring_cost(self) -> float:
         """The cost of measuring so far, in steps that are not measured.
 
-        It is computed from a constant for each way of measuring, `Collector.cost`, not timed.
+        It is computed from what a measured step costs, as ranks agreed on: see `Cadence`.
         """
         return self._counts.spent.plain_steps
 
@@ -445,7 +449,7 @@ class Meter:
         if self._options.max_overhead is None:
             self._cadence = Cadence.for_decisions(self._options.every_n_steps)
 
-    def agree(self, seconds_per_step: float) -> None:
+    def agree(self, seconds_per_step: float, costs: Iterable[float] = ()) -> None:
         """Have all ranks agree on how often they measure. Reads the device.
 
         Call it at log steps, on all ranks at the same ones. They go by what each of them said in
@@ -453,13 +457,18 @@ class Meter:
 
         Args:
             seconds_per_step: Since the last log step; NaN if it is not known.
+            costs: Of measured steps since then, in plain steps, as far as they were timed.
         """
         step = self.steps
         try:
             self._settle()
             now = self.noise_scale
             known = now.low > 0 and now.high <= KNOWN_WITHIN * now.low
-            own = self._said.at(step, self._log_step, seconds_per_step, known=known)
+            if self._log_step and (constant := self._constant):  # the first steps prove more
+                self._costs += [cost / constant for cost in costs]
+            own = self._said.at(
+                step, self._log_step, seconds_per_step, known=known, costs=self._costs
+            )
             end = 0.0 if self._follows else self.last_step or 0.0
             self._said = own._replace(last_step=end if math.isfinite(end) else 0.0)
         finally:  # also after an error: all ranks measure the same steps
@@ -519,7 +528,12 @@ class Meter:
 
     @property
     def _cost(self) -> float:
-        """What measuring a step takes in plain steps, as the last ones were."""
+        """What measuring a step takes in plain steps, as ranks have agreed on."""
+        return self._pace.cost(self._constant)
+
+    @property
+    def _constant(self) -> float:
+        """What it takes by the constant, as the last ones were."""
         collector = self._capture.collector
         return 0.0 if collector is None else collector.cost
 

@@ -137,6 +137,29 @@ def test_the_time_of_the_opening_is_that_of_its_steps_and_stays() -> None:
     assert pace.opening == pytest.approx(600 / pace.seconds) or pace.opening == 500
 
 
+@pytest.mark.parametrize(
+    ("before", "costs", "after"),
+    [
+        (0, [0.3] * 7, 0),  # too few are timed
+        (0, [0.3] * 8, -2),
+        (0, [1.1] * 8, 0),  # as halves on an H200
+        (0, [1.65] * 8, 0),  # not off by enough
+        (1, [1.3] * 8, 1),
+        (0, [3.0] * 8, 2),
+        (0, [0.3] * 8 + [99.0] * 4, -2),  # some steps took long
+        (-2, [-0.1] * 8, -3),  # the noise of the clock
+        (0, [99.0] * 8, 3),
+    ],
+)
+def test_what_is_timed_changes_the_cost_by_powers_of_two(
+    before: int, costs: list[float], after: int
+) -> None:
+    pace = Pace(doublings=before).at(100, 50, 1.0, known=False, costs=costs)
+
+    assert pace.doublings == after
+    assert pace.cost(MICRO_BATCH) == MICRO_BATCH * 2**after
+
+
 def test_the_noise_scale_stays_known() -> None:
     pace = Pace().at(50, 0, 1.0, known=False).at(100, 50, 1.0, known=True)
 

@@ -130,11 +130,15 @@ class OnTwoRanks:
         else:
             meter.state_dict()
             store.wait(["saved"])
-            dist.all_reduce(torch.zeros(23, dtype=torch.float64))  # that of rank 0's last step
+            dist.all_reduce(torch.zeros(24, dtype=torch.float64))  # that of rank 0's last step
 
     def ranks_of_other_clocks_and_one_that_goes_on_measure_the_same_steps(self) -> None:
-        """Rank 0 has steps of 0.5 s and ends at step 900, rank 1 of 1.5 s and 1,100."""
+        """Rank 0 has steps of 0.5 s and ends at step 900, rank 1 of 1.5 s and 1,100.
+
+        On rank 0 measuring costs a quarter of the constant, and on rank 1 the constant.
+        """
         rank = dist.get_rank()
+        costs = [0.125 * (1 + 3 * rank) / 4] * 4
         clock = mock.PropertyMock(return_value=0.5 + rank)
         model = DistributedDataParallel(torch.nn.Linear(2, 1))
         inputs = torch.randn(8, 2) + rank
@@ -149,7 +153,7 @@ class OnTwoRanks:
 
         options: Any = {"log_every_n_steps": 20, "small_batch": "rank"}
         never_known = mock.patch.object(meter_module, "KNOWN_WITHIN", 0.0)
-        with mock.patch.object(StepTimer, "mean", clock), never_known:
+        with mock.patch.multiple(StepTimer, mean=clock, costs=costs), never_known:
             meter = NoiseScaleMeter(model, **options)
             begun = due_in(meter, 630)
             saved = meter.state_dict()
@@ -163,6 +167,7 @@ class OnTwoRanks:
         assert first == second
         pace = resumed._pace
         assert (pace.last_step, pace.opening) == (1000, pytest.approx(600, rel=0.05))
+        assert resumed._cost == 0.125 / 2
         late = whole[600:667]
         assert sum(late) / len(late) < sum(whole[500:600]) / 100 / 3
 

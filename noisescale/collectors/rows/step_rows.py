@@ -32,7 +32,7 @@ interpreter ends the thread, and C++ the process: "terminate called without an a
 """
 
 
-_SAID = 3
+_SAID = 4
 """Numbers that a rank says of its pace."""
 
 _COUNTS = 9 + _SAID
