@@ -69,8 +69,7 @@ class History(Mapping[str, NDArray[np.float64]]):
     | `seconds_per_step` | mean since the log step before; NaN if no step was timed |
     | `skipped_steps` | measured steps so far that were left out |
     | `measured_steps` | measured steps so far that were not left out |
-    | `measuring_cost` | cost of measuring so far, in plain steps; not timed, but a constant for \
-      each way of measuring |
+    | `measuring_cost` | cost of measuring so far, in plain steps: see `Cadence` |
     | `first_step` | the first step that `noise_scale` is of; the last is the last measured one |
     | `devices` | number of ranks |
     | `accumulation` | micro-batches of each rank in the step |
