@@ -449,7 +449,9 @@ class Meter:
         if self._options.max_overhead is None:
             self._cadence = Cadence.for_decisions(self._options.every_n_steps)
 
-    def agree(self, seconds_per_step: float, costs: Iterable[float] = ()) -> None:
+    def agree(
+        self, seconds_per_step: float, costs: Iterable[float] = (), *, cheaper: bool = True
+    ) -> None:
         """Have all ranks agree on how often they measure. Reads the device.
 
         Call it at log steps, on all ranks at the same ones. They go by what each of them said in
@@ -458,6 +460,7 @@ class Meter:
         Args:
             seconds_per_step: Since the last log step; NaN if it is not known.
             costs: Of measured steps since then, in plain steps, as far as they were timed.
+            cheaper: Whether costs below the constant count. Else they are taken to be the constant.
         """
         step = self.steps
         try:
@@ -465,7 +468,8 @@ class Meter:
             now = self.noise_scale
             known = now.low > 0 and now.high <= KNOWN_WITHIN * now.low
             if self._log_step and (constant := self._constant):  # the first steps prove more
-                self._costs += [cost / constant for cost in costs]
+                least = 0.0 if cheaper else 1.0
+                self._costs += [max(cost / constant, least) for cost in costs]
             own = self._said.at(
                 step, self._log_step, seconds_per_step, known=known, costs=self._costs
             )

@@ -115,7 +115,7 @@ def predict(
         >>> [f"{row.steps.value:.0f}" for row in prediction.rows_for(1)]
         ['642', '500', '429']
         >>> prediction.recommended_batch_size
-        32.0
+        64
 
     References:
         McCandlish et al. 2018, arXiv:1812.06162, appendix D.

@@ -153,7 +153,8 @@ class OnTwoRanks:
 
         options: Any = {"log_every_n_steps": 20, "small_batch": "rank"}
         never_known = mock.patch.object(meter_module, "KNOWN_WITHIN", 0.0)
-        with mock.patch.multiple(StepTimer, mean=clock, costs=costs), never_known:
+        timed = mock.patch.multiple(StepTimer, mean=clock, costs=costs, finds_savings=True)
+        with timed, never_known:
             meter = NoiseScaleMeter(model, **options)
             begun = due_in(meter, 630)
             saved = meter.state_dict()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.history.reading import read_metric, read_run
 from noisescale.lab.compare.reading import read_trials
 from noisescale.meter import noise_scale_meter
+from noisescale.meter.step_timer import StepTimer
 from noisescale.prediction.closing import closing_lines
 
 DATA, LABELS = data(4000).tensors
@@ -79,6 +81,17 @@ def test_closing_prints_the_verdict_and_the_command(
 
     said = closing_lines([loop.meter.history], tmp_path)
     assert capsys.readouterr().out == f"NoiseScaleMeter: {said}\n"
+
+
+@pytest.mark.parametrize(("finds_savings", "cost"), [(False, 0.125), (True, 0.125 / 8)])
+def test_by_the_hosts_clock_measuring_never_gets_cheaper(
+    finds_savings: bool, cost: float, tmp_path: Path
+) -> None:
+    timed = {"mean": 0.1, "costs": [0.001] * 8, "finds_savings": finds_savings}
+    with mock.patch.multiple(StepTimer, **timed):
+        loop = Loop(tmp_path).train(60)
+
+    assert loop.meter._cost == cost
 
 
 @pytest.fixture(scope="module")
