@@ -78,15 +78,15 @@ def test_the_text_is_returned_in_a_notebook_too(monkeypatch: pytest.MonkeyPatch)
     [priced, lambda: predict(history()), lambda: predict(history(unresolved=40))],
     ids=["priced", "timed", "open"],
 )
-def test_no_number_is_cut_off(make: Callable[[], Prediction], width: int) -> None:
+def test_no_number_and_no_range_is_cut(make: Callable[[], Prediction], width: int) -> None:
     p = make()
 
     text, wide = (p.to_text(each, details=True) for each in (width, 400))
 
     assert all(len(line) <= width for line in text.splitlines() if "noisescale p" not in line)
     assert "…" not in text
-    # Bounds may stand on two lines, numbers never.
-    numbers = [{*re.findall(r"\d[\d,.]*[kMBT]?", each)} for each in (text, wide)]
+    number = r"\d[\d,.]*[kMBT]?"
+    numbers = [{*re.findall(f"{number}(?:–{number})?", each)} for each in (text, wide)]
     assert numbers[0] == numbers[1]
 
 
