@@ -148,10 +148,10 @@ class Section:
             yield Text("")
             yield Text(printable(self.table.title), style="bold")
         columns, width = self._columns(), options.max_width
-        gap = 1 if _taken(columns, 1) <= width < _taken(columns, 2) else 2
+        gap = 1 if _space(columns, 1) <= width < _space(columns, 2) else 2
         while columns:
             shown = 2
-            while shown < len(columns) and _taken(columns[: shown + 1], gap) <= width:
+            while shown < len(columns) and _space(columns[: shown + 1], gap) <= width:
                 shown += 1
             yield _grid(columns[:shown], gap)
             columns = columns[:1] + columns[shown:] if shown < len(columns) else []
@@ -194,7 +194,7 @@ def _cell(cell: Cell, style: str) -> Text:
     return text
 
 
-def _taken(columns: Sequence[Sequence[Text]], gap: int) -> int:
+def _space(columns: Sequence[Sequence[Text]], gap: int) -> int:
     """Return the characters that columns take beside each other."""
     return sum(map(_width, columns)) + gap * (len(columns) - 1)
 
