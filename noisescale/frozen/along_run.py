@@ -53,7 +53,8 @@ class MeasuredRun(Answer):
         steps = count(self.measurements[-1].step or 0)
         return Document(
             title="Noise scale along a run - noisescale",
-            headline=f"{_course(self)}. {last.headline.replace('these weights', f'step {steps}')}",
+            headline=_course(self),
+            lead=last.headline.replace("these weights", f"step {steps}"),
             answers=last.answers,
             tables=[_table(self)],
             figures=lambda: _figures(self),

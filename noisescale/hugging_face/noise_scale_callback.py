@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -125,6 +126,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         self._batch_size_fn = batch_size_fn
         self._guesses_unit = unit is None and batch_size_fn is None
         self._loaded: dict[str, Any] = {}
+        self._layouts = ExitStack()
         self._hooks: list[RemovableHandle] = []
         self._called: nn.Module | None = None
         self._on_forward: Callable[..., None] | None = None
@@ -196,11 +198,22 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             if state.is_world_process_zero:
                 with self._guard("The rows of the noise scale are not recorded in a file"):
                     self.meters[0].record_in(trainer_access.folders_of_logs(self, args))
+                with self._guard("TensorBoard has no charts of the noise scale"):
+                    self._add_charts()
             with self._guard("The console shows all keys of the noise scale"):
                 for callbacks in trainer_access.lists_with(self):
                     print_less(callbacks, self._guard)
 
         self._hooks.append(trainer_access.on_first_training_pass(model, measure))
+
+    def _add_charts(self) -> None:
+        """Add charts to TensorBoard, for which the Trainer writes "train/" before each key."""
+        for writer in trainer_access.tensorboard_writers(self):
+            from noisescale.meter.tensorboard_layout import add_charts
+
+            meters = [logged.meter for logged in self.meters]
+            added = add_charts(writer, meters, self._options, self._guard, before="train/")
+            self._layouts.enter_context(added)
 
     def _record_nothing(self, args: TrainingArguments, state: TrainerState) -> None:
         if state.is_world_process_zero and not self._loaded:
@@ -369,6 +382,8 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         trainer_access.inform(message)
 
     def _stop(self, *, interrupted: bool) -> None:
+        with self._guard("The charts of the noise scale were not closed"):
+            self._layouts.close()
         self._start = None
         self._remove_hooks()
         self._called = self._on_forward = None

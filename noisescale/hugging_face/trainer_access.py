@@ -179,13 +179,14 @@ def lists_with(callback: TrainerCallback) -> list[list[TrainerCallback]]:
 
 def folders_of_logs(callback: TrainerCallback, args: TrainingArguments) -> list[Path]:
     """Return the folders for the record of a run: TensorBoard's, or else `output_dir`."""
-    writers = [
-        each.tb_writer
-        for callbacks in lists_with(callback)
-        for each in callbacks
-        if isinstance(each, TensorBoardCallback) and each.tb_writer is not None
-    ]
-    return [Path(folder) for folder in {w.log_dir for w in writers} or {args.output_dir}]
+    folders = {writer.log_dir for writer in tensorboard_writers(callback)}
+    return [Path(folder) for folder in folders or {args.output_dir}]
+
+
+def tensorboard_writers(callback: TrainerCallback) -> list[Any]:
+    """Return the writers of TensorBoard beside a callback."""
+    beside = callbacks_beside(callback, TensorBoardCallback)
+    return [one.tb_writer for one in beside if one.tb_writer is not None]
 
 
 def hand_over_records(callback: TrainerCallback, records: Iterable[Path], guard: Guard) -> None:

@@ -135,7 +135,8 @@ def _in_a_line(cell: Cell) -> str:
 class Section:
     """A table under its title. Bounds and marks are in a second, dim line of each row.
 
-    If the table is too wide for the terminal, each bound takes a line. Nothing is ever cut off.
+    If the table is too wide for the terminal, its last columns stand below the first ones, each
+    time beside the names of the rows. No number and no range is ever cut.
     """
 
     def __init__(self, table: Table) -> None:
@@ -146,28 +147,26 @@ class Section:
         if self.table.title:
             yield Text("")
             yield Text(printable(self.table.title), style="bold")
-        for gap, dash in ((2, "–"), (1, "–"), (2, "–\n"), (1, "–\n")):
-            columns = self._columns(dash)
-            if sum(map(_width, columns)) + gap * (len(columns) - 1) <= options.max_width:
-                break
-        padding = (0, gap - 1, 0, 0)  # The box itself takes a column more.
-        grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
-        grid.header_style = ""
-        for heading, *_ in columns:
-            grid.add_column(heading, justify="right", overflow="fold", vertical="top")
-        for cells in zip(*(cells for _, *cells in columns), strict=True):
-            grid.add_row(*cells)
-        yield grid
+        columns, width = self._columns(), options.max_width
+        gap = 1 if _space(columns, 1) <= width < _space(columns, 2) else 2
+        while columns:
+            shown = 2
+            while shown < len(columns) and _space(columns[: shown + 1], gap) <= width:
+                shown += 1
+            yield _grid(columns[:shown], gap)
+            columns = columns[:1] + columns[shown:] if shown < len(columns) else []
+            if columns:
+                yield Text("")
         yield from (Text(printable(note), style="dim") for note in self.table.notes)
 
-    def _columns(self, dash: str) -> list[list[Text]]:
+    def _columns(self) -> list[list[Text]]:
         """Return headings and cells, in a list for each column."""
         headings = map(printable, self.table.headings)
         lines = [[Text(heading.replace("-", "-\n").replace(" ", "\n")) for heading in headings]]
         for line in self.table.lines:
             style = "bold" if line.marks else ""
             name = "\n".join(map(printable, [line.cells[0].text, *line.marks]))
-            cells = (_cell(cell, style, dash) for cell in line.cells[1:])
+            cells = (_cell(cell, style) for cell in line.cells[1:])
             lines.append([Text(name, style=style), *cells])
         return [list(column) for column in zip(*lines, strict=True)]
 
@@ -188,11 +187,27 @@ def _whole(line: str) -> Text:
     return Text(printable(line), no_wrap=True, overflow="ignore")
 
 
-def _cell(cell: Cell, style: str, dash: str) -> Text:
-    text = Text(printable(cell.text).replace("–", dash), style=style)
+def _cell(cell: Cell, style: str) -> Text:
+    text = Text(printable(cell.text), style=style)
     if cell.bounds:
-        text.append("\n" + cell.bounds.replace("–", dash), style="not bold dim")
+        text.append("\n" + cell.bounds, style="not bold dim")
     return text
+
+
+def _space(columns: Sequence[Sequence[Text]], gap: int) -> int:
+    """Return the characters that columns take beside each other."""
+    return sum(map(_width, columns)) + gap * (len(columns) - 1)
+
+
+def _grid(columns: Sequence[Sequence[Text]], gap: int) -> Grid:
+    padding = (0, gap - 1, 0, 0)  # The box itself takes a column more.
+    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
+    grid.header_style = ""
+    for heading, *_ in columns:
+        grid.add_column(heading, justify="right", overflow="fold", vertical="top")
+    for cells in zip(*(cells for _, *cells in columns), strict=True):
+        grid.add_row(*cells)
+    return grid
 
 
 def _width(column: Iterable[Text]) -> int:

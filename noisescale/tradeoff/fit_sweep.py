@@ -59,15 +59,14 @@ class FittedSweep(Answer):
             for name, fit in self.curves.items()
             for text in fit.warnings
         ]
-        headline = f"Critical batch sizes of {plural(len(self.curves), 'curve')}"
+        lead, headline = "", f"Critical batch sizes of {plural(len(self.curves), 'curve')}"
         if len(self.curves) == 1:
-            headline = (
-                f"Critical batch size: {_critical(self, *self.curves)}. Beyond it each doubling"
-                " saves less than a quarter of the steps."
-            )
+            headline = f"Critical batch size: {_critical(self, *self.curves)}"
+            lead = "Beyond it each doubling saves less than a quarter of the steps."
         return Document(
             title=f"Critical batch size of {plural(len(self.curves), 'sweep')}",
             headline=headline,
+            lead=lead,
             answers=answers,
             tables=[_table(fit, name, self.unit) for name, fit in self.curves.items()],
             doubts=doubts,

@@ -3,6 +3,7 @@
 
 import io
 import json
+import re
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import cache
@@ -390,6 +391,25 @@ def watched(hf: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespac
     seen.last = console.getvalue().splitlines()[-2:]
     seen.printed = [line for line in console.getvalue().splitlines() if "'loss'" in line]
     return seen
+
+
+def test_the_charts_of_tensorboard_have_the_keys_that_the_trainer_writes(
+    watched: SimpleNamespace,
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.custom_scalar import layout_pb2
+
+    events = EventAccumulator(str(watched.folder)).Reload()
+
+    (written,) = events.Tensors("custom_scalars__config__")
+    bands, details = layout_pb2.Layout.FromString(written.tensor_proto.string_val[0]).category
+    tags = events.Tags()["scalars"]
+    (series,) = bands.chart[0].margin.series
+    assert {series.value, series.lower, series.upper} <= {*tags}
+    patterns = [pattern for chart in details.chart for pattern in chart.multiline.tag]
+    assert len(patterns) == 5
+    for pattern in patterns:
+        assert any(re.search(pattern, tag) for tag in tags), pattern
 
 
 def ours(logs: dict[str, float]) -> dict[str, float]:

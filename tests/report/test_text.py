@@ -5,6 +5,7 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from refused import refused
@@ -16,6 +17,7 @@ from noisescale.prediction.prediction import Prediction
 from noisescale.report.document import Cell, Document, Line, Statement, Table
 from noisescale.report.text import bullets, plain, text_of
 
+INPUTS = Path(__file__).parents[1] / "goldens" / "inputs"
 SIZES = Table("Sizes", ["batch size", "steps"], [Line([Cell("64"), Cell("10", "9–11")], ["own"])])
 RUNS = Table("All runs", ["run", "steps"], [Line([Cell("a"), Cell("3")])], detail=True)
 DOCUMENT = Document(
@@ -75,18 +77,23 @@ def test_the_text_is_returned_in_a_notebook_too(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize(
     "make",
-    [priced, lambda: predict(history()), lambda: predict(history(unresolved=40))],
-    ids=["priced", "timed", "open"],
+    [
+        priced,
+        lambda: predict(history()),
+        lambda: predict(history(unresolved=40)),
+        lambda: predict(INPUTS / "grown", devices=[1, 2, 1024], price_per_device_hour=2.5),
+    ],
+    ids=["priced", "timed", "open", "grown"],
 )
-def test_no_number_is_cut_off(make: Callable[[], Prediction], width: int) -> None:
+def test_no_number_and_no_range_is_cut(make: Callable[[], Prediction], width: int) -> None:
     p = make()
 
     text, wide = (p.to_text(each, details=True) for each in (width, 400))
 
     assert all(len(line) <= width for line in text.splitlines() if "noisescale p" not in line)
     assert "…" not in text
-    # Bounds may stand on two lines, numbers never.
-    numbers = [{*re.findall(r"\d[\d,.]*[kMBT]?", each)} for each in (text, wide)]
+    number = r"\d[\d,.]*[kMBT]?"
+    numbers = [{*re.findall(f"{number}(?:–{number})?", each)} for each in (text, wide)]
     assert numbers[0] == numbers[1]
 
 

@@ -707,16 +707,11 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._close_meters(interrupted=interrupted)
 
     def _add_charts(self, writer: SummaryWriter) -> None:
-        from noisescale.lightning.monitor.tensorboard_layout import charts, merge_into
+        from noisescale.meter.tensorboard_layout import add_charts
 
-        page = charts(
-            self._options.unit,
-            self._options.confidence,
-            groups=any(logged.meter.group_noise_scales for logged in self.meters),
-            extra={one.name: one.title for one in self.meters[0].meter.extra if one.title},
-            monitor=self._name,
-        )
-        self._fit.layouts.enter_context(merge_into(writer, page, self._guard))
+        meters = [logged.meter for logged in self.meters]
+        added = add_charts(writer, meters, self._options, self._guard, monitor=self._name)
+        self._fit.layouts.enter_context(added)
 
 
 def _at_confidence(extra: Extra, confidence: float) -> Extra:

@@ -58,7 +58,7 @@ class NoiseCurve:
     """One of `ACROSS`."""
 
     @cached_property
-    def logged_band(self) -> tuple[Array, Array, Array]:
+    def estimates(self) -> tuple[Array, Array, Array]:
         """The noise scale, and the lower and the upper end of its interval."""
         value, low, high = (self.p.history[name] for name in ("noise_scale", "low", "high"))
         return value, low, high
@@ -66,17 +66,17 @@ class NoiseCurve:
     @cached_property
     def resolved(self) -> NDArray[np.bool_]:
         """Rows whose noise scale is resolved."""
-        return np.asarray(np.isfinite(self.logged_band).all(axis=0))
+        return np.asarray(np.isfinite(self.estimates).all(axis=0))
 
     @cached_property
-    def open_rows(self) -> NDArray[np.bool_]:
+    def is_open(self) -> NDArray[np.bool_]:
         """Rows that have a lower bound alone."""
-        return np.isfinite(self.logged_band[1]) & ~self.resolved
+        return np.isfinite(self.estimates[1]) & ~self.resolved
 
     @cached_property
     def rows(self) -> NDArray[np.intp]:
         """Rows that are drawn."""
-        value, low, _ = self.logged_band
+        value, low, _ = self.estimates
         return extremes(np.where(self.resolved, value, np.nan_to_num(low)), self.resolved)
 
     @property
@@ -96,7 +96,7 @@ class NoiseCurve:
 
     def line(self) -> dict[str, list[float | None]]:
         """Return the resolved noise scale."""
-        return self.values(self.logged_band[0], self.resolved)
+        return self.values(self.estimates[0], self.resolved)
 
     def batch_size(self) -> dict[str, list[float | None]]:
         """Return the batch size, from the start of the run on."""
@@ -107,7 +107,7 @@ class NoiseCurve:
 
     def least(self) -> dict[str, list[float | None]]:
         """Return the lower bound, where nothing else is known."""
-        return self.values(self.logged_band[1], self.open_rows)
+        return self.values(self.estimates[1], self.is_open)
 
     def values(self, value: Array, known: NDArray[np.bool_]) -> dict[str, list[float | None]]:
         """Return any value of the rows, with gaps where it is not known."""
@@ -117,14 +117,14 @@ class NoiseCurve:
 
     def range(self) -> tuple[float, float]:
         """Return the ends of an axis for all but outliers, without most of wide intervals."""
-        (value, low, high), resolved = self.logged_band, self.resolved
-        centres = [self.p.run.batch_size, value[resolved], low[self.open_rows]]
+        (value, low, high), resolved = self.estimates, self.resolved
+        centres = [self.p.run.batch_size, value[resolved], low[self.is_open]]
         sure = _positive(np.array([*np.concatenate(centres), self.p.critical_batch_size.low]))
         least, most = np.quantile(sure, [0.002, 0.998]) if sure.size else (1.0, 1.0)
         lows, highs = _positive(low), _positive(high[resolved])
         floor = max(np.quantile(lows, 0.02), least / 4) if lows.size else least
         top = min(np.quantile(highs, 0.98), most * 4) if highs.size else most
-        room = 3.0 if self.open_rows.any() else 1.5
+        room = 3.0 if self.is_open.any() else 1.5
         return float(min(floor, least)) / 1.5, float(max(top, most)) * room
 
     def band(self, floor: float, top: float) -> Iterator[Point]:
@@ -135,15 +135,15 @@ class NoiseCurve:
             top: Its upper end.
         """
         for places, rows in self._segments(self.resolved):
-            low, high = (end[rows].clip(floor / 10, top * 10) for end in self.logged_band[1:])
+            low, high = (end[rows].clip(floor / 10, top * 10) for end in self.estimates[1:])
             yield from zip(places, [low[0], *low], strict=True)
             yield from zip(places[::-1], [*high[::-1], high[0]], strict=True)
             yield None, None
 
     def open_band(self, floor: float, top: float) -> Iterator[Point]:
         """Yield the outline from the lower bound to beyond the axis, where it is not resolved."""
-        for places, rows in self._segments(self.open_rows):
-            low = self.logged_band[1][rows].clip(floor / 10, top)
+        for places, rows in self._segments(self.is_open):
+            low = self.estimates[1][rows].clip(floor / 10, top)
             yield from zip(places, [low[0], *low], strict=True)
             yield from ((places[-1], top * 10), (places[0], top * 10), (None, None))
 
@@ -179,7 +179,7 @@ def noise_scale_figure(p: Prediction) -> go.Figure:
     )
     if resolved.any():
         draw_area(drawn, f"{100 * p.confidence:g} % interval", curve.band(floor, top))
-    if curve.open_rows.any():
+    if curve.is_open.any():
         draw_area(
             drawn,
             "not resolved: above",
@@ -280,7 +280,7 @@ def _caption(curves: Sequence[tuple[str, NoiseCurve, int]]) -> str:
     said = ["Thick lines: noise scale.", "Thin lines: batch size."]
     if len(curves) <= MOST_BANDS:
         said.insert(1, f"Areas: {100 * curves[0][1].p.confidence:g} % intervals.")
-    if any(curve.open_rows.any() for _, curve, _ in curves):
+    if any(curve.is_open.any() for _, curve, _ in curves):
         said.append("Dotted: the lower bound, where the noise scale is not resolved.")
     return " ".join(said)
 
@@ -311,7 +311,7 @@ def _draw_run(
         line={"color": colour, "width": 1, "shape": "vh"},
         hovertemplate=f"{at}: batch size %{{y:,.4g}}<extra></extra>",
     )
-    if curve.open_rows.any():
+    if curve.is_open.any():
         drawn.add_scatter(
             **curve.least(),
             **where,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The monitor's charts on TensorBoard's Custom Scalars page, beside the user's own charts.
+"""The charts of the noise scale on TensorBoard's Custom Scalars page, beside the user's own charts.
 
 A run has one layout: if several are written, the last one counts. So a layout that is already in
 the run is read and merged. A layout that the user writes during the fit is merged when it is
@@ -9,7 +9,7 @@ written.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,8 @@ from torch.utils.tensorboard.summary import custom_scalars
 
 from noisescale.guard import Guard
 from noisescale.history.metric_names import prefix_of
+from noisescale.meter.meter import Meter
+from noisescale.meter.options import MeterOptions
 
 # Layouts are written when a run starts. Further into old event files we do not look for one.
 _RECORDS_SEARCHED = 10_000
@@ -42,6 +44,7 @@ def charts(
     groups: bool = False,
     extra: Mapping[str, str] | None = None,
     monitor: str | None = None,
+    before: str = "",
 ) -> dict[str, Any]:
     """Return the monitor's part of the Custom Scalars page. Multiline tags are patterns.
 
@@ -51,8 +54,9 @@ def charts(
         groups: Whether there is a chart with all parameter groups.
         extra: Titles of the charts of extra noise scales, by name.
         monitor: The monitor's name, if it has one. Its charts are then in their own categories.
+        before: What the host writes before each key: "train/".
     """
-    prefix = prefix_of(0, monitor)
+    prefix = before + prefix_of(0, monitor)
     interval = f"its {confidence * 100:g} % interval [{unit}]"
 
     def band(name: str) -> list[Any]:
@@ -74,6 +78,28 @@ def charts(
     title = f"Noise scale, {monitor}" if monitor else "Noise scale"
     # In a category TensorBoard shows charts with a band after all others (2.21).
     return {title: bands, f"{title} in detail": details}
+
+
+def add_charts(
+    writer: SummaryWriter,
+    meters: Sequence[Meter],
+    options: MeterOptions,
+    guard: Guard,
+    **named: Any,
+) -> ExitStack:
+    """Add the charts of what meters measure to the layout of a run, see `merge_into`.
+
+    Args:
+        writer: The run's writer.
+        meters: At least one.
+        options: Theirs.
+        guard: As of `merge_into`.
+        named: `monitor` and `before` of `charts`.
+    """
+    groups = any(meter.group_noise_scales for meter in meters)
+    extra = {one.name: one.title for one in meters[0].extra if one.title}
+    page = charts(options.unit, options.confidence, groups=groups, extra=extra, **named)
+    return merge_into(writer, page, guard)
 
 
 def merge_into(writer: SummaryWriter, page: dict[str, Any], guard: Guard) -> ExitStack:

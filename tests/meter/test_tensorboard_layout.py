@@ -13,8 +13,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from noisescale import NoiseScaleMonitor
 from noisescale.guard import Guard
-from noisescale.lightning.monitor import tensorboard_layout
-from noisescale.lightning.monitor.tensorboard_layout import charts, merge_into
+from noisescale.meter import tensorboard_layout
+from noisescale.meter.tensorboard_layout import charts, merge_into
 
 OURS = {"Noise scale": {"B_simple": ["Margin", ["value", "low", "high"]]}}
 THEIRS = {"Losses": {"both": ["Multiline", ["train/loss", "val/loss"]]}}
