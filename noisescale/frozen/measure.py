@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from scipy.stats import spearmanr
 
+from noisescale.bounded import Bounded
 from noisescale.checks import require_choice
 from noisescale.collectors.groups import Groups
 from noisescale.estimation.independent_batches import LEAST, BatchProducts, IndependentBatches
@@ -178,7 +179,7 @@ def measure(
     return Measurement(
         noise_scale=scale_of(found.of.whole),
         groups={name: scale_of(found.of.entries[k]) for k, name in enumerate(found.of.group_names)},
-        ways=tuple(_ways(judged, found, confidence)),
+        ways=tuple(_ways(judged, found, scale_of(found.of.whole), confidence)),
         order=found.order,
         batch_size=seen.batch_size,
         optimizer=module.own_kind
@@ -258,17 +259,22 @@ def _batches(
 def _ways(
     judged: Iterable[JudgedMonitor],
     found: _Found,
+    noise_scale: NoiseScale,
     confidence: float,
 ) -> Iterable[Way]:
+    scale = Bounded(noise_scale.value, noise_scale.low, noise_scale.high)
+    size = found.of.batch_size
     for monitor in judged:
         name = monitor.way(found.ranks)
         if not monitor.noise_traces:
             yield Way(name, None, monitor.reason)
             continue
-        yield Way(name, comparison_of(monitor.noise_traces, found.own, confidence))
+        one = comparison_of(monitor.noise_traces, found.own, confidence)
+        yield Way(name, one, shown=one.shown(scale, size))
     if found.ranks == 1:
         if found.order.successive is not None:
-            yield Way("micro_batch", found.order.successive)
+            one = found.order.successive
+            yield Way("micro_batch", one, shown=one.shown(scale, 2 * size))  # it accumulates two
         else:
             yield Way("micro_batch", None, _AT_RANDOM, by_construction=True)
 
