@@ -13,6 +13,7 @@ from noisescale.estimation.independent_batches import IndependentBatches
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.frozen.comparison import TOLERANCE, Comparison, Order, Way
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
+from noisescale.history.record import RECORD
 from noisescale.prediction.theory import theory_band
 from noisescale.report.answer import Answer
 from noisescale.report.document import Cell, Document, Line, Statement, Table, Verdict
@@ -34,7 +35,7 @@ _INSTEAD = "Use `Trainer(accumulate_grad_batches=2)`, or several devices."
 _HOW_TO_READ = (
     "The gradients of whole batches were compared at weights that no step changed. Nothing but"
     " that batches are independent draws was taken for granted. A way of measuring in training is"
-    f" right if it shows {1 / TOLERANCE:g} to {TOLERANCE:g} times this noise scale, with its bounds."
+    f" right if it shows {1 / TOLERANCE:g} to {TOLERANCE:g} times this noise scale, with bounds."
     " It is wrong if its bounds are all outside, and not contradicted otherwise."
 )
 
@@ -62,6 +63,8 @@ class Measurement(Answer):
     """What was kept of each batch."""
     drifts: bool
     """Whether the noise rises or falls along the batches: the weights are then not all there is."""
+    added_to: str | None = None
+    """The record of the run that got this as a look; None if none did."""
     step: int | None = None
     """The number of optimizer steps of the checkpoint; None without one."""
     checkpoint: str | None = None
@@ -100,6 +103,7 @@ class Measurement(Answer):
             doubts=list(_doubts(self)),
             assumptions=list(_assumptions(self)),
             how_to_read=_HOW_TO_READ,
+            written=list(_where_added(self)),
             next=[_next_step(self)],
         )
 
@@ -111,11 +115,12 @@ class Measurement(Answer):
         | `noise_scale` | the fields of `NoiseScale` |
         | `groups` | the same for each group |
         | `batch_size` | examples in a batch, over all devices |
-        | `ways` | `name`, `judgement`, `reason`; `ratio`: tr(Σ) over the true one, with its bounds \
+        | `ways` | `name`, `judgement`, `reason`; `ratio`: tr(Σ) over the true one, with bounds \
           and batches, or None; `shown`: the noise scale over the true one, with its bounds |
         | `order` | `at_random`; `successive`, `shuffled`, `near`: ratios with bounds, or None |
         | `seconds`, `stopped`, `left_out` | seconds, why it ended, batches that did not count |
         | `checkpoint`, `step` | the weights, or None |
+        | `added_to` | the record of the run that got this as a look, or None |
         """
 
         def ratio(one: Comparison | None) -> dict[str, float] | None:
@@ -130,7 +135,7 @@ class Measurement(Answer):
             for way in self.ways
         ]
         groups = {name: vars(scale) for name, scale in self.groups.items()}
-        names = "batch_size", "seconds", "stopped", "left_out", "checkpoint", "step"
+        names = "batch_size", "seconds", "stopped", "left_out", "checkpoint", "step", "added_to"
         record: dict[str, Any] = finite(
             {"noise_scale": vars(self.noise_scale), "groups": groups, "ways": ways, "order": order}
             | fields_of(self, *names)
@@ -339,6 +344,18 @@ def _next_step(found: Measurement) -> str:
             " callbacks=[NoiseScaleMonitor()])"
         )
     return "Measure in training: Trainer(callbacks=[NoiseScaleMonitor()])"
+
+
+def _where_added(found: Measurement) -> Iterator[str]:
+    if found.added_to is not None:
+        yield f"Added to {found.added_to} as the look at step {count(found.step or 0)}"
+    elif found.checkpoint is not None and found.noise_scale.resolved:
+        yield (
+            f"Added to no run: no {RECORD} is beside {found.checkpoint}. To add it, give the"
+            " folder of the run: --run FOLDER"
+        )
+    elif found.checkpoint is not None:
+        yield "Added to no run: the noise scale is not resolved"
 
 
 def _groups(found: Measurement) -> Table:

@@ -6,18 +6,21 @@ import random
 from collections.abc import Iterator
 from functools import cache
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from ranks import as_torchrun, on_ranks
 from refused import refused
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
-from noisescale import Measurement, measure
+from noisescale import Measurement, NoiseScaleMonitor, measure, read_run
 from noisescale.bounded import Bounded
 from noisescale.frozen.comparison import Comparison, Order, Way
 
@@ -290,3 +293,42 @@ def test_bad_input(name: str, options: dict[str, Any], got: str) -> None:
 def test_a_checkpoint_that_is_not_there_is_refused() -> None:
     with refused("checkpoint", error=OSError):
         measured(loader(shuffle=True), checkpoint="no.ckpt")
+
+
+def test_a_measurement_joins_the_run_of_its_checkpoint(tmp_path: Path) -> None:
+    def fitted(folder: Path, net: nn.Module) -> Path:
+        module = Module()
+        module.net = net
+        save = ModelCheckpoint(folder / "checkpoints", filename="a")
+        monitor = NoiseScaleMonitor(small_batch="half")
+        options = {"max_steps": 60, "callbacks": [monitor, save], "logger": CSVLogger(folder, "")}
+        L.Trainer(**options, **ON_CPU, enable_progress_bar=False, enable_model_summary=False).fit(
+            module
+        )
+        return folder / "checkpoints" / "a.ckpt"
+
+    torch.manual_seed(0)
+    checkpoint = fitted(tmp_path, network())
+    folder = tmp_path / "version_0"
+    module = Module()
+    module.net = network()
+
+    alone = measure(module, checkpoint=checkpoint, batches=60, ways=[], **ON_CPU)
+    found = measure(module, checkpoint=checkpoint, run=folder, batches=60, ways=[], **ON_CPU)
+
+    assert alone.added_to is None
+    assert "give the folder of the run: --run FOLDER" in " ".join(alone.document().written)
+    assert found.document().written == [
+        f"Added to {folder / 'noise_scale.jsonl'} as the look at step 60"
+    ]
+    (look,) = read_run(folder).looks
+    assert (look.step, look.noise_scale) == (60, found.noise_scale.value)
+    with refused("run", got="none"):
+        measure(module, run=folder, **ON_CPU)
+    with refused("run", error=OSError):
+        measure(module, checkpoint=checkpoint, run=tmp_path, **ON_CPU)
+    record = folder / "noise_scale.jsonl"
+    before = record.read_bytes()
+    with refused("run"):
+        measure(module, checkpoint=checkpoint, run=folder, unit="tokens", **ON_CPU)
+    assert record.read_bytes() == before
