@@ -138,7 +138,7 @@ def tried(make: Callable[[], Setup], seeds: int, batches: int) -> dict[str, Any]
 def right(judged: str, ratio: float | None) -> bool | None:
     """Whether a judgement is right; None if it is none."""
     good = ratio is not None and 1 / TOLERANCE <= ratio <= TOLERANCE
-    return {"yes": good, "probably": good, "unknown": None}.get(judged, not good)
+    return {"right": good, "not contradicted": None}.get(judged, not good)
 
 
 def text(name: str, row: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import stdtrit
 
-from noisescale.bounded import Bounded
+from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.estimation.ratio_interval import fieller_interval
 
 TOLERANCE = 1.25
@@ -24,6 +24,10 @@ _NEAR = 1.1
 _FEWEST = 5
 
 Judgement = Literal["yes", "probably", "unknown", "probably not", "no"]
+"""Whether batches are alike."""
+
+WayVerdict = Literal["right", "wrong", "not contradicted", "not measured"]
+"""Whether a way of measuring shows the true noise scale."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,38 @@ class Comparison:
             return "probably"
         return "probably not" if high < 1 / _NEAR or low > _NEAR else "unknown"
 
-    @property
-    def decided(self) -> bool:
-        """Whether more batches would not change the judgement."""
-        return self.judgement in ("yes", "no")
+    def shown(self, noise_scale: Bounded, batch_size: float) -> Bounded:
+        """Return the noise scale that a way shows over the true one.
+
+        The ratio ρ is that of tr(Σ) by the way over the true tr(Σ). A way infers |G|² from |g|² of
+        the batch, B, less its own noise, and so finds |G|² + (1 - ρ)·tr(Σ)/B. With b = tr(Σ)/|G|²:
+
+            b_shown/b = ρ/(1 + (1 - ρ)·b/B)
+
+        It is infinite where no |G|² is left. The bounds are the farthest within those of ρ and b.
+
+        Args:
+            noise_scale: b with its bounds.
+            batch_size: B.
+
+        Examples:
+            >>> Comparison(Bounded(0.6, 0.6, 0.6), 50).shown(Bounded(64.0, 64.0, 64.0), 8).value
+            0.14285714285714288
+        """
+        at = Bounded(*(x / batch_size for x in vars(noise_scale).values()))
+
+        def shown(ratio: float, scale: float) -> float:
+            if ratio == 1:
+                return 1.0
+            left = 1 + (1 - ratio) * scale
+            return math.inf if left <= 0 else ratio / left
+
+        low, high = self.ratio.low, self.ratio.high
+        return Bounded(
+            shown(self.ratio.value, at.value),
+            shown(low, at.high if low < 1 else at.low),
+            math.inf if math.isinf(high) else shown(high, at.low if high < 1 else at.high),
+        )
 
 
 @dataclass(frozen=True)
@@ -66,18 +98,30 @@ class Way:
     name: str
     """"half", "micro_batch" or "rank"."""
     comparison: Comparison | None
-    """tr(Σ) by this way, over that of independent batches, is near 1. None: nothing is measured."""
+    """tr(Σ) by this way, over that of independent batches. None: nothing is measured."""
     reason: str = ""
     """Why it measures nothing, or is right without a comparison."""
     by_construction: bool = False
     """Whether it compares what was compared here."""
+    shown: Bounded = UNKNOWN
+    """The noise scale that it shows over the true one."""
 
     @property
-    def judgement(self) -> Judgement:
-        """Whether it measures right."""
-        if self.comparison is not None:
-            return self.comparison.judgement
-        return "yes" if self.by_construction else "no"
+    def judgement(self) -> WayVerdict:
+        """Whether it shows the true noise scale, as far as the bounds of what it shows say.
+
+        Examples:
+            >>> Way("half", Comparison(Bounded(1, 1, 1), 9), shown=Bounded(1, 0.7, 1.2)).judgement
+            'not contradicted'
+        """
+        if self.comparison is None:
+            return "right" if self.by_construction else "not measured"
+        return verdict_on(self.shown)
+
+    @property
+    def factor(self) -> float:
+        """The largest factor by which it may be wrong."""
+        return max(self.shown.high, 1 / self.shown.low if self.shown.low > 0 else math.inf)
 
 
 @dataclass(frozen=True)
@@ -99,6 +143,14 @@ class Order:
         if self.near is not None and self.near.judgement == "no":
             return False
         return self.successive is None or self.successive.judgement not in ("no", "probably not")
+
+
+def verdict_on(shown: Bounded) -> WayVerdict:
+    """Say whether a noise scale over the true one is right, by its bounds."""
+    if shown.low >= 1 / TOLERANCE and shown.high <= TOLERANCE:
+        return "right"
+    is_wrong = shown.high < 1 / TOLERANCE or shown.low > TOLERANCE
+    return "wrong" if is_wrong else "not contradicted"
 
 
 def compare(

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from scipy.stats import spearmanr
 
+from noisescale.bounded import Bounded
 from noisescale.checks import require_choice
 from noisescale.collectors.groups import Groups
 from noisescale.estimation.independent_batches import LEAST, BatchProducts, IndependentBatches
@@ -31,10 +32,13 @@ from noisescale.frozen.stopping_rule import StoppingRule, comparison_of, say
 from noisescale.frozen.targets import data_to_fit, module_and_train_data
 from noisescale.frozen.wrapped_network import WrappedNetwork
 from noisescale.guard import Guard
-from noisescale.history.optimizers import OptimizerMix
+from noisescale.history.looks import Look, line_of, record_beside, runs_of
+from noisescale.history.optimizers import OptimizerMix, parameters_of
+from noisescale.history.reading import read_document
+from noisescale.history.record import RECORD, append_whole, cut_half_line
 from noisescale.lightning.checkpoints import Checkpoint
-from noisescale.refusal import Refusal
-from noisescale.user_code.targets import refuse_out_of_memory
+from noisescale.refusal import FileRefusal, Refusal
+from noisescale.user_code.targets import is_first, refuse_out_of_memory
 
 WIDTH = 2.25
 """The interval of the noise scale that is narrow enough: its upper over its lower end."""
@@ -54,6 +58,7 @@ def measure(
     *,
     batches: int | Literal["auto"] = "auto",
     checkpoint: str | PathLike[str] | None = None,
+    run: str | PathLike[str] | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
     width: float = WIDTH,
     seconds: float = 600.0,
@@ -88,6 +93,8 @@ def measure(
             returns, or has.
         batches: How many batches. "auto": until the interval is as narrow as `width`.
         checkpoint: A checkpoint of Lightning, whose weights are measured.
+        run: The folder of the checkpoint's run, which gets the noise scale as a look at that step.
+            Default: the folder that the checkpoint is in, or the one above.
         loss: A function from the network and a batch to the mean loss of the batch, for a network
             that is no LightningModule.
         width: The upper end of the interval over its lower end that is narrow enough.
@@ -134,6 +141,7 @@ def measure(
     _check(batches, width, seconds)
     for way in ways:
         require_choice("ways", way, ("half",), "Leave it out, or pass [] to judge none.")
+    record = _record(checkpoint, run)
     began = time.monotonic()
     module, examples = module_and_train_data(target, data, loss)
     saved = None if checkpoint is None else Checkpoint.read(Path(checkpoint))
@@ -157,8 +165,14 @@ def measure(
     }
     fit = partial(frozen_fit, module, checkpoint=saved, trainer_options=options)
     rule = StoppingRule(batches, width, seconds, confidence, judged, progress)
+
+    def enough(seen: BatchStatistics) -> bool:
+        if record is not None and seen.batches <= 1:  # before the time is spent
+            runs_of(read_document(record).newest, unit, parameters_of(seen.optimizer), record)
+        return rule.enough(seen)
+
     with refuse_out_of_memory("batch_size", "Give a smaller `batch_size`."):
-        seen = fit(data_to_fit(examples, batch_size), asked, judged=judged, enough=rule.enough)
+        seen = fit(data_to_fit(examples, batch_size), asked, judged=judged, enough=enough)
     if seen.batches < LEAST:
         raise Refusal(
             "data",
@@ -175,10 +189,10 @@ def measure(
             random = _shuffled_fit(fit, seen, again, round(seen.batch_size / ranks), until)
     found = _Found(seen, random, ranks)
     scale_of = partial(found.noise_scale, confidence=confidence, unit=unit)
-    return Measurement(
+    measured = Measurement(
         noise_scale=scale_of(found.of.whole),
         groups={name: scale_of(found.of.entries[k]) for k, name in enumerate(found.of.group_names)},
-        ways=tuple(_ways(judged, found, confidence)),
+        ways=tuple(_ways(judged, found, scale_of(found.of.whole), confidence)),
         order=found.order,
         batch_size=seen.batch_size,
         optimizer=module.own_kind
@@ -195,6 +209,46 @@ def measure(
         mean=found.of.mean,
         variance=found.of.variance,
     )
+    if record is None or not measured.noise_scale.resolved:
+        return measured
+    _add_look(measured, record, parameters_of(seen.optimizer))
+    return replace(measured, added_to=str(record))
+
+
+def _record(checkpoint: object, run: object) -> Path | None:
+    """Return the record of the run that a checkpoint is of, if it is known.
+
+    Raises:
+        Refusal: If the run that is given has none, or there is no checkpoint.
+    """
+    if run is None:
+        return None if checkpoint is None else record_beside(Path(str(checkpoint)), RECORD)
+    if checkpoint is None:
+        raise Refusal("run", "be given with a checkpoint of it", "none", "Give the `checkpoint`.")
+    found = Path(str(run))
+    found = found if found.name == RECORD else found / RECORD
+    if not found.is_file():
+        raise FileRefusal(
+            "run",
+            f"be the folder of a run with {RECORD}",
+            f"{run} without it",
+            "Name the folder that the run's logger wrote to.",
+        )
+    return found
+
+
+def _add_look(found: Measurement, record: Path, parameters: int) -> None:
+    """Append a measurement to the record of its run, on rank 0."""
+    scale = found.noise_scale
+    look = Look(
+        float(found.step or 0),
+        *(scale.value, scale.low, scale.high, scale.confidence, scale.unit, scale.steps),
+        *(str(found.checkpoint), parameters, round(found.seconds, 3)),
+    )
+    runs = runs_of(read_document(record).newest, scale.unit, parameters, record)
+    if is_first():
+        cut_half_line(record)
+        append_whole(record, "".join(line_of(part, look) for part in runs).encode())
 
 
 def _shuffled_fit(
@@ -258,17 +312,22 @@ def _batches(
 def _ways(
     judged: Iterable[JudgedMonitor],
     found: _Found,
+    noise_scale: NoiseScale,
     confidence: float,
 ) -> Iterable[Way]:
+    scale = Bounded(noise_scale.value, noise_scale.low, noise_scale.high)
+    size = found.of.batch_size
     for monitor in judged:
         name = monitor.way(found.ranks)
         if not monitor.noise_traces:
             yield Way(name, None, monitor.reason)
             continue
-        yield Way(name, comparison_of(monitor.noise_traces, found.own, confidence))
+        one = comparison_of(monitor.noise_traces, found.own, confidence)
+        yield Way(name, one, shown=one.shown(scale, size))
     if found.ranks == 1:
         if found.order.successive is not None:
-            yield Way("micro_batch", found.order.successive)
+            one = found.order.successive
+            yield Way("micro_batch", one, shown=one.shown(scale, 2 * size))  # it accumulates two
         else:
             yield Way("micro_batch", None, _AT_RANDOM, by_construction=True)
 

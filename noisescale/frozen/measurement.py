@@ -13,6 +13,7 @@ from noisescale.estimation.independent_batches import IndependentBatches
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.frozen.comparison import TOLERANCE, Comparison, Order, Way
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
+from noisescale.history.record import RECORD
 from noisescale.prediction.theory import theory_band
 from noisescale.report.answer import Answer
 from noisescale.report.document import Cell, Document, Line, Statement, Table, Verdict
@@ -34,8 +35,8 @@ _INSTEAD = "Use `Trainer(accumulate_grad_batches=2)`, or several devices."
 _HOW_TO_READ = (
     "The gradients of whole batches were compared at weights that no step changed. Nothing but"
     " that batches are independent draws was taken for granted. A way of measuring in training is"
-    f" right if it finds the same noise, tr(Σ): a ratio of {1 / TOLERANCE:g} to {TOLERANCE:g} does"
-    " no harm."
+    f" right if it shows {1 / TOLERANCE:g} to {TOLERANCE:g} times this noise scale, with bounds."
+    " It is wrong if its bounds are all outside, and not contradicted otherwise."
 )
 
 
@@ -62,6 +63,8 @@ class Measurement(Answer):
     """What was kept of each batch."""
     drifts: bool
     """Whether the noise rises or falls along the batches: the weights are then not all there is."""
+    added_to: str | None = None
+    """The record of the run that got this as a look; None if none did."""
     step: int | None = None
     """The number of optimizer steps of the checkpoint; None without one."""
     checkpoint: str | None = None
@@ -100,6 +103,7 @@ class Measurement(Answer):
             doubts=list(_doubts(self)),
             assumptions=list(_assumptions(self)),
             how_to_read=_HOW_TO_READ,
+            written=list(_where_added(self)),
             next=[_next_step(self)],
         )
 
@@ -111,10 +115,12 @@ class Measurement(Answer):
         | `noise_scale` | the fields of `NoiseScale` |
         | `groups` | the same for each group |
         | `batch_size` | examples in a batch, over all devices |
-        | `ways` | `name`, `judgement`, `ratio` with its bounds or None, `reason` |
+        | `ways` | `name`, `judgement`, `reason`; `ratio`: tr(Σ) over the true one, with bounds \
+          and batches, or None; `shown`: the noise scale over the true one, with its bounds |
         | `order` | `at_random`; `successive`, `shuffled`, `near`: ratios with bounds, or None |
         | `seconds`, `stopped`, `left_out` | seconds, why it ended, batches that did not count |
         | `checkpoint`, `step` | the weights, or None |
+        | `added_to` | the record of the run that got this as a look, or None |
         """
 
         def ratio(one: Comparison | None) -> dict[str, float] | None:
@@ -124,11 +130,12 @@ class Measurement(Answer):
         for name in ("successive", "shuffled", "near"):
             order[name] = ratio(getattr(self.order, name))
         ways = [
-            fields_of(way, "name", "judgement", "reason") | {"ratio": ratio(way.comparison)}
+            fields_of(way, "name", "judgement", "reason", "shown")
+            | {"ratio": ratio(way.comparison)}
             for way in self.ways
         ]
         groups = {name: vars(scale) for name, scale in self.groups.items()}
-        names = "batch_size", "seconds", "stopped", "left_out", "checkpoint", "step"
+        names = "batch_size", "seconds", "stopped", "left_out", "checkpoint", "step", "added_to"
         record: dict[str, Any] = finite(
             {"noise_scale": vars(self.noise_scale), "groups": groups, "ways": ways, "order": order}
             | fields_of(self, *names)
@@ -220,14 +227,14 @@ def _in_training(found: Measurement) -> str:
     best = _best_way(found)
     if best is None:
         return "none of the ways that were tried measures this model right, as far as is known"
-    sure = "can" if best.judgement == "yes" else "can probably"
-    ratio = "" if best.comparison is None else f": {_ratio(best.comparison)} the noise"
-    return f"this model {sure} be measured in training by {_COMPARED[best.name]}{ratio}"
+    shown = "" if best.comparison is None else f": {_shown_by(best)}"
+    sure = "can" if best.judgement == "right" else "can perhaps"
+    return f"this model {sure} be measured in training by {_COMPARED[best.name]}{shown}"
 
 
 def _best_way(found: Measurement) -> Way | None:
     """Return the way to recommend: those that need nothing set come first."""
-    for judgement in ("yes", "probably"):
+    for judgement in ("right", "not contradicted"):
         for way in found.ways:
             if way.judgement == judgement:
                 return way
@@ -240,15 +247,19 @@ def _about_way(way: Way) -> Statement:
         if way.by_construction:
             return Statement(label, f"right: {way.reason}", verdict="yes", basis="assumed")
         return Statement(label, f"not measured: {way.reason}", verdict="yes", basis="measured")
-    ratio = _ratio(way.comparison)
-    sentence, verdict = {
-        "yes": (f"right: {ratio} the noise", "yes"),
-        "probably": (f"probably right: {ratio} the noise", "probably"),
-        "unknown": (f"not known: {ratio} the noise", "unknown"),
-        "probably not": (f"probably not right: {ratio} the noise", "probably"),
-        "no": (f"not right: {ratio} the noise{_reason_of(way)}", "yes"),
-    }[way.judgement]
-    return Statement(label, sentence, way.comparison.ratio, verdict, "measured")  # type: ignore[arg-type]  # one of the verdicts
+    sentence = f"{way.judgement}: {_shown_by(way)}"
+    sure: Verdict = "yes"
+    if way.judgement == "wrong":
+        sentence += _reason_of(way)
+    elif way.judgement == "not contradicted":
+        sure, most = "unknown", number(way.factor)
+        sentence += f". {'No factor' if math.isinf(way.factor) else f'A factor of {most}'} can"
+        sentence += " be excluded" if math.isinf(way.factor) else "not be excluded"
+    return Statement(label, sentence, way.shown, sure, "measured")
+
+
+def _shown_by(way: Way) -> str:
+    return f"shows {_ratio(way.shown)} the noise scale"
 
 
 def _reason_of(way: Way) -> str:
@@ -265,11 +276,11 @@ def _about_order(found: Measurement) -> str:
     if order.at_random:
         return "are drawn at random by the data loader's sampler"
     assert order.successive is not None
-    apart = _ratio(order.successive)
+    apart = _ratio(order.successive.ratio)
     if not order.independent:
         shown = f"two successive ones show {apart} the noise between all of them"
         if order.near is not None and order.near.judgement == "no":
-            shown = f"the first ones show {_ratio(order.near)} the noise of those far on"
+            shown = f"the first ones show {_ratio(order.near.ratio)} the noise of those far on"
         said = (
             f"are no independent draws: {shown}. Training sees other noise than this number says."
             " Shuffle the examples (`shuffle=True`; a stream before it is stored, as a buffer mixes"
@@ -280,7 +291,7 @@ def _about_order(found: Measurement) -> str:
     if order.shuffled is None or order.shuffled.judgement in ("yes", "probably", "unknown"):
         return said
     return (
-        f"{said}, but no random draws of examples: they have {_ratio(order.shuffled)} the"
+        f"{said}, but no random draws of examples: they have {_ratio(order.shuffled.ratio)} the"
         " noise of shuffled ones. The number is of the data loader's own"
     )
 
@@ -335,6 +346,18 @@ def _next_step(found: Measurement) -> str:
     return "Measure in training: Trainer(callbacks=[NoiseScaleMonitor()])"
 
 
+def _where_added(found: Measurement) -> Iterator[str]:
+    if found.added_to is not None:
+        yield f"Added to {found.added_to} as the look at step {count(found.step or 0)}"
+    elif found.checkpoint is not None and found.noise_scale.resolved:
+        yield (
+            f"Added to no run: no {RECORD} is beside {found.checkpoint}. To add it, give the"
+            " folder of the run: --run FOLDER"
+        )
+    elif found.checkpoint is not None:
+        yield "Added to no run: the noise scale is not resolved"
+
+
 def _groups(found: Measurement) -> Table:
     lines = [
         Line([Cell(name), Cell(text_of_scale(scale)), Cell(number(scale.noise_trace))])
@@ -354,8 +377,7 @@ def text_of_scale(scale: NoiseScale) -> str:
     return f"at least {number(scale.low)} {scale.unit}, not resolved" if scale.low else "not known"
 
 
-def _ratio(one: Comparison) -> str:
-    x = one.ratio
+def _ratio(x: Bounded) -> str:
     if math.isinf(x.high):
         return f"at least {x.low:.2f} x"
     return f"{x.value:.2f} x ({x.low:.2f} to {x.high:.2f})"

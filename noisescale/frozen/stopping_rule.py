@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from noisescale.bounded import Bounded
 from noisescale.estimation.independent_batches import LEAST, IndependentBatches
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.frozen.comparison import Comparison, compare
+from noisescale.frozen.comparison import Comparison, compare, verdict_on
 from noisescale.frozen.frozen_fit import BatchStatistics
 from noisescale.frozen.judged_monitor import JudgedMonitor
 from noisescale.frozen.measurement import text_of_scale
@@ -75,7 +76,7 @@ class StoppingRule:
             self._narrow_from = self._narrow_from or seen.batches
         if narrow and (not own.hangs_on_one or seen.batches >= _LONGER * self._narrow_from):
             self.reason = "until the interval was narrow enough"
-            undecided = [m for m in self._judged if not _is_decided(m, own)]
+            undecided = [m for m in self._judged if not _is_decided(m, own, found, seen)]
             if not undecided or seen.batches >= _MOST_FOR_WAYS:
                 return True
         say(self._progress, self._forecast(found, seen, spent))
@@ -101,10 +102,14 @@ def comparison_of(
     return compare([traces[k] for k in both], [known[k] for k in both], confidence)
 
 
-def _is_decided(monitor: JudgedMonitor, own: IndependentBatches) -> bool:
+def _is_decided(
+    monitor: JudgedMonitor, own: IndependentBatches, found: NoiseScale, seen: BatchStatistics
+) -> bool:
     if not monitor.noise_traces:
         return bool(monitor.said)
-    return comparison_of(monitor.noise_traces, own).decided
+    scale = Bounded(found.value, found.low, found.high)
+    shown = comparison_of(monitor.noise_traces, own).shown(scale, seen.batch_size)
+    return verdict_on(shown) != "not contradicted"
 
 
 def say(progress: Callable[[str], None] | None, line: str) -> None:

@@ -9,6 +9,7 @@ a list of these objects:
     {"of": "noise_scale/", "run": "3fa9c1d2.1", "after": 0, "row": [50, 1600, ...]}
     {"of": "noise_scale/", "run": "3fa9c1d2.1", "after": 50, "row": [100, 3200, ...]}
     {"of": "noise_scale/", "run": "3fa9c1d2.1", "ended": true}
+    {"of": "noise_scale/", "run": "3fa9c1d2.1", "look": {"step": 100, "noise_scale": 229, ...}}
 
 `of` is the prefix of the metrics: several monitors and optimizers share a document. `run` is a name
 that no other run has, the number of the attempt, and in a file two digits of its writer. A run that
@@ -17,12 +18,14 @@ adds behind it does not count. An object without a row or columns changes the he
 
 `row` has the values of the columns. A value that is not finite is null. Whole numbers are exact,
 others have nine digits. Values at the end that are those of the row before are left out. `after` is
-the step of the row before: what an earlier attempt wrote behind that step does not count.
+the step of the row before: what an earlier attempt wrote behind that step does not count. `look` is
+what `measure` found at a checkpoint, see `noisescale.history.looks`.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -30,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisescale.history.history import History
+from noisescale.history.looks import Look, is_of
 from noisescale.history.optimizers import OptimizerMix
 from noisescale.refusal import Refusal
 
@@ -129,7 +133,8 @@ def document_of(history: History) -> list[Line]:
     """Return all that a history has, in builtins, for a checkpoint."""
     lines = Lines(history)
     more = [lines.note(thinning=history.thinning)] if history.thinning else []
-    return [*lines.header(history), *lines.rows(history), *more]
+    looks = [lines.note(look=vars(look)) for look in history.looks]
+    return [*lines.header(history), *lines.rows(history), *looks, *more]
 
 
 class Part:
@@ -139,6 +144,7 @@ class Part:
         self.header: Line = {}
         self.lost: tuple[float, float] | None = None
         """The steps between which rows are missing."""
+        self._looks: list[Look] = []
         self._rows: list[list[float | None]] = []
         self._last: list[float | None] = []
         self._step = 0
@@ -162,6 +168,8 @@ class Part:
                 self._rows = _in_columns(self._rows, self.header["columns"], names)
             self.header, self._last = {**line, "columns": names}, []
             self._step = names.index("step")
+        elif "look" in line:
+            self._looks.append(Look.from_dict(line["look"]))
         elif "row" not in line:
             self.header |= line
             if len(line) <= 2 or not self.header.get("columns"):
@@ -174,6 +182,8 @@ class Part:
         if len(whole) != len(self.header["columns"]) or not all(map(_is_value, row)):
             raise ValueError("not a value for each column")
         rows, at = self._rows, self._step
+        if not self._last or (rows and float(rows[-1][at] or 0) > after):  # goes on from there
+            self._looks = [look for look in self._looks if look.step <= after]
         while rows and float(rows[-1][at] or 0) > after:
             rows.pop()
         if self.lost is not None and after <= self.lost[0]:  # these rows came again
@@ -209,6 +219,14 @@ class Part:
         found.prefix, found.attempt = str(header["of"]), int(attempt)
         found.loop, found.way = str(header["loop"]), str(header["way"])
         found.why_nothing = str(header["why_nothing"])
+        looks = [x for x in self._looks if is_of(header, x.unit, x.parameters)]
+        found.looks = tuple(sorted(looks, key=lambda look: look.step))
+        if len(looks) < len(self._looks):
+            warnings.warn(
+                "A noise scale that was measured of another model, or in another unit, is left out"
+                f" of the run {found.run}.",
+                stacklevel=5,
+            )
         if header["withheld"]:
             found.withhold(str(header["withheld"]))
         return found
@@ -242,6 +260,11 @@ class Document:
         part.add(line)
         if part is not self._last[of]:
             self.mixed.add(of)
+
+    @property
+    def newest(self) -> dict[str, Part]:
+        """The run of each prefix that began last."""
+        return dict(self._last)
 
     def runs(self, prefix: str) -> dict[str, Part]:
         """Return the runs of a prefix by name."""

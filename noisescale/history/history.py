@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from noisescale.extras import need
 from noisescale.history.increments import INCREMENTS, merge_increments
+from noisescale.history.looks import Look
 from noisescale.history.metric_names import ROOT
 from noisescale.history.optimizers import OptimizerMix
 from noisescale.refusal import Refusal
@@ -136,6 +138,8 @@ class History(Mapping[str, NDArray[np.float64]]):
         """Why the noise scale of the run is withheld, and what to do; "" if it is not."""
         self.why_nothing = ""
         """Why no step was measured, and what to do; "" if some were, or it is not known."""
+        self.looks: tuple[Look, ...] = ()
+        """The noise scale at checkpoints, as `measure` found it, by rising step."""
         self._most_rows = most_rows
         self._stride = 1
         self._seen = 0
@@ -221,13 +225,15 @@ class History(Mapping[str, NDArray[np.float64]]):
         if start:
             columns["examples"] -= np.interp(start, [0, *steps], [0, *whole["examples"]])
             columns["step"] -= start
-        return self._part(columns)
+        return self._part(columns, start)
 
-    def _part(self, columns: Mapping[str, NDArray[np.float64]]) -> History:
+    def _part(self, columns: Mapping[str, NDArray[np.float64]], start: float = 0.0) -> History:
         """Return other rows of the run, of which the same is known."""
         part = self.from_columns(columns)
         vars(part).update({name: value for name, value in vars(self).items() if name[0] != "_"})
         part.last_step, part.under_way = float(columns["step"][-1]), False
+        looks = (replace(look, step=look.step - start) for look in self.looks)
+        part.looks = tuple(look for look in looks if 0 < look.step <= part.last_step)
         return part
 
     def append(self, **row: float) -> None:
@@ -329,7 +335,7 @@ class History(Mapping[str, NDArray[np.float64]]):
         """
         self.run, self.attempt = earlier.run, earlier.attempt + 1
         self.last_step = float(thinning.get("last_step", earlier.last_step))
-        self.withheld = earlier.withheld
+        self.withheld, self.looks = earlier.withheld, earlier.looks
         self._stride = int(thinning.get("stride", 1))
         self._seen = int(thinning.get("seen", len(earlier)))
         self._pending = thinning.get("pending")

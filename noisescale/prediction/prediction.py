@@ -14,6 +14,7 @@ import numpy as np
 from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.extras import need
 from noisescale.history.history import History
+from noisescale.history.looks import Look
 from noisescale.history.optimizers import has_decayed
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Segments
@@ -155,6 +156,11 @@ class Prediction(Answer):
         )
 
     @property
+    def look(self) -> Look | None:
+        """What `measure` found at the last checkpoint that it measured; None if at none."""
+        return self.history.looks[-1] if self.history.looks else None
+
+    @property
     def steps_of_noise_scale(self) -> str:
         """The steps that the noise scale now is of, in words; "" if they are not known."""
         first, last = self._last("first_step"), self._last("step")
@@ -176,13 +182,14 @@ class Prediction(Answer):
         """Where the batch size of the run stands against the critical one.
 
         If the critical batch size of the whole run has no value or no upper bound, but the noise
-        scale at the end of the run has both, the position is that of the end. It is not where the
-        learning rate fell: the noise scale is largest there.
+        scale at the end of the run has both, the position is that of the end. A noise scale that
+        `measure` found at a checkpoint is preferred. Neither is taken where the learning rate fell:
+        the noise scale is largest at the end.
         """
         critical, at_end = self.critical_batch_size, False
         known = math.isfinite(critical.value) and math.isfinite(critical.high)
         if not known and self.calibration.is_theory and not has_decayed(self.history):
-            last = self.noise_scale_now
+            last = self.noise_scale_now if self.look is None else self.look.bounds
             if math.isfinite(last.value) and math.isfinite(last.high):
                 critical, at_end = last * self.calibration.kappa, True
         sizes, which = np.unique(self.run.batch_size, return_inverse=True)

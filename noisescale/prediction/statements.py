@@ -139,6 +139,11 @@ def noise_scales_of(p: Prediction) -> Iterator[Statement]:
             of = f"{count(steps)} of {count(p.run.steps.sum())} steps"
             what += f"; {of} were measured (about {100 * share:.1f} % of the time)"
         yield Statement(NOW, what, now, basis="measured")
+    if (look := p.look) is not None:
+        said = f"Noise scale measured at step {count(look.step)}"
+        at = f"{100 * look.confidence:g} % interval"
+        what = f"{_with_unit(p, look.bounds, at)}, from {count(look.batches)} batches"
+        yield Statement(said, what, look.bounds, basis="measured")
     yield critical_batch_size(p)
 
 

@@ -6,20 +6,23 @@ import random
 from collections.abc import Iterator
 from functools import cache
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from ranks import as_torchrun, on_ranks
 from refused import refused
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
-from noisescale import Measurement, measure
+from noisescale import Measurement, NoiseScaleMonitor, measure, read_run
 from noisescale.bounded import Bounded
-from noisescale.frozen.comparison import Comparison, Order
+from noisescale.frozen.comparison import Comparison, Order, Way
 
 ON_CPU: dict[str, Any] = {"accelerator": "cpu"}
 
@@ -76,7 +79,9 @@ def test_the_interval_holds_the_truth_and_the_ways_are_right() -> None:
 
     scale = found.noise_scale
     assert scale.low < truth() < scale.high < 2.25 * scale.low
-    assert judged(found) == {"half": "yes", "micro_batch": "yes"}
+    assert judged(found) == {"half": "not contradicted", "micro_batch": "right"}
+    assert 1.25 < found.ways[0].factor < 2
+    assert "A factor of 1." in " ".join(found.to_text(details=True).split())
     assert found.batch_size == 32
     assert found.order.at_random
     assert "narrow" in found.stopped
@@ -104,14 +109,14 @@ def test_rows_that_act_on_each_other_are_told() -> None:
     torch.manual_seed(0)
     found = measure(Module(), batches=20, groups={"head": r"net\.3"}, **ON_CPU)
 
-    assert judged(found) == {"half": "no", "micro_batch": "yes"}
+    assert judged(found) == {"half": "not measured", "micro_batch": "right"}
     assert "BatchNorm" in found.ways[0].reason
     assert found.noise_scale.steps == 20
     assert found.groups["head"].noise_trace < found.noise_scale.noise_trace
     assert "accumulate_grad_batches=2" in found.to_text()
 
 
-def test_coupled_losses_are_found_out_by_the_ratio() -> None:
+def test_coupled_losses_are_not_measured_by_halves() -> None:
     """Halves of a loss over pairs of rows are taken for what they are not."""
 
     def sorted_loss(net: nn.Module, batch: Any) -> Tensor:
@@ -120,7 +125,7 @@ def test_coupled_losses_are_found_out_by_the_ratio() -> None:
 
     found = measured(loader(shuffle=True), loss=sorted_loss, ways=["half"], batches=60)
 
-    assert judged(found) == {"half": "no", "micro_batch": "yes"}
+    assert judged(found) == {"half": "not measured", "micro_batch": "right"}
 
 
 def by_class(shuffled: bool = False) -> TensorDataset:
@@ -193,6 +198,35 @@ def test_batches_far_on_decide_where_successive_ones_tell_nothing() -> None:
     assert not Order(False, unknown, near=Comparison(Bounded(0.004, 0.003, 0.005), 6)).independent
 
 
+@pytest.mark.parametrize("batch", [8.0, 64.0])
+@pytest.mark.parametrize("ratio", [0.61, 1.0, 1.05])
+def test_a_way_shows_what_follows_from_its_own_signal(ratio: float, batch: float) -> None:
+    """The squared norm of a batch has no error: what a way does not count as noise is signal."""
+    trace, signal = 96.0, 1.5
+    sq_norm = signal + trace / batch
+    by_way = ratio * trace
+    wanted = by_way / (sq_norm - by_way / batch) / (trace / signal)
+
+    exact = [Bounded(x, x, x) for x in (ratio, trace / signal)]
+    found = Comparison(exact[0], 60).shown(exact[1], batch)
+
+    assert found.value == found.low == found.high == pytest.approx(wanted)
+
+
+def test_bounds_of_what_a_way_shows_say_whether_it_is_right() -> None:
+    scale = Bounded(24.0, 12.0, 48.0)
+
+    def way(*ratio: float) -> Way:
+        one = Comparison(Bounded(*ratio), 60)
+        return Way("half", one, shown=one.shown(scale, 1.0))
+
+    assert way(1, 0.999, 1.001).judgement == "right"
+    assert way(0.61, 0.5, 0.7).judgement == "wrong"
+    assert way(0.99, 0.97, 1.01).judgement == "not contradicted"
+    assert way(0.99, 0.97, 1.01).factor == pytest.approx((1 + 0.03 * 48) / 0.97)
+    assert math.isinf(way(1, 0.9, 1.1).factor)
+
+
 class OneClass(Sampler[list[int]]):
     """Batches of one class each, drawn at random."""
 
@@ -210,7 +244,7 @@ def test_batches_of_one_class_are_independent_and_no_random_draws() -> None:
 
     found = measured(data, ways=["half"], batches=80)
 
-    assert judged(found) == {"half": "no", "micro_batch": "yes"}
+    assert judged(found) == {"half": "wrong", "micro_batch": "not contradicted"}
     assert found.order.shuffled.ratio.low > 5
     assert "no random draws" in found.to_text()
 
@@ -224,7 +258,7 @@ def test_ranks_make_one_batch_and_are_judged() -> None:
 
     assert first == second
     scale, batch_size, ways = first
-    assert (batch_size, ways) == (32, {"rank": "yes"})
+    assert (batch_size, ways) == (32, {"rank": "not contradicted"})
     assert scale.low < truth() < scale.high
 
 
@@ -259,3 +293,42 @@ def test_bad_input(name: str, options: dict[str, Any], got: str) -> None:
 def test_a_checkpoint_that_is_not_there_is_refused() -> None:
     with refused("checkpoint", error=OSError):
         measured(loader(shuffle=True), checkpoint="no.ckpt")
+
+
+def test_a_measurement_joins_the_run_of_its_checkpoint(tmp_path: Path) -> None:
+    def fitted(folder: Path, net: nn.Module) -> Path:
+        module = Module()
+        module.net = net
+        save = ModelCheckpoint(folder / "checkpoints", filename="a")
+        monitor = NoiseScaleMonitor(small_batch="half")
+        options = {"max_steps": 60, "callbacks": [monitor, save], "logger": CSVLogger(folder, "")}
+        L.Trainer(**options, **ON_CPU, enable_progress_bar=False, enable_model_summary=False).fit(
+            module
+        )
+        return folder / "checkpoints" / "a.ckpt"
+
+    torch.manual_seed(0)
+    checkpoint = fitted(tmp_path, network())
+    folder = tmp_path / "version_0"
+    module = Module()
+    module.net = network()
+
+    alone = measure(module, checkpoint=checkpoint, batches=60, ways=[], **ON_CPU)
+    found = measure(module, checkpoint=checkpoint, run=folder, batches=60, ways=[], **ON_CPU)
+
+    assert alone.added_to is None
+    assert "give the folder of the run: --run FOLDER" in " ".join(alone.document().written)
+    assert found.document().written == [
+        f"Added to {folder / 'noise_scale.jsonl'} as the look at step 60"
+    ]
+    (look,) = read_run(folder).looks
+    assert (look.step, look.noise_scale) == (60, found.noise_scale.value)
+    with refused("run", got="none"):
+        measure(module, run=folder, **ON_CPU)
+    with refused("run", error=OSError):
+        measure(module, checkpoint=checkpoint, run=tmp_path, **ON_CPU)
+    record = folder / "noise_scale.jsonl"
+    before = record.read_bytes()
+    with refused("run"):
+        measure(module, checkpoint=checkpoint, run=folder, unit="tokens", **ON_CPU)
+    assert record.read_bytes() == before

@@ -10,6 +10,7 @@ from reported_runs import history
 
 from noisescale import History, predict
 from noisescale.bounded import UNKNOWN, Bounded
+from noisescale.history.looks import Look
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.prediction.position import Position
 
@@ -150,6 +151,17 @@ def test_the_end_stands_in_where_the_whole_is_not_resolved_unless_the_rate_fell(
         assert found.critical == Bounded(100.0, pytest.approx(0.2 * 80), pytest.approx(3.3 * 130))
     else:
         assert math.isnan(found.critical.value)
+
+
+def test_what_was_measured_at_a_checkpoint_comes_before_the_end_of_the_run() -> None:
+    run = History.from_columns(history(unresolved=40), optimizer=OptimizerMix(OptimizerKind.SGD))
+    run.looks = (Look(20.0, 50.0, 40.0, 60.0, 0.95, "examples", 30, "a.ckpt", 7, 1.0),)
+
+    p = predict(run)
+
+    assert p.look == run.looks[0]
+    assert p.position.critical == Bounded(50.0, pytest.approx(0.2 * 40), pytest.approx(3.3 * 60))
+    assert "Noise scale measured at step 20" in p.to_text(details=True)
 
 
 def test_the_noise_scale_now_is_the_last_that_was_shown() -> None:
