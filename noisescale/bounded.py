@@ -16,11 +16,18 @@ class Bounded:
     Examples:
         >>> Bounded(2.0, 1.5, 3.0) * Bounded(10.0, 9.0, 12.0)
         Bounded(value=20.0, low=13.5, high=36.0)
+        >>> Bounded(187.017, 73.409, math.inf)
+        Bounded(value=187.0, low=73.4, high=inf)
     """
 
     value: float
     low: float
     high: float
+
+    def __repr__(self) -> str:
+        """Return the fields with three digits: more are never certain."""
+        value, low, high = (float(f"{x:.3g}") for x in (self.value, self.low, self.high))
+        return f"Bounded({value=}, {low=}, {high=})"
 
     def __mul__(self, other: Bounded | float) -> Bounded:
         """Multiply non-negative bands: bounds by bounds, which is the widest it can be."""

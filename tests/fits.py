@@ -304,8 +304,13 @@ def monitored(fitting: Any, module: Any = None) -> dict[str, Any]:
         "history": {name: column.tolist() for name, column in monitor.history.items()},
         "metrics": {k: v.item() for k, v in fitting.callback_metrics.items()},
         "state": state,
-        "meter": state["optimizers"][0]["meter"] if "optimizers" in state else {},
+        "meter": untimed(state["optimizers"][0]["meter"]) if "optimizers" in state else {},
     }
+
+
+def untimed(meter: dict[str, Any]) -> dict[str, Any]:
+    """The state of a meter without the seconds of its steps."""
+    return meter | {"pace": {**meter["pace"], "seconds": None}}
 
 
 def _recorder(package: ModuleType, folder: Path, results: Callable[[Any, Any], Any]) -> Any:

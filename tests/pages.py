@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 class Outline(HTMLParser):
     """Tags with their attributes, and whether each is closed in its turn."""
 
-    VOID = ("meta", "link", "img", "br")
+    VOID = ("meta", "link", "img", "br", "wbr")
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -40,6 +40,7 @@ def opened(
     page.on("request", lambda asked: noise.append(asked.url))
     page.on("dialog", lambda dialog: (noise.append("dialog"), dialog.dismiss()))
     page.goto(path.as_uri())
+    page.locator(".more").evaluate_all("all => all.forEach(e => { e.open = true; })")
     page.locator("figure .xtitle").nth(figures - 1).wait_for(state="attached")
     return page, [said for said in noise if said != path.as_uri()]
 

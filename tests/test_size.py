@@ -14,14 +14,16 @@ from size_of_package import (
     way_to_page,
 )
 
+WHAT_TO_DO = "delete as much elsewhere, or raise the limit in a commit that says what for"
+
 
 def test_the_package_and_its_tests_grow_no_more() -> None:
-    assert lines_of(PACKAGE) <= 60_540
-    assert lines_of(ROOT / "tests") <= 56_680
+    assert lines_of(PACKAGE) <= 60_540, WHAT_TO_DO
+    assert lines_of(ROOT / "tests") <= 56_680, WHAT_TO_DO
 
 
 def test_what_most_people_use_loads_no_more() -> None:
-    assert lines_loaded() <= 33_240
+    assert lines_loaded() <= 33_240, WHAT_TO_DO
 
 
 def test_no_more_functions_take_more_than_ten_arguments() -> None:

@@ -30,14 +30,20 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks.accuracy._now_workloads import BATCH_SIZE, LOOKS, WORKLOADS, Recorded, record
 from benchmarks.lib.results import FOLDER, write_results
 from noisescale import GradientMoments, NoiseScale, NoiseScaleEstimator
-from noisescale.meter.cadence import NOTHING, Cadence
+from noisescale.meter.cadence import KNOWN_WITHIN, Cadence, Pace, Spent
 
 UNDER_WAY = Path(__file__).resolve().parents[2] / ".cache/now"
 RECORDED = FOLDER / "accuracy/now.npz"
 HALVES = 0.75
 """What measuring a step by halves costs, in plain steps: as `HalvesCollector.cost`."""
-CADENCES = {"1 %": 0.01, "2 %": 0.02, "every step": None}
-"""The share of the run's time that measuring may take."""
+CADENCES: dict[str, float | None] = {
+    "default": None,
+    "1 %": 0.01,
+    "2 %": 0.02,
+    "every step": HALVES,
+}
+"""The share of the run's time that measuring may take. By default the end of the run is known."""
+LOG_EVERY = 50
 LEAST_KNOWN = 0.25
 """The largest relative standard error of the exact noise scale at a look that counts."""
 WITHIN = 1.5
@@ -70,39 +76,35 @@ def rate_of(workload: str, steps: int, step: int) -> float:
     return (1 + math.cos(math.pi * (step - 1) / steps)) / 2 if WORKLOADS[workload].cosine else 1.0
 
 
-def looks(cost: float | None, *, rates: bool = True) -> Iterator[Look]:
+def looks(max_overhead: float | None, *, rates: bool = True) -> Iterator[Look]:
     """Replay all runs at one cadence.
 
     Args:
-        cost: See `CADENCES`.
+        max_overhead: See `CADENCES`.
         rates: Whether the estimator is told the learning rates.
     """
     for (workload, steps, seed), run in recorded_runs().items():
         estimator, last = NoiseScaleEstimator(), 0
-        due = set(measured_steps(steps, cost))
+        cadence, spent, pace = Cadence("auto", max_overhead), Spent(), Pace()
         truths = zip(LOOKS[steps], run.truth, run.truth_error, strict=True)
         for at, truth, error in truths:
             for step in range(last + 1, at + 1):
-                if step in due:
+                if cadence.due(step, spent, HALVES, pace):
+                    spent = spent.plus(HALVES)
                     moments = GradientMoments(run.grad_sq_norm[step - 1], run.noise_trace[step - 1])
                     rate = rate_of(workload, steps, step) if rates else math.nan
                     estimator.update(moments, BATCH_SIZE, step, learning_rate=rate)
+                if step % LOG_EVERY == 0:
+                    shown = estimator.estimate(step, learning_rate=rate_of(workload, steps, step))
+                    known = shown.low > 0 and shown.high <= KNOWN_WITHIN * shown.low
+                    pace = pace.at(step, step - LOG_EVERY, math.nan, known=known)
+                    pace = pace._replace(last_step=float(steps))
             last = at
             if truth > 0 and error <= LEAST_KNOWN:
                 # Of the look's last step: after the last step of a cosine the rate is zero.
                 now = rate_of(workload, steps, at) if rates else math.nan
                 shown = estimator.estimate(at, learning_rate=now)
                 yield Look(workload, steps, seed, at, float(truth), shown)
-
-
-def measured_steps(steps: int, cost: float | None) -> Iterator[int]:
-    """The steps that are measured, as the meter chooses them."""
-    cadence = Cadence(1) if cost is None else Cadence("auto", cost)
-    spent = NOTHING
-    for step in range(1, steps + 1):
-        if due := cadence.due(step, spent, HALVES):
-            spent = spent.plus(due, HALVES)
-            yield step
 
 
 def summary(found: list[Look]) -> dict[str, float]:
@@ -121,8 +123,8 @@ def report(*, save: bool) -> None:
     """Print the shares of looks, by cadence, length of run and the noise scale in batches."""
     total = sum(len(LOOKS[steps]) for _, steps, _ in recorded_runs())
     rows = []
-    for name, cost in CADENCES.items():
-        found = list(looks(cost))
+    for name, max_overhead in CADENCES.items():
+        found = list(looks(max_overhead))
         for steps in LOOKS:
             of_length = [look for look in found if look.steps == steps]
             parts = {"all": of_length}

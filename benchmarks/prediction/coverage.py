@@ -35,7 +35,7 @@ from benchmarks.lib.results import saved_rows, write_results
 from noisescale import GradientMoments, History, Tradeoff, predict
 from noisescale.collectors.collector import COST_OF_NORMS
 from noisescale.history.increments import Increments
-from noisescale.meter.cadence import NOTHING, Cadence
+from noisescale.meter.cadence import Cadence, Pace, Spent
 from noisescale.meter.estimates import MomentSums
 
 Array = NDArray[np.float64]
@@ -138,12 +138,14 @@ def moments_along(setting: Setting, rng: np.random.Generator) -> tuple[Array, Ar
 def history_of(setting: Setting, grad_sq_norm: Array, noise_trace: Array) -> History:
     increments, sums, history = Increments(), MomentSums(0.0, 0.0, 0.0), History()
     pairs = zip(grad_sq_norm.tolist(), noise_trace.tolist(), strict=True)
-    cadence, spent = Cadence("auto" if setting.measuring else 1), NOTHING
+    # Of a run whose end is not known, and whose noise scale is known at once: the fewest steps.
+    cadence, spent = Cadence("auto" if setting.measuring else 1), Spent()
+    pace = Pace(known_at=1.0)
     cost = COSTS.get(setting.measuring, 0.0)
     last = of_row = 0
     for step, (signal, noise) in enumerate(pairs, start=1):
-        if due := cadence.due(step, spent, cost):
-            spent = spent.plus(due, cost)
+        if cadence.due(step, spent, cost, pace):
+            spent = spent.plus(cost)
             moments = GradientMoments(grad_sq_norm=signal, noise_trace=noise)
             increments.add(moments, BATCH_SIZE, step - last)
             sums = sums.plus(moments, BATCH_SIZE)

@@ -147,9 +147,9 @@ class Collector(HookErrors, State, ABC):
 
     @property
     def cost(self) -> float:
-        """The likely extra cost of the next measured step, in plain steps: a constant, not timed.
+        """The likely extra cost of the next measured step, in plain steps: a constant.
 
-        As it is not timed, all ranks, and a resumed run, measure the same steps.
+        What is timed is set against it: see `Pace`.
         """
         return COST_OF_NORMS * (1 + sum(extra.cost for extra in self.norms.extra))
 

@@ -69,8 +69,7 @@ class History(Mapping[str, NDArray[np.float64]]):
     | `seconds_per_step` | mean since the log step before; NaN if no step was timed |
     | `skipped_steps` | measured steps so far that were left out |
     | `measured_steps` | measured steps so far that were not left out |
-    | `measuring_cost` | cost of measuring so far, in plain steps; not timed, but a constant for \
-      each way of measuring |
+    | `measuring_cost` | cost of measuring so far, in plain steps: see `Cadence` |
     | `first_step` | the first step that `noise_scale` is of; the last is the last measured one |
     | `devices` | number of ranks |
     | `accumulation` | micro-batches of each rank in the step |
@@ -127,6 +126,8 @@ class History(Mapping[str, NDArray[np.float64]]):
         """The folder or file that the history was read from."""
         self.under_way = False
         """Whether the run still trained when the history was read."""
+        self.optimizers: tuple[int, ...] = (0,)
+        """The numbers of the optimizers that its monitor measured, in the record of the run."""
         self.loop = ""
         """What took the steps: "lightning", "transformers" or "own"; "" if it was not recorded."""
         self.way = ""

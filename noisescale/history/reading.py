@@ -123,6 +123,8 @@ def history_in(
             stacklevel=3,
         )
     found = _history_of(runs[name], path)
+    of = (monitor_of(f"{prefix}batch_size") for prefix, _ in document.parts)
+    found.optimizers = tuple(sorted({each[1] for each in of if each and each[0] == monitor}))
     file = path / RECORD
     if not runs[name].header.get("ended") and file.is_file():
         found.under_way = time.time() - file.stat().st_mtime <= usual_gap(found)

@@ -86,7 +86,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             `NoiseScaleMeter`.
         backward_twice: Whether a backward pass may go twice through Functions, hooks and saved
             tensors that are not known, see `NoiseScaleMeter`.
-        cost: The share of the run's time that measuring may take, see `NoiseScaleMeter`.
+        max_overhead: The share of the run's time that measuring may take, see `NoiseScaleMeter`.
 
     Raises:
         ValueError: If an argument is out of its range; when training starts, if it does not fit
@@ -115,7 +115,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         extra: Sequence[Extra] = (),
         cut: Sequence[str] | None = None,
         backward_twice: bool = False,
-        cost: float | None = None,
+        max_overhead: float | None = None,
     ) -> None:
         check_function("batch_size_fn", batch_size_fn, "the number of examples in it")
         given = locals() | {"unit": "examples" if unit is None else unit}
@@ -184,6 +184,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                 self._record_nothing(args, state)
                 self._remove_hooks()
                 return
+            self.meters[0].meter.last_step = state.max_steps
             saved = [self._loaded] if self._loaded else []
             if lone:
                 of_meter = self.meters[0].meter

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import sys
 import time
 from contextlib import suppress
@@ -194,6 +195,20 @@ def set_callbacks(trainer: pl.Trainer, callbacks: list[Any]) -> None:
 def takes_batch_idx(module: pl.LightningModule) -> bool:
     """Return whether `training_step` of the module takes the index of the batch."""
     return bool(is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2))
+
+
+def last_step_of(trainer: pl.Trainer) -> float | None:
+    """Return the last optimizer step of the fit by its limits of steps and epochs, once it began.
+
+    None if it has none, or if the module steps by hand, where Lightning counts all optimizers.
+    """
+    if not trainer.lightning_module.automatic_optimization:
+        return None
+    try:
+        steps = float(trainer.estimated_stepping_batches)
+    except MisconfigurationException:  # the accumulation changes with the epochs
+        return None
+    return steps if 0 < steps < math.inf else None
 
 
 def is_last_batch(trainer: pl.Trainer) -> bool:

@@ -24,7 +24,6 @@ from noisescale.collectors.loss_scale import LossScale
 from noisescale.collectors.rows.step_rows import NOTHING_BESIDE, StepRows
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
 from noisescale.guard import Guard, NotMeasured, WarnOnce
-from noisescale.meter.cadence import Due
 from noisescale.meter.loss_terms import LossTerms
 from noisescale.refusal import Refusal
 
@@ -73,7 +72,7 @@ class BackwardPass(NamedTuple):
 class StepUnderWay:
     """One optimizer step, from its first backward pass until the optimizer steps."""
 
-    due: Due
+    due: bool
     """Whether the step is to be measured."""
     passes: list[BackwardPass] = field(default_factory=list)
     too_short: bool = False
@@ -156,7 +155,7 @@ class StepCapture:
         self._loss_scale = LossScale(grad_scaler, collector.norms.parameters)
         self._gathered = GatheredRows(collector.group)
         self._warn = WarnOnce()
-        self._step = StepUnderWay(due=Due.REGULAR)
+        self._step = StepUnderWay(due=True)
         self._paused = False
         self._fewest_passes: int | None = None
         self._empty_steps = 0
@@ -235,7 +234,7 @@ class StepCapture:
         with self._spoils_step:
             if step.due or collector.follows:
                 sizes = [one.size for one in step.passes]
-                collector.end_step(sizes, measured=bool(step.due))
+                collector.end_step(sizes, measured=step.due)
         with self._spoils_step:  # also after an error: all ranks say something at the same steps
             if step.due:
                 beside = collector.next_word()
@@ -285,7 +284,7 @@ class StepCapture:
             collector.reset()
         return step
 
-    def open_step(self, *, due: Due) -> None:
+    def open_step(self, *, due: bool) -> None:
         """Begin a step that is to be measured or is not."""
         before, self._step.due = self._step.due, due
         if not due and not before:
@@ -302,7 +301,7 @@ class StepCapture:
         return self._warn.last or of_collector or self.guard.last
 
     @property
-    def due(self) -> Due:
+    def due(self) -> bool:
         """Whether the current step is to be measured."""
         return self._step.due
 
@@ -340,7 +339,7 @@ class StepCapture:
 
     def _look(self) -> None:
         if self.collector is not None:
-            self.collector.watching = bool(self._step.due) and not self._paused
+            self.collector.watching = self._step.due and not self._paused
 
     @property
     def _checking(self) -> bool:

@@ -28,7 +28,7 @@ from noisescale.collectors.rows.window_layout import Weight
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import NotMeasured, WarnOnce
-from noisescale.meter.cadence import NOTHING, Cadence, Spent
+from noisescale.meter.cadence import KNOWN_WITHIN, NOT_AGREED, NOTHING, Cadence, Pace, Spent
 from noisescale.meter.capture import STEPS_LOST, BackwardPass, StepCapture
 from noisescale.meter.choosing import (
     choose_collector,
@@ -45,6 +45,8 @@ from noisescale.state import restore, to_builtins
 
 # Reduced steps wait on the device until somebody asks; this many at most (a few kB).
 _MOST_UNREAD = 1024
+
+_MOST_COSTS = 32
 
 
 @dataclass
@@ -141,8 +143,17 @@ class Meter:
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)
         self._rates: deque[float] = deque()
         """The learning rates of measured steps that have not been read."""
-        self._cadence = Cadence(options.every_n_steps, options.cost)
+        self._cadence = Cadence(options.every_n_steps, options.max_overhead)
         self._counts = _Counts()
+        self._follows = False
+        self._costs: deque[float] = deque(maxlen=_MOST_COSTS)
+        """What the last measured steps cost, over the constant, as far as they were timed."""
+        self._log_step = 0
+        self._pace = self._said = self._told = NOT_AGREED
+        """What steps are measured by since the last log step; what this rank says, and the means
+        over ranks in the last row that was read."""
+        self.last_step: float | None = None
+        """The last step of the training, if it is known: it is measured more often at its end."""
         self._estimates = Estimates(norms.group_names, options, extra)
         self._way = type(collector)
         self._warn = WarnOnce()
@@ -238,9 +249,9 @@ class Meter:
     def measuring_cost(self) -> float:
         """The cost of measuring so far, in steps that are not measured.
 
-        It is computed from a constant for each way of measuring, `Collector.cost`, not timed.
+        It is computed from what a measured step costs, as ranks agreed on: see `Cadence`.
         """
-        return self._counts.spent.budget + self._counts.spent.opening
+        return self._counts.spent.plain_steps
 
     @property
     def unmeasured_examples(self) -> float:
@@ -385,7 +396,7 @@ class Meter:
     @property
     def due(self) -> bool:
         """Whether the step under way is measured. Weights are not needed in other steps."""
-        return self.stopped_by is None and bool(self._capture.due)
+        return self.stopped_by is None and self._capture.due
 
     def step(self, *, loss_divisor: float | None = None) -> bool:
         """Close the step, and return whether one was closed: see `NoiseScaleMeter.step`.
@@ -416,7 +427,7 @@ class Meter:
         enough = len(step.passes) >= self.least_micro_batches and not step.left_alone
         counts.unmeasurable_steps = 0 if enough else counts.unmeasurable_steps + 1
         counts.unmeasurable_since = None if enough else counts.unmeasurable_since or counts.steps
-        counts.spent = counts.spent.plus(step.due, self._cost)
+        counts.spent = counts.spent.plus(self._cost)
         self._open_step()
         if len(capture.unread) >= _MOST_UNREAD:
             with capture.guard(STEPS_LOST):
@@ -432,10 +443,37 @@ class Meter:
     def follow(self) -> None:
         """Measure for decisions. Call it before the first step.
 
-        Unless a `cost` was given, more steps are then measured, as decisions wait for them.
+        Unless `max_overhead` was given, more steps are then measured, as decisions wait for them.
         """
-        if self._options.cost is None:
+        self._follows = True
+        if self._options.max_overhead is None:
             self._cadence = Cadence.for_decisions(self._options.every_n_steps)
+
+    def agree(self, seconds_per_step: float, costs: Iterable[float] = ()) -> None:
+        """Have all ranks agree on how often they measure. Reads the device.
+
+        Call it at log steps, on all ranks at the same ones. They go by what each of them said in
+        the last row that they have summed up, and say what they know now in the rows that follow.
+
+        Args:
+            seconds_per_step: Since the last log step; NaN if it is not known.
+            costs: Of measured steps since then, in plain steps, as far as they were timed.
+        """
+        step = self.steps
+        try:
+            self._settle()
+            now = self.noise_scale
+            known = now.low > 0 and now.high <= KNOWN_WITHIN * now.low
+            if self._log_step and (constant := self._constant):  # the first steps prove more
+                self._costs += [cost / constant for cost in costs]
+            own = self._said.at(
+                step, self._log_step, seconds_per_step, known=known, costs=self._costs
+            )
+            end = 0.0 if self._follows else self.last_step or 0.0
+            self._said = own._replace(last_step=end if math.isfinite(end) else 0.0)
+        finally:  # also after an error: all ranks measure the same steps
+            self._capture.unread.said = self._said
+            self._log_step, self._pace = step, self._told
 
     def pause(self) -> None:
         """Ignore forward passes until `resume`, for example between two steps.
@@ -485,12 +523,17 @@ class Meter:
     def _open_step(self) -> None:
         """Begin the next step, which is to be measured or is not."""
         counts = self._counts
-        due = self._cadence.due(counts.steps + 1, counts.spent, self._cost)
+        due = self._cadence.due(counts.steps + 1, counts.spent, self._cost, self._pace)
         self._capture.open_step(due=due)
 
     @property
     def _cost(self) -> float:
-        """What measuring a step takes in plain steps, as the last ones were."""
+        """What measuring a step takes in plain steps, as ranks have agreed on."""
+        return self._pace.cost(self._constant)
+
+    @property
+    def _constant(self) -> float:
+        """What it takes by the constant, as the last ones were."""
         collector = self._capture.collector
         return 0.0 if collector is None else collector.cost
 
@@ -507,6 +550,8 @@ class Meter:
         if not alone and capture.collector is not None:
             beside = (capture.terms, *capture.collector.beside_rows)
         steps = list(capture.unread.read(without_waiting=alone, beside=beside))
+        if steps:
+            self._told = Pace(*steps[-1].said)
         if steps and not alone:
             capture.terms.settle()
         for step in steps:
@@ -582,6 +627,7 @@ class Meter:
             "counts": to_builtins(self._counts),
             "collector": self._collector_state,
             "lr_factor": self.lr_factor,
+            "pace": {"log_step": self._log_step, **self._pace._asdict()},
             "withheld": self.withheld,
         }
 
@@ -595,6 +641,9 @@ class Meter:
         try:
             for name, now in vars(self._counts).items():
                 setattr(self._counts, name, restore(now, state["counts"][name]))
+            agreed = {**state["pace"]}
+            self._log_step = agreed.pop("log_step")
+            self._pace = self._said = self._told = self._capture.unread.said = Pace(**agreed)
             if self._capture.collector is not None:  # which steps are due goes by what it knows
                 self._capture.collector.load_state_dict(state["collector"])
             self._estimates.load_state_dict(state["estimates"])

@@ -63,10 +63,13 @@ class NoiseScaleMeter(Meter):
         window: See `NoiseScaleEstimator`.
         confidence: See `NoiseScaleEstimator`.
         unit: See `NoiseScaleEstimator`.
-        every_n_steps: Measure every n-th optimizer step; "auto": as often as `cost` pays for, more
-            often early on, see `Cadence`. Windows count measured steps.
-        cost: The share of the run's time that measuring may take with `every_n_steps="auto"`; None:
-            0.01, or 0.05 if a scheduler uses the noise scale.
+        every_n_steps: Measure every n-th optimizer step; "auto": as often as `max_overhead`
+            pays for, see `Cadence`. Windows count measured steps.
+        max_overhead: The share of the run's time that measuring may take with
+            `every_n_steps="auto"`. None: 0.05 of the first ten minutes (500 steps at least) until
+            the noise scale is known within a factor of 3, and 0.01 later; 0.05 if a scheduler uses
+            the noise scale. If `meter.last_step` is set to the last step of the training, a third
+            of that is kept for the last third.
         parameters: The parameters that are trained; default: all that require a gradient.
         small_batch: See above. "auto": "rank" if several processes train, else "half"; under
             DeepSpeed, and with tensor parallelism alone, "micro_batch".
@@ -127,7 +130,7 @@ class NoiseScaleMeter(Meter):
         confidence: float = 0.95,
         unit: str = "examples",
         every_n_steps: int | Literal["auto"] = "auto",
-        cost: float | None = None,
+        max_overhead: float | None = None,
         parameters: Iterable[nn.Parameter] | None = None,
         small_batch: SmallBatch = "auto",
         groups: Groups | None = None,

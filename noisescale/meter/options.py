@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from noisescale.checks import check_confidence, refuse, require_choice
 from noisescale.collectors.groups import Groups, check_groups
 from noisescale.estimation.estimator import NoiseScaleEstimator, check_unit, check_window
-from noisescale.meter.cadence import checked_cost, checked_every_n_steps
+from noisescale.meter.cadence import checked_every_n_steps, checked_share
 from noisescale.meter.extra import Extra
 from noisescale.refusal import Refusal
 
@@ -37,7 +37,7 @@ class MeterOptions:
 
     window: int | Literal["auto"] = "auto"
     every_n_steps: int | Literal["auto"] = "auto"
-    cost: float | None = None
+    max_overhead: float | None = None
     unit: str = "examples"
     groups: Groups | None = None
     confidence: float = 0.95
@@ -59,9 +59,10 @@ class MeterOptions:
         require_choice("small_batch", self.small_batch, get_args(SmallBatch), _LEAVE_OR_ACCUMULATE)
         if not isinstance(self.backward_twice, bool):
             refuse("backward_twice", "be True or False", repr(self.backward_twice))
+        share = self.max_overhead
         as_checked = {
             "every_n_steps": checked_every_n_steps(self.every_n_steps),
-            "cost": None if self.cost is None else checked_cost(self.cost),
+            "max_overhead": None if share is None else checked_share(share),
             "cut": self._checked_cut(),
             "extra": tuple(self.extra),
         }

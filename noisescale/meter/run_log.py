@@ -260,6 +260,7 @@ class RunLog:
             at_end: Whether this is the end of the run.
         """
         with self.guard("The noise scale was not logged"):
+            self.meter.agree(self.timer.mean, self.timer.costs)
             self._warn_of_unmeasurable_steps()
             self._in_force = self._is_in_force()
             now = self._metrics(in_step=not at_end)

@@ -6,12 +6,22 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from statistics import median
 from typing import NamedTuple
 
 import torch
 
 from noisescale.collectors.devices import current_stream
 from noisescale.guard import WarnOnce
+
+_MOST = 64
+"""Intervals that are kept until the mean is asked for."""
+
+FEWEST, SHORTEST = 8, 0.005
+"""Plain steps that a measured one is compared with, and their seconds.
+
+In a shorter step measuring is mostly the time of Python, which varies from run to run.
+"""
 
 
 class StepTimer:
@@ -32,8 +42,7 @@ class StepTimer:
         """Record that an optimizer step is taken now."""
         now = time.perf_counter()
         if self._last is not None:
-            self._seconds[measured] += now - self._last
-            self._intervals[measured] += 1
+            self._add(now - self._last, measured)
         self._last = now
 
     def interrupt(self) -> None:
@@ -46,9 +55,26 @@ class StepTimer:
         kind = self._intervals[False] == 0
         return self._seconds[kind] / self._intervals[kind] if self._intervals[kind] else math.nan
 
+    @property
+    def costs(self) -> list[float]:
+        """What measured steps took more than the median plain step, in plain steps, once read.
+
+        Empty if there were few plain steps to compare with, or if they are too short to be timed.
+        """
+        plain, measured = self._each
+        if len(plain) < FEWEST or (typical := median(plain)) < SHORTEST:
+            return []
+        return [seconds / typical - 1 for seconds in measured]
+
     def restart(self) -> None:
         """Begin a new mean, with the current interval."""
         self._seconds, self._intervals = [0.0, 0.0], [0, 0]  # plain steps, measured steps
+        self._each: tuple[deque[float], ...] = (deque(maxlen=_MOST), deque(maxlen=_MOST))
+
+    def _add(self, seconds: float, measured: bool) -> None:
+        self._seconds[measured] += seconds
+        self._intervals[measured] += 1
+        self._each[measured].append(seconds)
 
 
 class _Interval(NamedTuple):
@@ -57,10 +83,6 @@ class _Interval(NamedTuple):
     start: torch.Event
     end: torch.Event
     measured: bool
-
-
-_MOST = 64
-"""Intervals that are kept until the mean is asked for."""
 
 
 class DeviceStepTimer(StepTimer):
@@ -121,8 +143,7 @@ class DeviceStepTimer(StepTimer):
             self._unread.popleft()
             if seconds is not None:
                 self._works = True
-                self._seconds[measured] += seconds
-                self._intervals[measured] += 1
+                self._add(seconds, measured)
         return super().mean
 
     def _give_up(self, error: RuntimeError) -> None:

@@ -62,6 +62,9 @@ def history_of(run: Run, which: Mapping[str, Any]) -> History:
     """
     if isinstance(run, (str, PathLike)):
         found: Any = read_run(run, **which)
+    elif len(meters := getattr(run, "meters", ())) > 1:
+        found = meters[which["optimizer"]].history
+        found.optimizers = tuple(range(len(meters)))
     else:
         found = run if isinstance(run, Mapping) else getattr(run, "history", None)
     if not isinstance(found, Mapping):

@@ -64,30 +64,32 @@ class Decision:
 def decision_of(p: Prediction) -> Decision:
     """Return what to do with the batch size of a run."""
     position = p.position
-    verdict, size = position.verdict, _suggested(p)
+    verdict, size = position.verdict, _suggest_size(p)
     if verdict in ("larger", "smaller") and size == round(position.batch_size):
         verdict = "keep"
-    headline, reason = _said(p, verdict, size)
+    headline, reason = _headline_and_reason(p, verdict, size)
+    if p.by_optimizer:
+        headline = f"Optimizer {p.number} allows least. {headline}"
     if p.under_way or position.young:
         headline = f"So far, after {count(p.run.steps.sum())} steps: {_lower(headline)}"
     if not position.at_end and has_decayed(p.history) and verdict != "unknown":
-        reason += f" It was measured over {_measured_over(p)}, while the learning rate fell."
+        reason += f" It was measured over {_steps_in_words(p)}, while the learning rate fell."
     return Decision(
         verdict,
         None if verdict == "unknown" else size,
         position.likely,
         headline,
-        f"{_trained_at(p)} {reason}",
+        f"{_first_sentence(p)} {reason}",
         tuple(_next_steps(p, verdict, size)),
     )
 
 
-def _suggested(p: Prediction) -> int:
+def _suggest_size(p: Prediction) -> int:
     """Return the batch size to train with, of whole examples for each device.
 
     Of several batch sizes that were timed up to the suggested one, it is the fastest.
     """
-    own, size = p.position.batch_size, p.position.suggested
+    own, size = p.position.batch_size, p.position.suggested_size
     if size != own and p.fastest_timed is not None:
         least, most = sorted((own, size))
         here = [row for row in p.timed_rows if least <= row.batch_size <= most]
@@ -96,7 +98,7 @@ def _suggested(p: Prediction) -> int:
     return max(each, each * round(size / each)) if size != own else round(own)
 
 
-def _said(p: Prediction, verdict: Verdict, size: int) -> tuple[str, str]:
+def _headline_and_reason(p: Prediction, verdict: Verdict, size: int) -> tuple[str, str]:
     """Return the verdict in a sentence, and the reason."""
     position = p.position
     own, critical = count(round(position.batch_size)), position.critical
@@ -105,8 +107,8 @@ def _said(p: Prediction, verdict: Verdict, size: int) -> tuple[str, str]:
         return _larger(p, size), f"{_takes(p, size)}{untimed}"
     if verdict == "smaller":
         return f"Smaller is cheaper: {count(size)} instead of {own}.", _takes(p, size)
-    halved = f"halving it likely saves {_saved(p, 'examples', 0.5)} of the {p.unit}"
-    doubled = f"doubling it likely saves {_saved(p, 'steps', 2.0)} of the steps"
+    halved = f"halving it likely saves {_savings(p, 'examples', 0.5)} of the {p.unit}"
+    doubled = f"doubling it likely saves {_savings(p, 'steps', 2.0)} of the steps"
     if verdict == "keep":
         if position.verdict != "keep" and p.fastest_timed is not None:
             saves = "larger batch saves steps"
@@ -161,7 +163,7 @@ def _takes(p: Prediction, size: int) -> str:
     )
 
 
-def _saved(p: Prediction, what: str, factor: float) -> str:
+def _savings(p: Prediction, what: str, factor: float) -> str:
     """Return the share that is likely saved: '15 to 30 %'."""
     size = factor * p.position.batch_size
     # relative to a run at this batch size alone
@@ -179,7 +181,7 @@ def ratio_text(band: Bounded) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _trained_at(p: Prediction) -> str:
+def _first_sentence(p: Prediction) -> str:
     on = "" if p.own_devices == 1 else f" on {plural(p.own_devices, 'device')}"
     last = count(round(p.position.batch_size))
     if p.own_batch_size is None:
@@ -196,7 +198,7 @@ def short_verdict(decision: Decision) -> str:
     return decision.verdict.replace("_", " ")
 
 
-def _measured_over(p: Prediction) -> str:
+def _steps_in_words(p: Prediction) -> str:
     steps = p.history["step"]
     known = np.flatnonzero(np.isfinite(p.history["low"]))
     first = float(steps[known[0]]) if len(known) else 0.0

@@ -15,9 +15,9 @@ from noisescale.bounded import Bounded
 Verdict = Literal["larger", "keep", "smaller", "keep_or_larger", "keep_or_smaller", "unknown"]
 
 APART = 3.0
-"""From a third of the critical batch size on a batch is not too small; up to three times it, not
-too large. Below, doubling it leaves at most 0.625 of the steps. Above, halving it saves at least
-37 % of the examples."""
+"""A batch is too small below a third of the critical batch size, where doubling it leaves at most
+0.625 of the steps. It is too large above three times that, where halving it saves at least 37 % of
+the examples."""
 
 ONE, PAIR = 0.7, 0.9
 """A verdict needs a larger probability than this: one of three, or one of two that border. At 0.6
@@ -104,7 +104,7 @@ class Position:
         return best[1] if best[0] > PAIR else "unknown"  # type: ignore[return-value]  # one of both
 
     @property
-    def suggested(self) -> float:
+    def suggested_size(self) -> float:
         """The batch size to train with: the run's own times a power of two.
 
         It is the largest that costs at most 1.25 times the examples, or the smallest that costs at
@@ -136,11 +136,6 @@ class Position:
         if value == 0:
             return Bounded(0.0, 0.0, high * min(share, 1.0))
         return Bounded(value, value * (low / value) ** share, value * (high / value) ** share)
-
-    @property
-    def cheap_up_to(self) -> Bounded:
-        """The batch size at which the result costs 1.25 times the examples of the run."""
-        return _map(lambda c: LITTLE * self.batch_size + (LITTLE - 1) * c, self.critical)
 
     def steps(self, batch_size: float, critical: Bounded | None = None) -> Bounded:
         """Return the steps at a batch size, divided by the run's.

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
 from os import PathLike
+from typing import Any
 
 from noisescale.checks import require_positive
 from noisescale.history.history import History
@@ -41,7 +44,7 @@ def predict(
     second_run: arguments.Run | None = None,
     goal: str | None = None,
     steps_scatter: float | None = None,
-    optimizer: int = 0,
+    optimizer: int | None = None,
     monitor: str | None = None,
 ) -> Prediction:
     """Predict what the result of one run costs at other batch sizes, on other devices.
@@ -88,7 +91,7 @@ def predict(
             their folders. Default: the ends of the runs.
         steps_scatter: For `second_run`: the scatter of the logarithm of the steps, from seeds and
             tuning. Default: 0.15.
-        optimizer: Number of the optimizer, if several were measured.
+        optimizer: Number of the optimizer, if several were measured. Default: all.
         monitor: Name of the monitor, if it has a name.
 
     Returns:
@@ -117,6 +120,8 @@ def predict(
     References:
         McCandlish et al. 2018, arXiv:1812.06162, appendix D.
     """
+    if optimizer is None and not isinstance(run, Mapping):
+        return _least_of_all(locals())
     ways: dict[str, object] = {"second_run": second_run, "calibration": calibration}
     ways |= {"sweep": sweep, "branches": branches}
     if len(given := tuple(name for name, value in ways.items() if value is not None)) > 1:
@@ -125,7 +130,7 @@ def predict(
         if second_run is None and value is not None:
             remedy = f"Give the second run, or leave `{name}` out."
             raise Refusal(name, "come with `second_run`", f"{value!r} alone", remedy)
-    which = {"optimizer": optimizer, "monitor": monitor}
+    which = {"optimizer": optimizer or 0, "monitor": monitor}
     history = arguments.history_of(run, which)
     step_times, timed_run = arguments.step_times_from(step_times, history, which)
     other, second = None, None
@@ -183,6 +188,33 @@ def predict(
         unit=unit or history.unit,
         under_way=history.under_way,
     )
+
+
+def _least_of_all(given: dict[str, Any]) -> Prediction:
+    """Return the prediction of the optimizer that allows the smallest batch size.
+
+    A GAN has an optimizer for each of its losses. One of which nothing is known is told of beside.
+    """
+    for name in ("batch_sizes", "devices"):  # each is read once for each optimizer
+        if isinstance(given[name], Iterator):
+            given[name] = tuple(islice(given[name], arguments.MOST_BATCH_SIZES + 1))
+    found: dict[int, Prediction] = {}
+    reasons: dict[int, ValueError] = {}
+    left = [0]
+    for number in left:
+        try:
+            found[number] = predict(**given | {"optimizer": number})
+            left += set(found[number].history.optimizers) - {*left}
+        except ValueError as error:
+            reasons[number] = error
+            left += [1] if left == [0] and getattr(error, "argument", "") != "run" else []
+    if not found:
+        raise reasons[0]
+    least = min(found, key=lambda number: found[number].critical_or_least)
+    if len(left) == 1:
+        return found[0]
+    others = {n: found[n].decision for n in found} | {n: str(reasons[n]) for n in reasons}
+    return replace(found[least], number=least, by_optimizer=dict(sorted(others.items())))
 
 
 def _compare_runs(

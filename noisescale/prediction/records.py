@@ -37,6 +37,7 @@ def as_dict(p: Prediction) -> dict[str, Any]:
     | `decision` | verdict; the batch size to train with, None if it is not known; the likely \
       range of the critical batch size; headline, reason and next steps; the critical batch size \
       with its bounds, and whether it is of the run's end |
+    | `decisions` | the same by the number of the optimizer, or why there is none |
     | `recommended` | the row of the decision's batch size on the run's devices |
     | `on_more_devices` | one of `rows`: the most devices that pay off by the values alone, see \
       its `basis`; None if none do |
@@ -65,6 +66,10 @@ def as_dict(p: Prediction) -> dict[str, Any]:
             "noise_scale_now": p.noise_scale_now,
             "decision": fields_of(p.decision, *DECISION)
             | {"at_end": p.position.at_end, "critical": p.position.critical},
+            "decisions": {
+                str(n): d if isinstance(d, str) else fields_of(d, *DECISION)
+                for n, d in p.decisions.items()
+            },
             "recommended": fields_of(p.recommended, *ROW),
             "on_more_devices": fields_of(p.on_more_devices, *ROW) if p.on_more_devices else None,
             "twice_the_devices": {

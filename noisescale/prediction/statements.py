@@ -23,6 +23,7 @@ NOW = "Noise scale now"
 
 def statements_of(p: Prediction) -> Iterator[Statement]:
     """Yield the answers in reading order."""
+    yield from _other_optimizers(p)
     yield from _data_loader(p)
     yield time_here(p)
     if max(p.device_counts) > p.own_devices:
@@ -31,6 +32,14 @@ def statements_of(p: Prediction) -> Iterator[Statement]:
     yield _how_sure(p)
     result = "the result that this run has reached so far" if p.under_way else "this run's result"
     yield Statement("Holds for", f"{result}, at the best learning rate of each batch size")
+
+
+def _other_optimizers(p: Prediction) -> Iterator[Statement]:
+    """Yield the verdict on each other optimizer, or why there is none."""
+    for n, found in p.by_optimizer.items():
+        if n != p.number:
+            said = f"not known: {found}" if isinstance(found, str) else found.headline
+            yield Statement(f"Optimizer {n}", said)
 
 
 def _data_loader(p: Prediction) -> Iterator[Statement]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from noisescale.bounded import Bounded
-from noisescale.prediction.costing import PredictedRow
+from noisescale.prediction.costing import FAR, PredictedRow
 from noisescale.prediction.decision import ratio_text
 from noisescale.prediction.position import MOST_DOUBLINGS
 from noisescale.report.document import Cell, Line, Table, cell_of
@@ -24,7 +24,7 @@ from noisescale.report.numbers import (
 if TYPE_CHECKING:
     from noisescale.prediction.prediction import Prediction
 
-STARRED = "* extrapolated: the batch size is far from the run's."
+STARRED = f"* extrapolated: more than {FAR:g} times larger or smaller than the run's batch size."
 
 
 def plan(row: PredictedRow) -> str:
@@ -39,7 +39,7 @@ Column = tuple[str, Callable[[PredictedRow], Bounded | str]]
 STEPS: Column = ("steps", lambda row: row.steps)
 BATCH_SIZE: Column = (
     "batch size",
-    lambda row: f"{count(row.batch_size)}{'*' if _is_doubtful(row) else ''}",
+    lambda row: f"{count(row.batch_size)}{'*' if row.extrapolated else ''}",
 )
 PLANS: tuple[Column, ...] = (
     ("devices", lambda row: count(row.devices)),
@@ -134,7 +134,7 @@ def _table(
     *notes: str,
 ) -> Table:
     lines = [Line([cell_of(of(row)) for _, of in columns], _marks(p, row)) for row in rows]
-    starred = [STARRED] if any(map(_is_doubtful, rows)) else []
+    starred = [STARRED] if any(row.extrapolated for row in rows) else []
     return Table(title, [heading for heading, _ in columns], lines, [*notes, *starred], detail=True)
 
 
@@ -154,10 +154,6 @@ def _hours(p: Prediction, rows: Sequence[PredictedRow]) -> list[Column]:
 
 def _speed_up(p: Prediction) -> Column:
     return "speed-up", lambda row: inverse(p.time_ratio(row))
-
-
-def _is_doubtful(row: PredictedRow) -> bool:
-    return bool(row.extrapolated) or row.basis == "assumed"
 
 
 def _marks(p: Prediction, row: PredictedRow) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape, unescape
 from types import MappingProxyType
 from typing import Any
@@ -45,7 +45,7 @@ PLOT_HEIGHT, _AXIS_ROOM = 360, 58
 _NAME = 40
 """Characters of a name from elsewhere; of a longer name both ends are kept."""
 
-_MOST_SIZES = 11
+_FEWEST_SIZES, _MOST_SIZES = 3, 11
 """Batch sizes that have a tick."""
 
 _NARROW = 555
@@ -162,14 +162,31 @@ def log_axis(title: str, low: float, high: float) -> dict[str, Any]:
     }
 
 
-def size_axis(title: str, sizes: Iterable[float], low: float, high: float) -> dict[str, Any]:
-    """Return a logarithmic axis with ticks at the batch sizes, as far as they have room."""
-    apart, ticks = (high / low) ** (1 / _MOST_SIZES), list[float]()
-    for size in sorted(set(sizes)):
-        if not ticks or size > ticks[-1] * apart:
-            ticks.append(size)
-    labels = {"tickvals": ticks, "ticktext": [count(tick) for tick in ticks]}
-    return log_axis(title, low, high) | LEVEL | labels
+def size_axis(title: str, sizes: Collection[float], low: float, high: float) -> dict[str, Any]:
+    """Return a logarithmic axis of batch sizes, with whole ticks at each doubling.
+
+    Args:
+        title: Of the axis.
+        sizes: If all are the least one, a whole number, times powers of two, so are the ticks.
+            Else the ticks are powers of two.
+        low: The left end.
+        high: The right end.
+
+    Examples:
+        >>> size_axis("batch size", [20], 3, 100)["ticktext"]
+        ['5', '10', '20', '40', '80']
+    """
+    least = min(sizes)
+    doubled = least % 1 == 0 and all(math.log2(size / least).is_integer() for size in sizes)
+    base = least if doubled else 1.0
+    first, last = math.ceil(math.log2(low / base)), math.floor(math.log2(high / base))
+    every = max(1, math.ceil((last - first + 1) / _MOST_SIZES))
+    wanted = (base * 2.0**k for k in range(first, last + 1) if k % every == 0)
+    ticks = [size for size in wanted if size.is_integer()]
+    axis = log_axis(title, low, high) | LEVEL
+    if len(ticks) < _FEWEST_SIZES:
+        return axis
+    return axis | {"tickvals": ticks, "ticktext": [count(tick) for tick in ticks]}
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
@@ -186,14 +203,14 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
 def extremes(
     key: NDArray[np.float64], resolved: NDArray[np.bool_], most: int = MOST_POINTS
 ) -> NDArray[np.intp]:
-    """Return the rows to draw: all, or of each part the least and the largest.
+    """Return the rows to draw: all, or of each part the least and the largest, and the last.
 
     Of a part whose rows are mostly resolved, these are drawn; of another part the others.
     """
     if len(key) <= most:
         return np.arange(len(key))
-    kept: set[int] = set()
-    for part in np.array_split(np.arange(len(key)), most // 2):
+    kept = {len(key) - 1}
+    for part in np.array_split(np.arange(len(key)), (most - 1) // 2):
         kind = part[resolved[part] == (resolved[part].mean() >= 0.5)]
         kept |= {int(kind[np.argmin(key[kind])]), int(kind[np.argmax(key[kind])])}
     return np.array(sorted(kept))

@@ -30,6 +30,11 @@ MOST_OPEN = 40
 def page_html(document: Document) -> str:
     """Return a document as HTML, with every script and style in it."""
     figures = document.figures()
+    # With a summary the page is short: two figures, the summary between them, and the answers.
+    short = document.summary is not None
+    first, second = (figures[:1], figures[1:2]) if short else ((), ())
+    shown = [table for table in document.tables if not table.detail]
+    folded = [table for table in document.tables if table.detail]
     template = Template(_file("page.html"))
     return template.substitute(
         title=escape(document.title),
@@ -38,12 +43,18 @@ def page_html(document: Document) -> str:
         status="" if document.status == "done" else '<p class="notes">Still under way.</p>',
         summary="" if document.summary is None else _table(document.summary),
         answers="\n".join(["<dl>", *_statements(document.answers), "</dl>"]),
-        figures="\n".join(map(_figure, figures)),
-        tables="\n".join(map(_table, document.tables)),
+        first=_figures(first),
+        second=_figures(second),
+        figures="" if short else _figures(figures),
+        tables="\n".join(map(_table, shown)),
         warnings=_list("Warnings", document.doubts),
-        assumptions=_list("Assumptions", document.assumptions),
+        more=_fold(
+            _figures(figures[2:] if short else ()),
+            *map(_table, folded),
+            _list("Assumptions", document.assumptions),
+            _paragraph("How to read this", document.how_to_read),
+        ),
         next="\n".join(f'<p class="next">{escape(step)}</p>' for step in document.next),
-        how_to_read=_paragraph("How to read this", document.how_to_read),
         versions=escape(f"noisescale {__version__}, plotly {plotly.__version__}"),
         plotly=packed_plotly(),
         drawing=drawing_script(),
@@ -106,6 +117,17 @@ def _statements(statements: Iterable[Statement], kind: str = "") -> Iterator[str
         yield from _statements(one.parts, ' class="sub"')
 
 
+def _figures(figures: Iterable[Figure]) -> str:
+    return "\n".join(map(_figure, figures))
+
+
+def _fold(*parts: str) -> str:
+    """Return parts that a reader opens; nothing if all of them are empty."""
+    found = "\n".join(filter(None, parts))
+    summary = "<summary>Details and assumptions</summary>"
+    return f'<details class="more">{summary}\n{found}\n</details>' if found else ""
+
+
 def _figure(figure: Figure) -> str:
     """Return a place for a figure, and its finding for readers who cannot see it."""
     finding = escape(figure.finding)
@@ -142,7 +164,8 @@ def _line(line: Line) -> str:
 
 def _cell(cell: Cell) -> str:
     bounds = f'<span class="bounds">{escape(cell.bounds)}</span>' if cell.bounds else ""
-    return f"<td>{escape(cell.text)}{bounds}</td>"
+    # On a phone a cell may break between its parts: "900, this run".
+    return f"<td>{escape(cell.text).replace(', ', ', <wbr>')}{bounds}</td>"
 
 
 def _list(heading: str, sentences: Sequence[str]) -> str:

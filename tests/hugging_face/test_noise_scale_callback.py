@@ -186,6 +186,13 @@ def test_the_unit_is_guessed_from_what_the_model_takes_and_is_said(hf: Any) -> N
     assert run.logged["noise_scale/batch_size"] == 2 * 4 * hf.LENGTH
 
 
+def test_the_last_step_of_the_training_is_known(hf: Any) -> None:
+    callback = hf.NoiseScaleCallback()
+    hf.fit(callback, gradient_accumulation_steps=2, max_steps=2)
+
+    assert callback.meter.last_step == 2
+
+
 class OfParts(nn.Module):
     """A class for each example, by the mean over its parts: the first dimension counts these."""
 

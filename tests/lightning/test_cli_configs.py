@@ -40,7 +40,7 @@ HERE = __name__
 MONITOR = {
     "window": 100,
     "every_n_steps": 2,
-    "cost": 0.02,
+    "max_overhead": 0.02,
     "batch_size_fn": f"{HERE}.count",
     "weight_fn": f"{HERE}.count",
     "unit": "rows",

@@ -50,7 +50,8 @@ def fit(folder: Path, monitor: NoiseScaleMonitor, *callbacks: Any, **options: An
 
 def test_windows_of_one_micro_batch_log_no_noise_scale_and_say_why(tmp_path: Path) -> None:
     """Steps 1 to 8 have 2 micro-batches, steps 9 to 24 one. All are read back."""
-    monitor = NoiseScaleMonitor(groups=lambda _: "all", small_batch="micro_batch")
+    options: dict[str, Any] = {"groups": lambda _: "all", "small_batch": "micro_batch"}
+    monitor = NoiseScaleMonitor(every_n_steps=1, **options)
 
     logged, seen, told = fit(tmp_path, monitor, GradientAccumulationScheduler({0: 2, 2: 1}))
 

@@ -38,7 +38,7 @@ def test_hours_at_the_runs_own_plan_are_those_of_its_steps(
     now = [0.0]
     clock = SimpleNamespace(perf_counter=lambda: now[0])
     monkeypatch.setattr("noisescale.meter.step_timer.time", clock)
-    monitor, module = NoiseScaleMonitor(), Timed(now)
+    monitor, module = NoiseScaleMonitor(every_n_steps=4), Timed(now)
     module.val_dataloader = lambda: loader(10, 10)
 
     fit_here(

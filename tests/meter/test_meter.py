@@ -24,6 +24,7 @@ from noisescale.collectors.ddp import DdpCollector, Phase
 from noisescale.collectors.devices import read
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.estimation.recent import RecentSteps
+from noisescale.meter.step_timer import StepTimer
 
 
 def batch(step: int, size: int = 8) -> list[torch.Tensor]:
@@ -129,7 +130,46 @@ class OnTwoRanks:
         else:
             meter.state_dict()
             store.wait(["saved"])
-            dist.all_reduce(torch.zeros(20, dtype=torch.float64))  # that of rank 0's last step
+            dist.all_reduce(torch.zeros(24, dtype=torch.float64))  # that of rank 0's last step
+
+    def ranks_of_other_clocks_and_one_that_goes_on_measure_the_same_steps(self) -> None:
+        """Rank 0 has steps of 0.5 s and ends at step 900, rank 1 of 1.5 s and 1,100.
+
+        On rank 0 measuring costs a quarter of the constant, and on rank 1 the constant.
+        """
+        rank = dist.get_rank()
+        costs = [0.125 * (1 + 3 * rank) / 4] * 4
+        clock = mock.PropertyMock(return_value=0.5 + rank)
+        model = DistributedDataParallel(torch.nn.Linear(2, 1))
+        inputs = torch.randn(8, 2) + rank
+
+        def due_in(meter: NoiseScaleMeter, steps: int) -> list[bool]:
+            found = []
+            meter.last_step = 900.0 + 200 * rank
+            for _ in range(steps):
+                found.append(meter.due)
+                go(meter, model, model(inputs).square().mean())
+            return found
+
+        options: Any = {"log_every_n_steps": 20, "small_batch": "rank"}
+        never_known = mock.patch.object(meter_module, "KNOWN_WITHIN", 0.0)
+        with mock.patch.multiple(StepTimer, mean=clock, costs=costs), never_known:
+            meter = NoiseScaleMeter(model, **options)
+            begun = due_in(meter, 630)
+            saved = meter.state_dict()
+            whole = begun + due_in(meter, 370)
+            meter.close()
+            resumed = NoiseScaleMeter(model, **options)
+            resumed.load_state_dict(of_both(saved)[0])
+            assert begun + due_in(resumed, 370) == whole
+
+        first, second = of_both(whole)
+        assert first == second
+        pace = resumed._pace
+        assert (pace.last_step, pace.opening) == (1000, pytest.approx(600, rel=0.05))
+        assert resumed._cost == 0.125 / 2
+        late = whole[600:667]
+        assert sum(late) / len(late) < sum(whole[500:600]) / 100 / 3
 
     def rows_not_read_for_long_are_bounded(self) -> None:
         waiting = []
@@ -629,6 +669,26 @@ def test_weights_of_the_terms_of_each_row_are_summed_over_the_row() -> None:
         meter.close()
 
     assert found[0] == found[1]
+
+
+def test_the_noise_scale_is_known_from_the_log_step_with_a_narrow_interval() -> None:
+    """And ranks go by it from the next one on."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(30, 1)
+    meter = NoiseScaleMeter(model, log_every_n_steps=20)
+    known, agreed = [], []
+    for _ in range(20 * 8):
+        losses = [(model(torch.randn(8, 30)) + 1).square().mean() / 4 for _ in range(4)]
+        go(meter, model, *losses)
+        if meter.steps % 20 == 0:
+            now = meter.noise_scale
+            known.append(0 < now.high <= 3 * now.low)
+            agreed.append(meter._pace.known_at)
+    meter.close()
+
+    first = known.index(True)
+    assert agreed == [0.0] * (first + 1) + [20.0 * (first + 1)] * (7 - first)
+    assert 0 < first < 6
 
 
 def test_the_learning_rates_of_measured_steps_and_of_now_count() -> None:

@@ -49,9 +49,9 @@ def test_only_what_is_left_to_us_is_our_choice() -> None:
 @pytest.mark.parametrize(
     "make", [NoiseScaleMonitor, NoiseScaleCallback, partial(NoiseScaleMeter, torch.nn.Linear(2, 1))]
 )
-def test_a_cost_in_per_cent_is_refused_with_the_share_that_it_stands_for(make: Any) -> None:
-    with refused("cost", requirement="share", remedy="Pass 0.05 for 5 %."):
-        make(cost=5)
+def test_a_share_in_per_cent_is_refused_with_the_share_that_it_stands_for(make: Any) -> None:
+    with refused("max_overhead", requirement="share", remedy="Pass 0.05 for 5 %."):
+        make(max_overhead=5)
 
 
 @pytest.mark.parametrize("make", [NoiseScaleMonitor, NoiseScaleCallback])

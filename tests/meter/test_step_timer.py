@@ -91,6 +91,23 @@ def test_a_step_takes_what_the_device_takes_for_it(log_every: int, queue: Queue)
     assert found == pytest.approx([DEVICE] * len(found), rel=0.005)
 
 
+def test_what_a_measured_step_costs_is_told_in_plain_steps(queue: Queue) -> None:
+    timer = DeviceStepTimer(torch.device("cuda"))
+    for plain in (DEVICE, DEVICE / 10):
+        for step in range(50):
+            queue.work(plain * (1 + 0.7 * is_measured(step)) + 3 * (step == 31))
+            timer.step(measured=is_measured(step))
+        queue.wait()
+        assert timer.mean == timer.mean
+        costs = sorted(timer.costs)
+        timer.restart()
+
+        if plain == DEVICE:  # and else a step is too short
+            assert costs[:4] == pytest.approx([0.7] * 4)
+            assert costs[4:] == pytest.approx([300.7])
+    assert costs == []
+
+
 def test_nothing_waits_for_events_that_are_to_come(queue: Queue) -> None:
     timer = DeviceStepTimer(torch.device("cuda"))
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import functools
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -13,11 +14,13 @@ from reported_runs import history
 from noisescale.prediction.predict import predict
 from noisescale.prediction.prediction import Prediction
 from noisescale.report.colours import DARK, RUNS
+from noisescale.report.numbers import with_bounds
 from noisescale.step_time import FittedStepTime, StepTiming, fit_step_time
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+INPUTS = Path(__file__).parents[1] / "goldens" / "inputs"
 UNTIMED = math.nan
 NAMES = ("savings", "noise-scale", "front", "speed-up")
 
@@ -163,6 +166,37 @@ def test_noise_scale_batch_size_and_critical_one_are_drawn_as_they_are() -> None
     assert "100 (80.0 to 125) examples, 1.56 times" in figure.layout.title.text
 
 
+@pytest.mark.parametrize("run", ["accumulated", "transformers", "skipping"])
+def test_the_noise_scale_is_drawn_as_it_was_shown_and_the_title_is_its_last_point(run: str) -> None:
+    """These runs end with a value, with a lower bound alone, and with nothing measured."""
+    p = predict(INPUTS / run)
+    value, low, high = (p.history[name] for name in ("noise_scale", "low", "high"))
+    was_known = np.isfinite(value) & np.isfinite(high)
+
+    figure = draw("noise-scale", p)
+
+    now, title = p.noise_scale_now, figure.layout.title.text
+    assert (with_bounds(now) if now.known else "Noise scale not measured") in title
+    lines = [one for one in figure.data if one.name == "noise scale"]
+    expected = np.where(was_known, value, None).tolist()
+    assert [list(line.y) for line in lines] == ([expected] if was_known.any() else [])
+    areas = {name: outline(figure, name) for name in ("95 % interval", "not resolved: above")}
+    bottom, top = (10**end for end in figure.layout.yaxis.range)
+    for step, least, most, known in zip(p.history["step"], low, high, was_known, strict=True):
+        ends = areas["95 % interval" if known else "not resolved: above"].get(step, [])
+        assert not least > bottom or least in ends
+        assert not most < top or most in ends
+
+
+def outline(figure: "go.Figure", name: str) -> dict[float, list[float]]:
+    """The heights of an area at each place of its outline."""
+    found: dict[float, list[float]] = {}
+    for one in (one for one in figure.data if one.name == name):
+        for x, y in zip(one.x, one.y, strict=True):
+            found.setdefault(x, []).append(y)
+    return found
+
+
 def test_where_it_is_not_resolved_the_noise_scale_is_open_upwards() -> None:
     figure = draw("noise-scale", predict(history(rows=4, unresolved=2)))
 
@@ -181,12 +215,13 @@ def test_where_it_is_not_resolved_the_noise_scale_is_open_upwards() -> None:
 
 def test_a_long_history_is_drawn_by_its_extremes() -> None:
     columns = history(rows=10_000)
-    columns["noise_scale"][[3_000, 7_000]] = 81.0, 124.0
+    columns["noise_scale"][[3_000, 7_000, -2, -1]] = 81.0, 124.0, 101.0, 99.9
+    columns["noise_scale"][-3] = 99.8
 
     line = trace(draw("noise-scale", predict(columns)), "noise scale")
 
     assert len(line.x) <= 2000
-    assert (max(line.y), min(line.y)) == (124, 81)
+    assert (max(line.y), min(line.y), line.y[-1]) == (124, 81, 99.9)
     assert list(line.x) == sorted(line.x)
 
 
@@ -251,6 +286,7 @@ def test_every_colour_has_one_for_dark_pages() -> None:
     runs = [history(), history(unresolved=40), history(seconds=math.nan)]
     predicted = [predict(run) for run in runs]
     drawn = [draw(name, p) for p in predicted for name in NAMES]
+    assert {figure.id for figure in predicted[0].document().figures()} == {*NAMES}
     drawn.append(overlaid([(str(k), p, k) for k, p in enumerate(predicted)]))
 
     used = set().union(*(colours_in(figure.to_plotly_json()) for figure in drawn))
@@ -274,6 +310,22 @@ def test_savings_are_those_of_the_law_with_marks_at_what_decides() -> None:
     unresolved = draw("savings", predict(history(unresolved=40)))
     assert "steps: between" in names(unresolved)
     assert not {"steps", "examples"} & {line.name for line in unresolved.data}
+
+
+def test_batch_sizes_have_ticks_at_doublings_of_the_run_and_no_labels_in_a_crowd() -> None:
+    own, changed = predict(history(batch_size=20.0)), predict(history(batch_size=19.5))
+    wide = history(rows=3)
+    for name in ("noise_scale", "low", "high"):
+        wide[name] *= np.array([0.04, 40.0, 4e4])
+
+    savings, mean = (draw("savings", p).layout.xaxis for p in (own, changed))
+    along, far = (draw("noise-scale", p).layout.yaxis for p in (own, predict(wide)))
+
+    assert list(savings.ticktext) == ["5", "10", "20", "40", "80", "160"]
+    assert set(along.tickvals) <= {5 * 2**k for k in range(9)}
+    assert list(mean.tickvals) == [8, 16, 32, 64, 128]
+    assert {math.log2(size / 64) % 2 for size in far.tickvals} == {0}
+    assert 64 in far.tickvals
 
 
 def test_a_page_writes_the_title_itself() -> None:

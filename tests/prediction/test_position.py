@@ -115,7 +115,7 @@ def test_a_young_run_says_of_no_smaller_batch_that_it_is_cheaper() -> None:
 def test_the_suggested_size_costs_at_most_a_quarter_more(
     batch_size: float, critical: tuple[float, float, float], suggested: float
 ) -> None:
-    assert position(batch_size, *critical).suggested == suggested
+    assert position(batch_size, *critical).suggested_size == suggested
 
 
 def test_likely_is_narrower_by_what_errors_were_found() -> None:

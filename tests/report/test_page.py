@@ -77,16 +77,16 @@ def test_the_lead_stands_below_the_only_h1() -> None:
     assert f'{heading}\n<p class="lead">At &lt;64&gt; half the steps.</p>' in page
 
 
-def test_headline_warnings_and_assumptions_are_read_in_order(tmp_path: Path) -> None:
+def test_the_answer_is_read_first_and_its_limits_are_folded_up(tmp_path: Path) -> None:
     p = predict(history(unresolved=40))
 
     page = page_of(p, tmp_path)
 
-    answers = ["<h1>Not too large: 64 is no waste.</h1>", "<table>", "at least 80.0 examples"]
-    shown = ['id="noise-scale"', 'id="front"', 'id="speed-up"', "<h2>On the run"]
-    doubts = ["Warnings", p.warnings[0]]
-    limits = ["Assumptions", p.assumptions[0], "How to read this"]
-    parts = [*answers, *doubts, *shown, *limits, "<footer>noisescale "]
+    decides = ["<h1>Not too large: 64 is no waste.</h1>", 'id="savings"', "<table>", p.warnings[0]]
+    explains = ['id="noise-scale"', "<dl>", "<dt>Noise scale now", '<p class="next">']
+    folded = ['<details class="more">', 'id="front"', 'id="speed-up"', "<h2>On the run"]
+    limits = ["Assumptions", p.assumptions[0], "How to read this", "</details>"]
+    parts = [*decides, *explains, *folded, *limits, "<footer>noisescale "]
     places = [page.index(part) for part in parts]
     assert places == sorted(places)
 
@@ -144,6 +144,8 @@ def test_a_browser_draws_the_page_in_silence_and_in_its_width(
     assert "Reset axes" in buttons
     assert not [title for title in buttons if re.search("share|cloud|edit", title, re.I)]
     check_fit(page, width, legends=4)
+    hidden = "e => e.scrollWidth - e.clientWidth"
+    assert page.locator(".scroll").first.evaluate(hidden) == 0
     before = page.locator("#speed-up .main-svg").first.get_attribute("width")
     page.set_viewport_size({"width": other, "height": 900})
     page.locator(f"#speed-up .main-svg:not([width='{before}'])").first.wait_for()

@@ -4,7 +4,8 @@
 import math
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -23,7 +24,8 @@ from noisescale.scheduling import (
     TradeoffRule,
 )
 from noisescale.scheduling.decision import RunSoFar
-from noisescale.scheduling.settings import SchedulerOptions, Settings
+from noisescale.scheduling.policies import PolicyLike
+from noisescale.scheduling.settings import _NAMED, SchedulerOptions, Settings
 
 NOW = Progress(steps=100, examples=3200.0)
 
@@ -199,3 +201,13 @@ def test_settings_stay_as_they_were_checked_and_each_run_has_a_policy_of_its_own
 
     assert first.bounds == Bounds(max_batch_size=64)
     assert second.policy.state_dict() == {"examples_at_lift": -math.inf}
+
+
+def test_each_policy_that_has_a_name_is_typed_and_on_its_page() -> None:
+    typed = {
+        name for one in get_args(PolicyLike) for name in get_args(one) if isinstance(name, str)
+    }
+    page = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text()
+
+    assert typed == {*_NAMED}
+    assert [name for name in _NAMED if f"`{name}`" not in page and f'"{name}"' not in page] == []

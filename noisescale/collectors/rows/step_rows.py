@@ -32,7 +32,10 @@ interpreter ends the thread, and C++ the process: "terminate called without an a
 """
 
 
-_COUNTS = 9
+_SAID = 4
+"""Numbers that a rank says of its pace."""
+
+_COUNTS = 9 + _SAID
 """Numbers behind the norms of a row."""
 
 _BESIDE = 4
@@ -70,6 +73,8 @@ class MeasuredStep(NamedTuple):
     """Norms at some coordinates, if these are compared between steps."""
     beside: Beside = NOTHING_BESIDE
     """What its row says of an earlier step."""
+    said: Sequence[float] = ()
+    """The means over ranks of what each said, see `StepRows.said`."""
 
 
 class _Waiting(NamedTuple):
@@ -126,6 +131,8 @@ class StepRows:
         self._sharing = sharing
         self.ranks = (dist.get_world_size(group) if group is not None else 1) // sharing
         """Ranks of data parallelism."""
+        self.said: Sequence[float] = (0.0,) * _SAID
+        """What this rank says to all in each row."""
         self._waiting: list[_Waiting] = []
         self._constants: tuple[tuple[float, ...], Tensor] | None = None
 
@@ -203,6 +210,7 @@ class StepRows:
             examples,
             float(changes.gone),
             float(changes.in_pieces),
+            *self.said,
         )
         if layout.small_scale != 1:
             small = small * layout.small_scale
@@ -251,7 +259,7 @@ class StepRows:
             *norms, stale, between, within = row[:-_COUNTS]
             counted = [x / self._sharing for x in row[-_COUNTS:]]
             inverse_part_sizes, inverse_sizes, weights, total, *rest = counted
-            over_step, examples, gone, in_pieces, unmeasured = rest
+            over_step, examples, gone, in_pieces, *told, unmeasured = rest
             weighted = (weights, total) != (self.ranks, self.ranks)
             bad = not 0 < total < math.inf or 0 < over_step < self.ranks
             if bad or over_step not in (0, self.ranks):
@@ -293,7 +301,8 @@ class StepRows:
             if self._beside:
                 at, word = of_entries.pop(), Beside(step.ends, said[:-1], said[-1])
             steps = step.unmeasured_steps
-            yield MeasuredStep(whole, of_entries, unmeasured, steps, changes, at, word)
+            means = [x / self.ranks for x in told]
+            yield MeasuredStep(whole, of_entries, unmeasured, steps, changes, at, word, means)
 
     def clear(self) -> None:
         """Drop what has not been read."""

@@ -222,7 +222,7 @@ def progress_sentence(found: Tune) -> str:
     failed = len(front.failures)
     done = len(front.trials) - failed
     parts = [f"{plural(done, 'training')} done"]
-    if found.most_trials is not None:
+    if found.most_trials is not None and done <= found.most_trials:
         parts[0] = f"{done} of {plural(found.most_trials, 'training')} done"
     parts += [f"{failed} without a result"] if failed else []
     parts += [] if found.finished else [f"{len(progress.running)} under way"]

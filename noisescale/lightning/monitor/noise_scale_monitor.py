@@ -163,8 +163,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
     Args:
         window: Measured steps to average over, or "auto"; see `NoiseScaleEstimator`.
-        every_n_steps: Measure every n-th optimizer step. "auto" measures as often as `cost`
-            allows, more often early on. Windows count measured steps.
+        every_n_steps: Measure every n-th optimizer step. "auto" measures as often as
+            `max_overhead` allows. Windows count measured steps.
         batch_size_fn: A function from a batch to the number of examples in it on this rank, in
             `unit`. Default: the first dimension that the tensors share, or the length of a list of
             examples. Where both are possible a warning says which is used. Tokens need a function,
@@ -181,7 +181,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             the modules that the training step calls. See `NoiseScaleMeter`.
         backward_twice: Whether a backward pass may go twice through Functions, hooks and saved
             tensors that are not known. See `NoiseScaleMeter`.
-        cost: The share of the run's time that measuring may take. See `NoiseScaleMeter`.
+        max_overhead: The share of the run's time that measuring may take: 0.01 is 1 % throughout.
+            Default: 5 % of the first ten minutes at most, then 1 %. See `NoiseScaleMeter`.
         weight_fn: A function from a batch to its weight, where the loss is one mean over the tokens
             (or positives, or groups) of a step. The weight is their number in the batch, or a
             tensor with the number in each row. It is called in measured steps. Where each batch's
@@ -226,7 +227,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         extra: Sequence[Extra] = (),
         cut: Sequence[str] | None = None,
         backward_twice: bool = False,
-        cost: float | None = None,
+        max_overhead: float | None = None,
         weight_fn: Callable[[Any], Any] | None = None,
         group_fn: Callable[[Any], Any] | None = None,
         report: bool = False,
@@ -391,6 +392,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             for logged in self.meters:
                 of_meter = logged.meter.how_to_compare
                 logged.meter.how_to_compare = of_meter.replace(ACCUMULATE, _SMALLER)
+        for logged in self.meters:
+            logged.meter.last_step = trainer_access.last_step_of(trainer)
         batches = getattr(trainer_access.first_loader(trainer), "batch_sampler", None)
         # A sampler that repeats examples has this method: methods/repeated_augmentation.py.
         self._fit.count_distinct = getattr(getattr(batches, "sampler", None), "distinct_in", None)

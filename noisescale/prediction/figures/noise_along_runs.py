@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
@@ -31,8 +31,8 @@ from noisescale.report.drawing import (
     draw_area,
     extremes,
     figure,
-    log_axis,
     shown_name,
+    size_axis,
     with_legend,
 )
 from noisescale.report.numbers import count, number, with_bounds
@@ -51,22 +51,33 @@ _AXES = {"step": "optimizer steps", "examples": "{unit} processed"}
 
 @dataclass(frozen=True)
 class NoiseCurve:
-    """Lines and areas of one run, with gaps where a value is not known."""
+    """The noise scale as it was shown at each row of a run, with gaps where none was shown."""
 
     p: Prediction
     across: str = "step"
     """One of `ACROSS`."""
 
     @cached_property
+    def logged_band(self) -> tuple[Array, Array, Array]:
+        """The noise scale, and the lower and the upper end of its interval."""
+        value, low, high = (self.p.history[name] for name in ("noise_scale", "low", "high"))
+        return value, low, high
+
+    @cached_property
     def resolved(self) -> NDArray[np.bool_]:
         """Rows whose noise scale is resolved."""
-        return self.p.run.resolved > 0
+        return np.asarray(np.isfinite(self.logged_band).all(axis=0))
+
+    @cached_property
+    def open_rows(self) -> NDArray[np.bool_]:
+        """Rows that have a lower bound alone."""
+        return np.isfinite(self.logged_band[1]) & ~self.resolved
 
     @cached_property
     def rows(self) -> NDArray[np.intp]:
         """Rows that are drawn."""
-        key = np.where(self.resolved, self.p.run.noise_scale, self.p.run.low)
-        return extremes(key, self.resolved)
+        value, low, _ = self.logged_band
+        return extremes(np.where(self.resolved, value, np.nan_to_num(low)), self.resolved)
 
     @property
     def end(self) -> float:
@@ -74,10 +85,9 @@ class NoiseCurve:
         return float(self.p.history[self.across][-1])
 
     @property
-    def shape(self) -> dict[str, Any]:
-        """How plotly joins the points: each value holds from the row before on."""
-        width = 2 if len(self.rows) == len(self.resolved) else 1
-        return {"width": width, "shape": "linear" if self.p.run.as_logged else "vh"}
+    def width(self) -> int:
+        """The width of the line: thin where not all rows are drawn."""
+        return 2 if len(self.rows) == len(self.resolved) else 1
 
     @property
     def mode(self) -> str:
@@ -86,7 +96,7 @@ class NoiseCurve:
 
     def line(self) -> dict[str, list[float | None]]:
         """Return the resolved noise scale."""
-        return self.values(self.p.run.noise_scale, self.resolved, self.rows)
+        return self.values(self.logged_band[0], self.resolved)
 
     def batch_size(self) -> dict[str, list[float | None]]:
         """Return the batch size, from the start of the run on."""
@@ -95,23 +105,26 @@ class NoiseCurve:
         places = [self._place_before(rows[0]), *self.p.history[self.across][rows].tolist()]
         return {"x": places, "y": [size[rows[0]], *size[rows].tolist()]}
 
-    def values(
-        self, value: Array, known: NDArray[np.bool_], rows: NDArray[np.intp]
-    ) -> dict[str, list[float | None]]:
+    def least(self) -> dict[str, list[float | None]]:
+        """Return the lower bound, where nothing else is known."""
+        return self.values(self.logged_band[1], self.open_rows)
+
+    def values(self, value: Array, known: NDArray[np.bool_]) -> dict[str, list[float | None]]:
         """Return any value of the rows, with gaps where it is not known."""
+        rows = self.rows
         y = [v if ok else None for v, ok in zip(value[rows], known[rows], strict=True)]
         return {"x": self.p.history[self.across][rows].tolist(), "y": y}
 
     def range(self) -> tuple[float, float]:
         """Return the ends of an axis for all but outliers, without most of wide intervals."""
-        run, resolved = self.p.run, self.resolved
-        centres = [run.batch_size, run.noise_scale[resolved], run.low[~resolved]]
+        (value, low, high), resolved = self.logged_band, self.resolved
+        centres = [self.p.run.batch_size, value[resolved], low[self.open_rows]]
         sure = _positive(np.array([*np.concatenate(centres), self.p.critical_batch_size.low]))
         least, most = np.quantile(sure, [0.002, 0.998]) if sure.size else (1.0, 1.0)
-        lows, highs = _positive(run.low), _positive(run.high[resolved])
+        lows, highs = _positive(low), _positive(high[resolved])
         floor = max(np.quantile(lows, 0.02), least / 4) if lows.size else least
         top = min(np.quantile(highs, 0.98), most * 4) if highs.size else most
-        room = 1.5 if resolved.all() else 3.0
+        room = 3.0 if self.open_rows.any() else 1.5
         return float(min(floor, least)) / 1.5, float(max(top, most)) * room
 
     def band(self, floor: float, top: float) -> Iterator[Point]:
@@ -122,16 +135,15 @@ class NoiseCurve:
             top: Its upper end.
         """
         for places, rows in self._segments(self.resolved):
-            ends = (self.p.run.low, self.p.run.high)
-            low, high = (end[rows].clip(floor / 10, top * 10) for end in ends)
+            low, high = (end[rows].clip(floor / 10, top * 10) for end in self.logged_band[1:])
             yield from zip(places, [low[0], *low], strict=True)
             yield from zip(places[::-1], [*high[::-1], high[0]], strict=True)
             yield None, None
 
     def open_band(self, floor: float, top: float) -> Iterator[Point]:
         """Yield the outline from the lower bound to beyond the axis, where it is not resolved."""
-        for places, rows in self._segments(~self.resolved):
-            low = self.p.run.low[rows].clip(floor / 10, top)
+        for places, rows in self._segments(self.open_rows):
+            low = self.logged_band[1][rows].clip(floor / 10, top)
             yield from zip(places, [low[0], *low], strict=True)
             yield from ((places[-1], top * 10), (places[0], top * 10), (None, None))
 
@@ -149,11 +161,10 @@ class NoiseCurve:
 
 
 def noise_scale_figure(p: Prediction) -> go.Figure:
-    """Draw the noise scale that is predicted from, the batch size and the critical one.
+    """Draw the noise scale as it was shown, the batch size and the critical one.
 
-    The line is the noise scale of each time of the run. What was shown then is drawn thinly beside
-    it. Where the noise scale is not resolved there is no line,
-    and the area from its lower bound to the top of the figure is hatched.
+    Where the noise scale is not resolved there is no line, and the area from its lower bound to
+    the top of the figure is hatched.
     """
     curve = NoiseCurve(p)
     resolved = curve.resolved
@@ -161,14 +172,14 @@ def noise_scale_figure(p: Prediction) -> go.Figure:
     unit = escape(p.unit)
     drawn = figure(
         _finding_of_one(p),
-        f"Line: of each time of the run. Shaded: its {100 * p.confidence:g} % interval; open"
-        " upwards where the noise scale is not resolved.",
+        f"Line: as it was shown at each step. Shaded: its {100 * p.confidence:g} % interval then;"
+        " open upwards where the noise scale was not resolved.",
         {"title": {"text": "optimizer steps"}, "rangemode": "tozero"},
-        log_axis(f"noise scale, batch size ({unit})", floor, top),
+        size_axis(f"noise scale, batch size ({unit})", [p.run_batch_size], floor, top),
     )
     if resolved.any():
         draw_area(drawn, f"{100 * p.confidence:g} % interval", curve.band(floor, top))
-    if not resolved.all():
+    if curve.open_rows.any():
         draw_area(
             drawn,
             "not resolved: above",
@@ -177,13 +188,12 @@ def noise_scale_figure(p: Prediction) -> go.Figure:
             fillpattern={"shape": "/", "fgcolor": GREY, "size": 9, "solidity": 0.12},
             line=DOTTED,
         )
-    _draw_logged(drawn, curve)
     if resolved.any():
         drawn.add_scatter(
             **curve.line(),
             name="noise scale",
             mode=curve.mode,
-            line={"color": BLUE} | curve.shape,
+            line={"color": BLUE, "width": curve.width},
             hovertemplate=f"step %{{x:,}}: noise scale %{{y:,.3g}} {unit}<extra></extra>",
         )
     drawn.add_scatter(
@@ -195,23 +205,6 @@ def noise_scale_figure(p: Prediction) -> go.Figure:
     )
     _draw_critical(drawn, curve)
     return with_legend(drawn)
-
-
-def _draw_logged(drawn: go.Figure, curve: NoiseCurve) -> None:
-    """Draw the estimates as they were logged, where others are predicted from."""
-    p = curve.p
-    value, high = p.history["noise_scale"], p.history["high"]
-    resolved = np.isfinite(value) & np.isfinite(high)
-    if p.run.as_logged or not resolved.any():
-        return
-    rows = extremes(np.where(resolved, value, 0.0), resolved)
-    drawn.add_scatter(
-        **curve.values(value, resolved, rows),
-        name="as shown at the time",
-        mode="lines",
-        line=DOTTED,
-        hovertemplate="step %{x:,}: logged %{y:,.3g}<extra></extra>",
-    )
 
 
 def _draw_critical(drawn: go.Figure, curve: NoiseCurve) -> None:
@@ -259,7 +252,9 @@ def noise_of_runs_figure(
         _finding(curves, unit),
         _caption(curves),
         {"title": {"text": _AXES[across].format(unit=unit)}, "rangemode": "tozero"},
-        log_axis(f"noise scale, batch size ({unit})", floor, top),
+        size_axis(
+            f"noise scale, batch size ({unit})", [p.run_batch_size for _, p, _ in runs], floor, top
+        ),
     )
     for name, curve, colour in curves:
         _draw_run(drawn, name, curve, colour, (floor, top), intervals=len(runs) <= MOST_BANDS)
@@ -285,7 +280,7 @@ def _caption(curves: Sequence[tuple[str, NoiseCurve, int]]) -> str:
     said = ["Thick lines: noise scale.", "Thin lines: batch size."]
     if len(curves) <= MOST_BANDS:
         said.insert(1, f"Areas: {100 * curves[0][1].p.confidence:g} % intervals.")
-    if any(not curve.resolved.all() for _, curve, _ in curves):
+    if any(curve.open_rows.any() for _, curve, _ in curves):
         said.append("Dotted: the lower bound, where the noise scale is not resolved.")
     return " ".join(said)
 
@@ -316,9 +311,9 @@ def _draw_run(
         line={"color": colour, "width": 1, "shape": "vh"},
         hovertemplate=f"{at}: batch size %{{y:,.4g}}<extra></extra>",
     )
-    if not curve.resolved.all():
+    if curve.open_rows.any():
         drawn.add_scatter(
-            **curve.values(curve.p.run.low, ~curve.resolved, curve.rows),
+            **curve.least(),
             **where,
             showlegend=False,
             mode="lines",
@@ -329,7 +324,7 @@ def _draw_run(
         **curve.line(),
         **where,
         mode=curve.mode,
-        line={"color": colour, "dash": dash} | curve.shape | {"width": 2.5},
+        line={"color": colour, "dash": dash, "width": 2.5},
         marker={"color": colour},
         hovertemplate=f"{at}: noise scale %{{y:,.3g}}<extra></extra>",
     )

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
 
 from noisescale.bounded import Bounded
+from noisescale.prediction.decision import ratio_text
 from noisescale.prediction.position import Position
 from noisescale.prediction.statements import band_text
 from noisescale.report.colours import BANDS, BLACK, BLUE, GREY, VERMILLION
-from noisescale.report.drawing import draw_area, figure, log_axis, with_legend
+from noisescale.report.drawing import draw_area, figure, log_axis, size_axis, with_legend
 from noisescale.report.numbers import count, two_digits
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ REACH = 16.0
 
 
 def savings_figure(p: Prediction) -> go.Figure:
-    """Draw steps and examples to the run's result against the batch size, with their bounds.
+    """Draw steps and examples to the run's result against the batch size.
 
-    Both are 1 at the run's own batch size. Marks show this batch size, the one up to which the
-    examples are at most 1.2 times the run's, and the critical one.
+    Both are 1 at the run's own batch size. Areas are the likely ranges and, lighter, those between
+    the bounds. Marks show the run's batch size, the suggested one and the critical one.
     """
     position = p.position
     own = position.batch_size
@@ -37,22 +38,22 @@ def savings_figure(p: Prediction) -> go.Figure:
     low, high = min(near) / 4, min(max(max(near) * 2, own * 4), own * REACH * 4)
     sizes = [float(size) for size in np.geomspace(low, high, 97)]
     curves = [
-        ("steps", [position.steps(size) for size in sizes], BLUE, BANDS[0]),
-        (escape(p.unit), [position.examples(size) for size in sizes], VERMILLION, BANDS[1]),
+        ("steps", position.steps, BLUE, BANDS[0]),
+        (escape(p.unit), position.examples, VERMILLION, BANDS[1]),
     ]
-    every = [band for _, bands, *_ in curves for band in bands]
+    every = [of(size) for _, of, *_ in curves for size in sizes]
     drawn = figure(
         _finding(p, position),
         _caption(position),
-        log_axis(f"batch size ({escape(p.unit)})", low, high),
+        size_axis(f"batch size ({escape(p.unit)})", [own], low, high),
         log_axis("relative to this run", *_ends(every)),
     )
-    for name, bands, colour, fill in curves:
-        edge = [(x, band.low) for x, band in zip(sizes, bands, strict=True)]
-        edge += [(x, band.high) for x, band in zip(sizes[::-1], bands[::-1], strict=True)]
+    for name, of, colour, fill in curves:
+        bands, likely = [of(x) for x in sizes], [of(x, position.likely) for x in sizes]
         style = {"fillcolor": fill, "legendgroup": name, "showlegend": not position.resolved}
-        draw_area(drawn, f"{name}: between the bounds", edge, **style)
+        _draw_band(drawn, f"{name}: between the bounds", sizes, bands, style)
         if position.resolved:
+            _draw_band(drawn, f"{name}: likely", sizes, likely, style)
             drawn.add_scatter(
                 x=sizes,
                 y=[band.value for band in bands],
@@ -82,6 +83,14 @@ def savings_figure(p: Prediction) -> go.Figure:
     return with_legend(drawn)
 
 
+def _draw_band(
+    drawn: go.Figure, name: str, sizes: list[float], bands: list[Bounded], style: dict[str, Any]
+) -> None:
+    edge = [(x, band.low) for x, band in zip(sizes, bands, strict=True)]
+    edge += [(x, band.high) for x, band in zip(sizes[::-1], bands[::-1], strict=True)]
+    draw_area(drawn, name, edge, **style)
+
+
 def _marks(p: Prediction) -> list[tuple[float, str, str]]:
     """Return batch sizes that decide, with their names and dashes."""
     position, suggested = p.position, p.decision.batch_size
@@ -100,19 +109,20 @@ def _ends(bands: list[Bounded]) -> tuple[float, float]:
 
 
 def _finding(p: Prediction, position: Position) -> str:
-    twice = 2 * position.batch_size
-    steps, examples = position.steps(twice), position.examples(twice)
+    size = p.decision.batch_size or round(position.batch_size)
+    size = 2 * size if size == round(position.batch_size) else size
+    steps, examples = (of(size, position.likely) for of in (position.steps, position.examples))
     return (
-        f"Batch size {count(twice)}: {band_text(steps)} times the steps,"
-        f" {band_text(examples)} times the {escape(p.unit)}"
+        f"Batch size {count(size)}: likely {ratio_text(steps)} times the steps,"
+        f" {ratio_text(examples)} times the {escape(p.unit)}"
     )
 
 
 def _caption(position: Position) -> str:
-    said = "Steps and examples to the result of this run, divided by the run's. Areas: bounds."
-    if position.resolved:
-        said += (
-            " Up to the first mark the examples are at most 1.2 times the run's. Beyond the last"
-            " one each doubling saves less than a quarter of the steps."
-        )
-    return said
+    said = "Steps and examples to the result of this run, divided by the run's. "
+    if not position.resolved:
+        return f"{said}Areas: between the bounds."
+    return (
+        f"{said}Areas: likely and, lighter, between the bounds. From the last mark on each doubling"
+        " saves less than a quarter of the steps."
+    )

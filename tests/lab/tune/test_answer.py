@@ -9,7 +9,7 @@ import pytest
 from noisescale.lab.jobs.job_progress import JobProgress
 from noisescale.lab.jobs.workers import Place
 from noisescale.lab.parameters import choice_parameter, range_parameter
-from noisescale.lab.tune.answer import Tune, statements_of
+from noisescale.lab.tune.answer import Tune, progress_sentence, statements_of
 from noisescale.lab.tune.cost_front import CostFront, TunedTrial
 from noisescale.lab.tune.figures import figures_of, front_figure, parameter_figure
 from noisescale.lab.tune.tables import front_table, tables_of
@@ -64,6 +64,8 @@ def test_a_search_under_way_says_how_far_it_is() -> None:
 
     assert found.status == "under way"
     assert found.headline.startswith("7 of 9 trainings done, 2 without a result, 0 under way, 0.5 ")
+    more = replace(found_in(search(), finished=False), most_trials=6)
+    assert progress_sentence(more).startswith("7 trainings done, 2 without a result")
     assert found.headline.endswith("val_loss: 0.5 for 1,024 device-seconds")
     assert len(found.tables) == 2
     assert found.tables[1].title.startswith("0 workers")

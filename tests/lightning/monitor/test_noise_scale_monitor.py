@@ -276,6 +276,25 @@ def test_one_process_that_accumulates_is_measured(package: ModuleType) -> None:
     assert not any(p._backward_hooks for p in fitting.lightning_module.parameters())
 
 
+@pytest.mark.parametrize(
+    ("limits", "last"),
+    [
+        ({"max_epochs": 3}, 21),
+        ({"max_epochs": 3, "max_steps": 9}, 9),
+        ({"max_epochs": -1, "max_steps": 9}, 9),
+        ({"max_epochs": 3, "max_steps": 9, "limit_train_batches": 2}, 3),
+    ],
+)
+def test_the_last_step_of_the_fit_is_known(limits: dict[str, Any], last: int) -> None:
+    """100 examples in batches of 8, two of them in a step."""
+    monitor = NoiseScaleMonitor()
+
+    fitting = fit_here(monitor, accumulate_grad_batches=2, **limits)
+
+    assert monitor.meter is not None
+    assert monitor.meter.last_step == fitting.global_step == last
+
+
 def test_a_trainer_that_never_logs_keeps_its_loggers_empty(tmp_path: Path) -> None:
     monitor = NoiseScaleMonitor()
     alone(monitor, logger=CSVLogger(tmp_path, name="csv", version=""), log_every_n_steps=0)

@@ -8,7 +8,7 @@ import lightning.pytorch as L
 import numpy as np
 import pytest
 import torch
-from fits import fit
+from fits import fit, untimed
 from lightning.pytorch.callbacks import ModelCheckpoint
 from named_batches import InMemory
 from resumable import EPOCHS, Restless, Resumable, model
@@ -25,7 +25,7 @@ def results(fitting: Any, module: Any) -> dict[str, Any]:
         "parameters": [p.detach().numpy().copy() for p in module.parameters()],
         "scheduler": callback.state_dict(),
         "moves": [str(move) for move in callback.moves],
-        "meter": monitor.state_dict()["optimizers"][0]["meter"],
+        "meter": untimed(monitor.state_dict()["optimizers"][0]["meter"]),
         "schedule": fitting.lr_scheduler_configs[0].scheduler.state_dict(),
         "logged": logger.logged,
         "step": fitting.global_step,
