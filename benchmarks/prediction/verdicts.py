@@ -371,7 +371,7 @@ class Judged(NamedTuple):
     @property
     def holds(self) -> bool:
         if self.position is None:
-            return True
+            return False
         return self.position.critical.low <= self.cell.swept.value <= self.position.critical.high
 
 
@@ -509,7 +509,8 @@ def tell_likely(title: str, chosen: list[Judged]) -> list[Row]:
         max(r.cell.swept.value / b.value, b.value / r.cell.swept.value)
         for r, b in zip(known, bounds, strict=True)
     ]
-    holds = sum(run.holds for run in chosen)
+    bounded = [run for run in chosen if run.position is not None]
+    holds = sum(run.holds for run in bounded)
     row = {
         "kind": "likely",
         "title": title,
@@ -525,7 +526,7 @@ def tell_likely(title: str, chosen: list[Judged]) -> list[Row]:
         "factor_off": round(statistics.median(factors), 2),
         "within_2": sum(x <= 2 for x in factors),
         "held_95": holds,
-        "of": len(chosen),
+        "of": len(bounded),
     }
     print(
         f"\nlikely, {title}: {len(known)} runs with a point and two ends; four of five within"
@@ -533,7 +534,7 @@ def tell_likely(title: str, chosen: list[Judged]) -> list[Row]:
         f" {max(zs):.2f}, which held {held} ({held / len(known):.0%}); 95 % within"
         f" {row['deviations_95']}; median width {row['width_likely']} x, of the 95 % bounds"
         f" {row['width_95']} x; the point is off by {row['factor_off']} x (median), within 2 x in"
-        f" {row['within_2']}; 95 % bounds hold {holds} of {len(chosen)}"
+        f" {row['within_2']}; 95 % bounds hold {holds} of {len(bounded)}"
     )
     return [row]
 
