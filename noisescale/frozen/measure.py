@@ -258,7 +258,7 @@ def _shuffled_fit(
     device_batch_size: int,
     until: float,
 ) -> BatchStatistics:
-    """As many batches again, drawn at random."""
+    """Take as many batches again, drawn at random."""
     return fit(
         shuffled_batches(seen.loader, device_batch_size),
         asked,
@@ -297,7 +297,7 @@ class _Found:
     def noise_scale(
         self, products: list[BatchProducts], confidence: float, unit: str
     ) -> NoiseScale:
-        """The noise scale by the products of all batches, of the whole gradient or of a group."""
+        """Return the noise scale by the products of all batches, of the whole gradient or a group."""
         if self.why_unknown:
             return NoiseScale.unknown(confidence, unit, self.of.batches)
         return _batches(self.of, products, self.ranks).noise_scale(confidence, unit)
