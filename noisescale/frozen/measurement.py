@@ -103,7 +103,7 @@ class Measurement(Answer):
             doubts=list(_doubts(self)),
             assumptions=list(_assumptions(self)),
             how_to_read=_HOW_TO_READ,
-            written=list(_where_added(self)),
+            written=list(_added_lines(self)),
             next=[_next_step(self)],
         )
 
@@ -227,7 +227,7 @@ def _in_training(found: Measurement) -> str:
     best = _best_way(found)
     if best is None:
         return "none of the ways that were tried measures this model right, as far as is known"
-    shown = "" if best.comparison is None else f": {_shown_by(best)}"
+    shown = "" if best.comparison is None else f": {_text_of_shown(best)}"
     sure = "can" if best.judgement == "right" else "can perhaps"
     return f"this model {sure} be measured in training by {_COMPARED[best.name]}{shown}"
 
@@ -247,7 +247,7 @@ def _about_way(way: Way) -> Statement:
         if way.by_construction:
             return Statement(label, f"right: {way.reason}", verdict="yes", basis="assumed")
         return Statement(label, f"not measured: {way.reason}", verdict="yes", basis="measured")
-    sentence = f"{way.judgement}: {_shown_by(way)}"
+    sentence = f"{way.judgement}: {_text_of_shown(way)}"
     sure: Verdict = "yes"
     if way.judgement == "wrong":
         sentence += _reason_of(way)
@@ -258,7 +258,7 @@ def _about_way(way: Way) -> Statement:
     return Statement(label, sentence, way.shown, sure, "measured")
 
 
-def _shown_by(way: Way) -> str:
+def _text_of_shown(way: Way) -> str:
     return f"shows {_ratio(way.shown)} the noise scale"
 
 
@@ -346,7 +346,7 @@ def _next_step(found: Measurement) -> str:
     return "Measure in training: Trainer(callbacks=[NoiseScaleMonitor()])"
 
 
-def _where_added(found: Measurement) -> Iterator[str]:
+def _added_lines(found: Measurement) -> Iterator[str]:
     if found.added_to is not None:
         yield f"Added to {found.added_to} as the look at step {count(found.step or 0)}"
     elif found.checkpoint is not None and found.noise_scale.resolved:
