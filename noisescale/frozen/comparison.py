@@ -72,7 +72,8 @@ class Comparison:
             batch_size: B.
 
         Examples:
-            >>> Comparison(Bounded(0.6, 0.6, 0.6), 50).noise_scale_ratio(Bounded(64.0, 64.0, 64.0), 8).value
+            >>> traces = Comparison(Bounded(0.6, 0.6, 0.6), 50)
+            >>> traces.noise_scale_ratio(Bounded(64.0, 64.0, 64.0), 8).value
             0.14285714285714288
         """
         at = Bounded(*(x / batch_size for x in vars(noise_scale).values()))
