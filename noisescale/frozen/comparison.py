@@ -73,8 +73,8 @@ class Comparison:
 
         Examples:
             >>> traces = Comparison(Bounded(0.6, 0.6, 0.6), 50)
-            >>> traces.noise_scale_ratio(Bounded(64.0, 64.0, 64.0), 8).value
-            0.14285714285714288
+            >>> round(traces.noise_scale_ratio(Bounded(64.0, 64.0, 64.0), 8).value, 3)
+            0.143
         """
         at = Bounded(*(x / batch_size for x in vars(noise_scale).values()))
 
