@@ -57,7 +57,7 @@ class Comparison:
             return "probably"
         return "probably not" if high < 1 / _NEAR or low > _NEAR else "unknown"
 
-    def shown(self, noise_scale: Bounded, batch_size: float) -> Bounded:
+    def noise_scale_ratio(self, noise_scale: Bounded, batch_size: float) -> Bounded:
         """Return the noise scale that a way shows over the true one.
 
         The ratio ρ is that of tr(Σ) by the way over the true tr(Σ). A way infers |G|² from |g|² of
@@ -72,12 +72,13 @@ class Comparison:
             batch_size: B.
 
         Examples:
-            >>> Comparison(Bounded(0.6, 0.6, 0.6), 50).shown(Bounded(64.0, 64.0, 64.0), 8).value
-            0.14285714285714288
+            >>> traces = Comparison(Bounded(0.6, 0.6, 0.6), 50)
+            >>> round(traces.noise_scale_ratio(Bounded(64.0, 64.0, 64.0), 8).value, 3)
+            0.143
         """
         at = Bounded(*(x / batch_size for x in vars(noise_scale).values()))
 
-        def shown(ratio: float, scale: float) -> float:
+        def ratio_at(ratio: float, scale: float) -> float:
             if ratio == 1:
                 return 1.0
             left = 1 + (1 - ratio) * scale
@@ -85,9 +86,9 @@ class Comparison:
 
         low, high = self.ratio.low, self.ratio.high
         return Bounded(
-            shown(self.ratio.value, at.value),
-            shown(low, at.high if low < 1 else at.low),
-            math.inf if math.isinf(high) else shown(high, at.low if high < 1 else at.high),
+            ratio_at(self.ratio.value, at.value),
+            ratio_at(low, at.high if low < 1 else at.low),
+            math.inf if math.isinf(high) else ratio_at(high, at.low if high < 1 else at.high),
         )
 
 

@@ -297,7 +297,7 @@ class _Found:
     def noise_scale(
         self, products: list[BatchProducts], confidence: float, unit: str
     ) -> NoiseScale:
-        """Return the noise scale by the products of all batches: of the gradient or of a group."""
+        """Return the noise scale by the products of batches, of the whole gradient or a group."""
         if self.why_unknown:
             return NoiseScale.unknown(confidence, unit, self.of.batches)
         return _batches(self.of, products, self.ranks).noise_scale(confidence, unit)
@@ -323,11 +323,13 @@ def _ways(
             yield Way(name, None, monitor.reason)
             continue
         one = comparison_of(monitor.noise_traces, found.own, confidence)
-        yield Way(name, one, shown=one.shown(scale, size))
+        yield Way(name, one, shown=one.noise_scale_ratio(scale, size))
     if found.ranks == 1:
         if found.order.successive is not None:
             one = found.order.successive
-            yield Way("micro_batch", one, shown=one.shown(scale, 2 * size))  # it accumulates two
+            yield Way(
+                "micro_batch", one, shown=one.noise_scale_ratio(scale, 2 * size)
+            )  # it accumulates two
         else:
             yield Way("micro_batch", None, _AT_RANDOM, by_construction=True)
 

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from noisescale.bounded import Bounded
@@ -14,6 +16,7 @@ from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.frozen.comparison import TOLERANCE, Comparison, Order, Way
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.history.record import RECORD
+from noisescale.prediction.position import LITTLE, Position
 from noisescale.prediction.theory import theory_band
 from noisescale.report.answer import Answer
 from noisescale.report.document import Cell, Document, Line, Statement, Table, Verdict
@@ -89,9 +92,12 @@ class Measurement(Answer):
         band = theory_band(optimizer, decayed=False)
         return Bounded(found.value, found.low, found.high) * band.factor
 
-    def cheap_up_to(self, critical: float) -> float:
-        """Return the batch size that costs 1.2 x the examples of `batch_size`."""
-        return 1.2 * (critical + self.batch_size) - critical
+    @property
+    def position(self) -> Position:
+        """Where the batch size stands against the critical one, and the verdict on it."""
+        return Position(
+            self.batch_size, self.critical_batch_size, confidence=self.noise_scale.confidence
+        )
 
     def document(self) -> Document:
         """Return what a measurement says."""
@@ -103,8 +109,8 @@ class Measurement(Answer):
             doubts=list(_doubts(self)),
             assumptions=list(_assumptions(self)),
             how_to_read=_HOW_TO_READ,
-            written=list(_where_added(self)),
-            next=[_next_step(self)],
+            written=list(_added_lines(self)),
+            next=[*_next_steps(self)],
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -142,6 +148,8 @@ class Measurement(Answer):
         )
         return record
 
+    scale = found.noise_scale
+
 
 def _headline(found: Measurement) -> str:
     scale, b = found.noise_scale, count(found.batch_size)
@@ -156,12 +164,20 @@ def _headline(found: Measurement) -> str:
             f" {found.stopped}"
         )
     text = f"The noise scale at these weights is {text_of_scale(scale)}"
-    critical = found.critical_batch_size
-    if critical.low > found.batch_size:
-        return f"{text}: a batch larger than {b} saves steps at little cost"
-    if critical.high < found.batch_size:
-        return f"{text}: a batch smaller than {b} saves {scale.unit}"
-    return f"{text}. A larger batch than {b} may or may not pay"
+    return f"{text}: {_verdict_in_words(found)}"
+
+
+def _verdict_in_words(found: Measurement) -> str:
+    verdict, b = found.position.verdict, count(found.batch_size)
+    suggested = count(found.position.suggested_size)
+    return {
+        "larger": f"a larger batch than {b} saves steps, up to {suggested} at little cost",
+        "smaller": f"a smaller batch is cheaper, {suggested} instead of {b}",
+        "keep": f"keep a batch of {b}",
+        "keep_or_larger": f"a batch of {b} is not too large",
+        "keep_or_smaller": f"a batch of {b} is not too small",
+        "unknown": f"whether another batch than {b} is better is not known",
+    }[verdict]
 
 
 def _statements(found: Measurement) -> Iterator[Statement]:
@@ -175,7 +191,11 @@ def _statements(found: Measurement) -> Iterator[Statement]:
         basis="measured",
     )
     if scale.low > 0:
-        yield from _batch_that_pays(found)
+        critical = found.critical_batch_size
+        what = f"the critical batch size at this noise scale is {with_bounds(critical)}"
+        sure: Verdict = "unknown" if found.position.verdict == "unknown" else "probably"
+        said = f"{_verdict_in_words(found)}: {what}"
+        yield Statement("Batch size", said, critical, sure, "assumed")
     yield Statement(
         "Along a run",
         "the noise scale rises: in the trainings of Measured truths with a constant learning rate"
@@ -188,46 +208,11 @@ def _statements(found: Measurement) -> Iterator[Statement]:
     yield Statement("Batches", _about_order(found))
 
 
-def _batch_that_pays(found: Measurement) -> Iterator[Statement]:
-    b, unit = count(found.batch_size), found.noise_scale.unit
-    critical, cheap = found.critical_batch_size, _cheap(found)
-    verdict: Verdict = "yes"
-    if critical.low <= found.batch_size <= critical.high:
-        verdict = "unknown"
-        sentence = (
-            "may or may not pay: the critical batch size at this noise scale is"
-            f" {with_bounds(critical)}, and {b} may be below it or above"
-        )
-    elif critical.high < found.batch_size:
-        sentence = (
-            f"does not pay: the critical batch size at this noise scale is {with_bounds(critical)}."
-            f" A smaller batch than {b} reaches the same with fewer {unit}"
-        )
-    else:
-        sentence = (
-            f"from {b} {_upper_range(cheap)} it saves steps at little cost, at most 1.2 x the"
-            f" {unit}; beyond {with_bounds(critical)} each doubling saves less than a quarter of"
-            " the steps"
-        )
-    yield Statement("Larger batch", sentence, cheap, verdict, "assumed")
-
-
-def _upper_range(size: Bounded) -> str:
-    if math.isinf(size.high):
-        return f"at least up to {number(size.low)}"
-    return f"up to about {with_bounds(size)}"
-
-
-def _cheap(found: Measurement) -> Bounded:
-    critical = found.critical_batch_size
-    return Bounded(*map(found.cheap_up_to, (critical.value, critical.low, critical.high)))
-
-
 def _in_training(found: Measurement) -> str:
     best = _best_way(found)
     if best is None:
         return "none of the ways that were tried measures this model right, as far as is known"
-    shown = "" if best.comparison is None else f": {_shown_by(best)}"
+    shown = "" if best.comparison is None else f": {_text_of_shown(best)}"
     sure = "can" if best.judgement == "right" else "can perhaps"
     return f"this model {sure} be measured in training by {_COMPARED[best.name]}{shown}"
 
@@ -247,7 +232,7 @@ def _about_way(way: Way) -> Statement:
         if way.by_construction:
             return Statement(label, f"right: {way.reason}", verdict="yes", basis="assumed")
         return Statement(label, f"not measured: {way.reason}", verdict="yes", basis="measured")
-    sentence = f"{way.judgement}: {_shown_by(way)}"
+    sentence = f"{way.judgement}: {_text_of_shown(way)}"
     sure: Verdict = "yes"
     if way.judgement == "wrong":
         sentence += _reason_of(way)
@@ -258,7 +243,7 @@ def _about_way(way: Way) -> Statement:
     return Statement(label, sentence, way.shown, sure, "measured")
 
 
-def _shown_by(way: Way) -> str:
+def _text_of_shown(way: Way) -> str:
     return f"shows {_ratio(way.shown)} the noise scale"
 
 
@@ -327,12 +312,19 @@ def _assumptions(found: Measurement) -> Iterator[str]:
         " run. The critical batch size that is said here is then too large."
     )
     yield (
-        "Cheap is what reaches the same with at most 1.2 x the examples of the batch size that was"
-        " measured, if the noise scale stayed as it is at these weights."
+        f"Little cost is at most {LITTLE:g} x the examples of the batch size that was measured, if"
+        " the noise scale stayed as it is at these weights."
     )
 
 
-def _next_step(found: Measurement) -> str:
+def _next_steps(found: Measurement) -> Iterator[str]:
+    if found.added_to is not None:
+        run = shlex.quote(str(Path(found.added_to).parent))
+        yield f"What it says of the run: noisescale predict {run}"
+    yield _how_to_measure(found)
+
+
+def _how_to_measure(found: Measurement) -> str:
     best = _best_way(found)
     if not found.order.independent:
         return "Shuffle the examples, and measure again."
@@ -346,7 +338,7 @@ def _next_step(found: Measurement) -> str:
     return "Measure in training: Trainer(callbacks=[NoiseScaleMonitor()])"
 
 
-def _where_added(found: Measurement) -> Iterator[str]:
+def _added_lines(found: Measurement) -> Iterator[str]:
     if found.added_to is not None:
         yield f"Added to {found.added_to} as the look at step {count(found.step or 0)}"
     elif found.checkpoint is not None and found.noise_scale.resolved:

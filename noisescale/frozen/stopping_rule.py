@@ -108,7 +108,7 @@ def _is_decided(
     if not monitor.noise_traces:
         return bool(monitor.said)
     scale = Bounded(found.value, found.low, found.high)
-    shown = comparison_of(monitor.noise_traces, own).shown(scale, seen.batch_size)
+    shown = comparison_of(monitor.noise_traces, own).noise_scale_ratio(scale, seen.batch_size)
     return verdict_on(shown) != "not contradicted"
 
 

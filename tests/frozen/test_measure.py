@@ -208,7 +208,7 @@ def test_a_way_shows_what_follows_from_its_own_signal(ratio: float, batch: float
     wanted = by_way / (sq_norm - by_way / batch) / (trace / signal)
 
     exact = [Bounded(x, x, x) for x in (ratio, trace / signal)]
-    found = Comparison(exact[0], 60).shown(exact[1], batch)
+    found = Comparison(exact[0], 60).noise_scale_ratio(exact[1], batch)
 
     assert found.value == found.low == found.high == pytest.approx(wanted)
 
@@ -218,7 +218,7 @@ def test_bounds_of_what_a_way_shows_say_whether_it_is_right() -> None:
 
     def way(*ratio: float) -> Way:
         one = Comparison(Bounded(*ratio), 60)
-        return Way("half", one, shown=one.shown(scale, 1.0))
+        return Way("half", one, shown=one.noise_scale_ratio(scale, 1.0))
 
     assert way(1, 0.999, 1.001).judgement == "right"
     assert way(0.61, 0.5, 0.7).judgement == "wrong"
