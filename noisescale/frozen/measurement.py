@@ -148,11 +148,9 @@ class Measurement(Answer):
         )
         return record
 
-    scale = found.noise_scale
-
 
 def _headline(found: Measurement) -> str:
-    scale, b = found.noise_scale, count(found.batch_size)
+    scale = found.noise_scale
     if not scale.low and not scale.resolved:
         if not found.order.independent:
             return (

@@ -89,9 +89,10 @@ def test_by_the_hosts_clock_measuring_never_gets_cheaper(
 ) -> None:
     timed = {"mean": 0.1, "costs": [0.001] * 8, "finds_savings": finds_savings}
     with mock.patch.multiple(StepTimer, **timed):
-        loop = Loop(tmp_path).train(60)
+        loop = Loop(tmp_path).train(60, close=False)
 
     assert loop.meter._cost == cost
+    loop.meter.close()
 
 
 @pytest.fixture(scope="module")
