@@ -90,6 +90,8 @@ class Lines:
             "why_nothing": history.why_nothing,
             "columns": self._names,
         }
+        if math.isfinite(history.planned_steps):
+            header["planned_steps"] = history.planned_steps
         new = {name: x for name, x in header.items() if self._header.get(name, header) != x}
         self._header = header
         return [self._begin | new] if new else []
@@ -219,6 +221,7 @@ class Part:
         found.prefix, found.attempt = str(header["of"]), int(attempt)
         found.loop, found.way = str(header["loop"]), str(header["way"])
         found.why_nothing = str(header["why_nothing"])
+        found.planned_steps = float(header.get("planned_steps", math.nan))
         looks = [x for x in self._looks if is_of(header, x.unit, x.parameters)]
         found.looks = tuple(sorted(looks, key=lambda look: look.step))
         if len(looks) < len(self._looks):

@@ -138,6 +138,8 @@ class History(Mapping[str, NDArray[np.float64]]):
         """Why the noise scale of the run is withheld, and what to do; "" if it is not."""
         self.why_nothing = ""
         """Why no step was measured, and what to do; "" if some were, or it is not known."""
+        self.planned_steps = math.nan
+        """The last step of the training as the trainer knows it; NaN if it does not."""
         self.looks: tuple[Look, ...] = ()
         """The noise scale at checkpoints, as `measure` found it, by rising step."""
         self._most_rows = most_rows
@@ -233,6 +235,7 @@ class History(Mapping[str, NDArray[np.float64]]):
         vars(part).update({name: value for name, value in vars(self).items() if name[0] != "_"})
         part.last_step, part.under_way = float(columns["step"][-1]), False
         looks = (replace(look, step=look.step - start) for look in self.looks)
+        part.planned_steps = self.planned_steps - start
         part.looks = tuple(look for look in looks if 0 < look.step <= part.last_step)
         return part
 

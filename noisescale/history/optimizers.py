@@ -188,6 +188,9 @@ def _kind_by(settings: Mapping[str, Any], named: OptimizerKind) -> OptimizerKind
 DECAYED = 0.5
 """The learning rate has decayed if its last value is below this share of its largest value."""
 
+RISING = 1.02
+"""The learning rate rises if it gains more than this factor in the last quarter of the rows."""
+
 
 def has_decayed(history: Mapping[str, NDArray[np.float64]]) -> bool:
     """Return whether the learning rate of a run fell, by more than the batch size explains."""
@@ -199,6 +202,16 @@ def has_decayed(history: Mapping[str, NDArray[np.float64]]) -> bool:
     rate, size = rate[known], size[known]
     peak = int(np.argmax(rate))
     return bool(rate[-1] < DECAYED * rate[peak] * min(1.0, size[-1] / size[peak]))
+
+
+def is_warming_up(history: Mapping[str, NDArray[np.float64]]) -> bool:
+    """Return whether the learning rate of a run still rises at its end, at one batch size."""
+    rate = np.asarray(history.get("learning_rate", ()), dtype=np.float64)
+    size = np.asarray(history.get("batch_size", ()), dtype=np.float64)
+    if not len(rate) or not np.isfinite(rate).all() or len({*size}) > 1:
+        return False
+    late = rate[3 * len(rate) // 4 :]
+    return bool(rate[-1] == rate.max() and rate[-1] > RISING * late[0])
 
 
 def learning_rate_of(optimizer: Any) -> float:

@@ -262,6 +262,8 @@ class RunLog:
         with self.guard("The noise scale was not logged"):
             timer = self.timer
             self.meter.agree(timer.mean, timer.costs, cheaper=timer.finds_savings)
+            if self.meter.last_step is not None:
+                self.history.planned_steps = float(self.meter.last_step)
             self._warn_of_unmeasurable_steps()
             self._in_force = self._is_in_force()
             now = self._metrics(in_step=not at_end)

@@ -71,7 +71,8 @@ def decision_of(p: Prediction) -> Decision:
     if p.by_optimizer:
         headline = f"Optimizer {p.number} allows least. {headline}"
     if p.under_way or position.young:
-        headline = f"So far, after {count(p.run.steps.sum())} steps: {_lower(headline)}"
+        young = "" if p.why_young in ("", "few") else f" ({p.why_young})"
+        headline = f"So far, after {count(p.run.steps.sum())} steps{young}: {_lower(headline)}"
     if not position.at_end and has_decayed(p.history) and verdict != "unknown":
         reason += f" It was measured over {_steps_in_words(p)}, while the learning rate fell."
     return Decision(

@@ -15,7 +15,7 @@ from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.extras import need
 from noisescale.history.history import History
 from noisescale.history.looks import Look
-from noisescale.history.optimizers import has_decayed
+from noisescale.history.optimizers import has_decayed, is_warming_up
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Segments
 from noisescale.prediction.calibration import Calibration
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
-YOUNG = 200.0
-"""A run of fewer steps cannot tell that a smaller batch size is better."""
+YOUNG, SHARE_OF_YOUNG = 200.0, 0.1
+"""A run of fewer steps, or of a smaller share of the planned ones, cannot tell that a smaller batch
+size is better."""
 
 SCATTER_OF_ONE_RUN, SCATTER_OF_TWO_RUNS = 0.9, 0.83
 """Errors of critical batch sizes in real runs, over those that the bounds tell of. One run: four
@@ -202,8 +203,18 @@ class Prediction(Answer):
             () if self.own_batch_size else tuple(zip(sizes.tolist(), steps.tolist(), strict=True)),
             self.confidence,
             self._scatter,
-            float(self.run.steps.sum()) < YOUNG,
+            bool(self.why_young),
         )
+
+    @cached_property
+    def why_young(self) -> str:
+        """Why the run is too young to tell that a smaller batch size is better; "" if it is not."""
+        steps = float(self.run.steps.sum())
+        if is_warming_up(self.history):
+            return "in warm-up"
+        if steps < SHARE_OF_YOUNG * self.history.planned_steps:
+            return f"of {count(self.history.planned_steps)}"
+        return "few" if steps < YOUNG else ""
 
     @property
     def _scatter(self) -> float:

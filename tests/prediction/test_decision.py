@@ -139,10 +139,18 @@ def test_larger_pays_where_it_was_timed_and_is_kept_where_no_time_is_saved() -> 
 
 def test_young_runs_and_runs_under_way_say_so_first() -> None:
     young = predict(history(rows=3, noise_scale=1.0)).decision
+    warm_up = history(noise_scale=1.0, learning_rate=np.linspace(0.0, 1.0, 40))
+    after = history(noise_scale=1.0, learning_rate=np.minimum(np.linspace(0.0, 4.0, 40), 1.0))
+    planned, long = (History.from_columns(history(noise_scale=1.0)) for _ in range(2))
+    planned.planned_steps, long.planned_steps = 25_000, 15_000
     now = replace(predict(history()), under_way=True).decision
 
     assert young.verdict == "keep_or_smaller"
     assert young.headline.startswith("So far, after 150 steps: not too small")
+    rising, begun = predict(warm_up).decision, predict(planned).decision
+    assert rising.headline.startswith("So far, after 2,000 steps (in warm-up): not too small")
+    assert begun.headline.startswith("So far, after 2,000 steps (of 25,000): not too small")
+    assert predict(after).decision.verdict == predict(long).decision.verdict == "smaller"
     assert now.headline == "So far, after 2,000 steps: keep 64."
 
 
