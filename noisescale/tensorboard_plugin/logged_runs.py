@@ -71,15 +71,19 @@ class LoggedRuns(NamedTuple):
         return bool(self._tags(without_a_name)) or bool(self.list_measured())
 
     def list_measured(self) -> list[Measured]:
-        """Return what was measured, sorted by runs, monitors and optimizers."""
-        return sorted(
-            {
-                Measured(run, *who)
-                for run, tags in self._tags(None).items()
-                for tag in tags
-                if (who := monitor_of(tag))
-            }
-        )
+        """Return what was measured, sorted by runs, monitors and optimizers.
+
+        A run of which nothing could be measured is in the list, too: its record says why.
+        """
+        found = {
+            Measured(run, *who)
+            for run, tags in self._tags(None).items()
+            for tag in tags
+            if (who := monitor_of(tag))
+        }
+        refused = self.places().keys() - {each.run for each in found}
+        found |= {Measured(run) for run in refused if self._record_of(run) is not None}
+        return sorted(found)
 
     def places(self) -> dict[str, int]:
         """Return the place of each run, from which TensorBoard's page takes the run's colour.
@@ -114,6 +118,10 @@ class LoggedRuns(NamedTuple):
         except OSError:  # a name that is too long
             return None
 
+    def _record_of(self, run: str) -> Path | None:
+        folder = self._folder_of(run)
+        return folder / RECORD if folder and (folder / RECORD).is_file() else None
+
     def history(self, measured: Measured) -> History:
         """Return what was recorded of one optimizer by one monitor, in the folder of the run.
 
@@ -122,10 +130,9 @@ class LoggedRuns(NamedTuple):
             ValueError: If the history has no whole row, a file is damaged, or the run's folder is
                 on another machine.
         """
-        folder = self._folder_of(measured.run)
-        if folder is not None and (file := folder / RECORD).is_file():
+        if (file := self._record_of(measured.run)) is not None:
             seen = file.stat()
-            return _history_in(folder, *measured[1:], (seen.st_size, seen.st_mtime_ns))
+            return _history_in(file.parent, *measured[1:], (seen.st_size, seen.st_mtime_ns))
         if measured not in self.list_measured():
             raise _missing_run(measured)
         raise Refusal(
@@ -143,7 +150,7 @@ def _history_in(run: Path, monitor: str, optimizer: int, seen: tuple[int, int]) 
     try:
         return read_run(run, monitor=monitor, optimizer=optimizer)
     except Refusal as error:
-        if error.word in ("unmeasured", "absent"):
+        if error.word == "absent":
             raise _missing_run(Measured(run.name, monitor, optimizer)) from error
         raise
 

@@ -14,9 +14,10 @@ import pytest
 from logged_runs import log_run, write_events
 from scripts import run
 
-from noisescale import predict
+from noisescale import History, predict
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.history.reading import read_run
+from noisescale.history.record import Recorder
 from noisescale.report.colours import RUNS
 from noisescale.report.records import finite
 
@@ -244,6 +245,20 @@ def test_the_page_stays_away_where_nothing_was_measured(tmp_path: Path) -> None:
     assert not plugin.is_active()
     assert plugin.data_plugin_names() == ()
     assert got(plugin, "/runs") == []
+
+
+def test_a_run_of_which_nothing_could_be_measured_is_listed_and_says_why(tmp_path: Path) -> None:
+    write_events(tmp_path / "refused", [(0, {"loss": 1.0})])
+    history = History()
+    history.why_nothing = "One process trains. Accumulate."
+    Recorder(tmp_path / "refused").note(history)
+
+    plugin = plugin_of(tmp_path)
+
+    assert [run["id"] for run in got(plugin, "/runs")] == ["run=refused"]
+    response = get(plugin, "/prediction", run="refused")
+    assert response.status_code == 400
+    assert "One process trains. Accumulate." in json.loads(response.data)["error"]
 
 
 def test_what_a_browser_has_is_not_sent_again_and_plotlys_script_is_compressed(
