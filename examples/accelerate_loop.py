@@ -53,7 +53,6 @@ def main() -> None:
         meter.log(loss=loss)
         accelerator.print(f"epoch {epoch + 1}: {meter.noise_scale}")
     meter.close()
-    accelerator.print(f"Next: noisescale predict {arguments.log_to}")
     accelerator.end_training()
 
 

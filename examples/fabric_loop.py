@@ -56,7 +56,6 @@ def main() -> None:
         optimizer.zero_grad()  # what the epoch left over
         fabric.print(f"epoch {epoch + 1}: {meter.noise_scale}")
     meter.close()
-    fabric.print(f"Next: noisescale predict {arguments.log_to}")
     fabric.barrier()  # gloo ends cleanly where nobody leaves early
 
 

@@ -85,7 +85,6 @@ def main() -> None:
             meter.log(val_loss=val_loss)
             print(f"step {step}: val_loss {val_loss:.3f}, noise scale {meter.noise_scale}")
     meter.close()
-    print(f"Next: noisescale predict {arguments.log_to}")
 
 
 if __name__ == "__main__":

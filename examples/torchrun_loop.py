@@ -65,8 +65,6 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1}: {noise_scale}", flush=True)
     meter.close()
-    if dist.get_rank() == 0:
-        print(f"Next: noisescale predict {arguments.log_to}")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -90,8 +90,8 @@ def main(folder: Path) -> None:
 
     model = nn.Linear(8, 3)
     meter = NoiseScaleMeter(model)
-    for start in range(0, 512, 32):
-        meter.backward(model(x[start : start + 32]).square().mean(), local_batch_size=32)
+    for start in range(0, 512, 8):
+        meter.backward(model(x[start : start + 8]).square().mean(), local_batch_size=8)
         meter.step()
         model.zero_grad()
     assert meter.noise_scale.steps > 3

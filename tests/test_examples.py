@@ -157,7 +157,8 @@ def test_optimizer_sweep_prints_the_command_that_compares(
 
 
 def assert_predicted(output: str, logs: Path, unit: str = "examples") -> None:
-    name, *words = shlex.split(output.partition("Next: ")[2])
+    (command,) = re.findall(r"^Next: (.*)$", output, re.M)
+    name, *words = shlex.split(command)
     assert name == "noisescale"
     predicted = program.run(*words)
     assert "You train at batch size " in predicted

@@ -11,7 +11,7 @@ from faults import Faults
 from transformers import TrainerCallback
 from transformers_fits import fit
 
-from noisescale.hugging_face import NoiseScaleCallback
+from noisescale.hugging_face import NoiseScaleCallback, noise_scale_callback
 
 pytestmark = pytest.mark.slow
 
@@ -48,8 +48,12 @@ class Faulty(TrainerCallback):
 
 
 @pytest.mark.parametrize("accumulation", [1, 2], ids=["half", "micro_batch"])
-def test_a_fault_in_each_function_leaves_every_parameter_as_it_is(accumulation: int) -> None:
+def test_a_fault_in_each_function_leaves_every_parameter_as_it_is(
+    accumulation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = {"logging_steps": 3, "gradient_accumulation_steps": accumulation}
+    # What is said at the end is guarded as a whole, and has functions of another room.
+    monkeypatch.setattr(noise_scale_callback, "closing_lines", lambda *_: "")
     plains = {n: fit(max_steps=n, **options) for n in (STEPS, FEW, FEWEST)}
     done: set[str] = set()
     steps = STEPS

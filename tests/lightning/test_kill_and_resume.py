@@ -176,5 +176,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.numpy()
     if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
+        # The pace of measuring has the seconds of a step.
+        return {key: plain(one) for key, one in value.items() if key != "pace"}
     return [plain(one) for one in value] if isinstance(value, (list, tuple)) else value
