@@ -72,19 +72,22 @@ SHARED: Table = {
 }
 """Whether ranks train on the same examples: once in a fit."""
 
+SAID = CONSTANTS
+"""What a rank says of its pace goes to the device once after it has changed, at log steps."""
+
 FITTED: Mapping[str, Mapping[str, Table]] = {
     "Lightning": {
         "first measured": PROOF,
-        "measured": SIGNS,
+        "measured": {**SIGNS, **SAID},
         "unmeasured": NOTHING,
-        "measured, read": {**SIGNS, **ONE_READ},
+        "measured, read": {**SIGNS, **SAID, **ONE_READ},
         "unmeasured, read": ONE_READ,
     },
     "Lightning, scheduler": {
         "first measured": CONSTANTS,
         "first measured, read": COORDINATES,
         "measured": CONSTANTS,  # where the batch size has changed
-        "measured, read": ONE_READ,
+        "measured, read": {**SAID, **ONE_READ},
     },
     "Lightning, DDP, scheduler": {
         "first measured": CONSTANTS,
@@ -93,7 +96,13 @@ FITTED: Mapping[str, Mapping[str, Table]] = {
         "measured, read": {**ONE_READ, **RANKS_AGREE},
         "measured, compared": SHARED,
     },
-    "Hugging Face": {"first measured": COMPARED, "measured": NOTHING, "measured, read": ONE_READ},
+    "Hugging Face": {
+        "first measured": COMPARED,
+        "measured": SAID,
+        "unmeasured": NOTHING,
+        "measured, read": ONE_READ,
+        "unmeasured, read": ONE_READ,
+    },
 }
 """For batches of a trainer. "read": the run logs, decides or ends an epoch."""
 
