@@ -74,7 +74,8 @@ def decision_of(p: Prediction) -> Decision:
         young = "" if p.why_young in ("", "few") else f" ({p.why_young})"
         headline = f"So far, after {count(p.run.steps.sum())} steps{young}: {_lower(headline)}"
     if not position.at_end and has_decayed(p.history) and verdict != "unknown":
-        reason += f" It was measured over {_steps_in_words(p)}, while the learning rate fell."
+        over = _steps_in_words(p)
+        reason += f" The noise scale was measured over {over}, while the learning rate fell."
     return Decision(
         verdict,
         None if verdict == "unknown" else size,
@@ -109,7 +110,8 @@ def _headline_and_reason(p: Prediction, verdict: Verdict, size: int) -> tuple[st
     if verdict == "smaller":
         return f"Smaller is cheaper: {count(size)} instead of {own}.", _takes(p, size)
     halved = f"halving it likely saves {_savings(p, 'examples', 0.5)} of the {p.unit}"
-    doubled = f"doubling it likely saves {_savings(p, 'steps', 2.0)} of the steps"
+    saved = f"likely saves {_savings(p, 'steps', 2.0)} of the steps"
+    doubled = f"doubling it {saved}"
     if verdict == "keep":
         if position.verdict != "keep" and p.fastest_timed is not None:
             saves = "larger batch saves steps"
@@ -124,7 +126,7 @@ def _headline_and_reason(p: Prediction, verdict: Verdict, size: int) -> tuple[st
         takes = _takes(p, 2 * round(position.batch_size)).rstrip(".")
         return f"Not too large: {own} is no waste.", f"{takes}: this run cannot say if that pays."
     if verdict == "keep_or_smaller":
-        said = f"Not too small: {doubled.replace('it', own, 1)}."
+        said = f"Not too small: doubling {own} {saved}."
         half = count(round(position.batch_size / 2))
         return said, f"Whether {half} is cheaper, this run cannot say."
     cannot = f"Whether another batch size than {own} is better, this run cannot say."

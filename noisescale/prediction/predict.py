@@ -207,7 +207,7 @@ def _least_of_all(given: dict[str, Any]) -> Prediction:
             left += set(found[number].history.optimizers) - {*left}
         except ValueError as error:
             reasons[number] = error
-            left += [1] if left == [0] and getattr(error, "argument", "") != "run" else []
+            left += [1] if left == [0] else []
     if not found:
         raise reasons[0]
     least = min(found, key=lambda number: found[number].critical_or_least)

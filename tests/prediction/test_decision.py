@@ -14,6 +14,7 @@ from reported_runs import history
 from noisescale import History, Prediction, predict
 from noisescale.bounded import Bounded
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
+from noisescale.history.record import Recorder
 from noisescale.prediction.decision import Decision, short_verdict
 from noisescale.prediction.position import Position
 
@@ -219,3 +220,16 @@ def test_of_several_optimizers_the_one_that_allows_least_comes_first(tmp_path: P
     )
     alone = predict(history())
     assert alone.decisions == {0: alone.decision}
+
+
+def test_an_optimizer_that_is_withheld_does_not_hide_the_other(tmp_path: Path) -> None:
+    withheld = History.from_columns(history())
+    withheld.withhold("Rows are alike.")
+    Recorder(tmp_path).end(withheld)
+    log_run(tmp_path, noise_scale=300.0, optimizer=1)
+
+    p = predict(tmp_path)
+
+    assert "Rows are alike." in str(p.decisions[0])
+    assert p.decision.headline.startswith("Optimizer 1 allows least. ")
+    assert p.document().answers[0].label == "Optimizer 0"
