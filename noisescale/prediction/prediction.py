@@ -195,7 +195,7 @@ class Prediction(Answer):
                 critical, at_end = last * self.calibration.kappa, True
         sizes, which = np.unique(self.run.batch_size, return_inverse=True)
         steps = np.bincount(which, weights=self.run.steps)
-        last_size = float(self.history["batch_size"][-1])
+        last_size = float(np.median(self.history["batch_size"][-3:]))  # an epoch may end in a rest
         return Position(
             self.own_batch_size or (last_size if last_size > 0 else self.run_batch_size),
             critical,
@@ -210,6 +210,8 @@ class Prediction(Answer):
     def why_young(self) -> str:
         """Why the run is too young to tell that a smaller batch size is better; "" if it is not."""
         steps = float(self.run.steps.sum())
+        if self.second_run is not None:  # both runs reached one result
+            return ""
         if is_warming_up(self.history):
             return "in warm-up"
         if steps < SHARE_OF_YOUNG * self.history.planned_steps:

@@ -163,6 +163,9 @@ def test_batch_sizes_and_devices_of_the_run_are_named() -> None:
     reason = changed.decision.reason
     assert reason.startswith("You trained at batch sizes from 16 to 112, last at 112. ")
     assert changed.recommended_batch_size == 112
+    sizes[-1] = 40.0  # the last batch of an epoch
+    rest = predict(history(devices=1, batch_size=sizes, examples=np.cumsum(50 * sizes)))
+    assert rest.recommended_batch_size == 112
     assert "at batch size 64 on 4 devices." in predict(history(devices=4)).decision.reason
     assert (
         "measured over steps 50 to 2,000, while the learning rate fell."
