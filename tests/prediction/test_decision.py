@@ -131,6 +131,8 @@ def test_larger_pays_where_it_was_timed_and_is_kept_where_no_time_is_saved() -> 
     )
     assert "not measured" not in pays.reason
     assert (pays.batch_size, middle.batch_size, slower.batch_size) == (256, 128, 64)
+    # 0.530·0.937/0.5 = 0.993, and 1.006 at the end
+    assert timed(0.5, 0.937, 3.0).headline.startswith("Larger probably pays: 128 likely takes 0.99")
     assert slower.verdict == "keep"
     assert (
         slower.headline

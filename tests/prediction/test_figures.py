@@ -306,6 +306,8 @@ def test_savings_are_those_of_the_law_with_marks_at_what_decides() -> None:
     assert list(steps.y) == pytest.approx(expected.tolist())
     assert list(examples.y) == pytest.approx((expected * size / 64).tolist())
     assert "suggested: 128" in names(figure)
+    areas = {trace.name: max(trace.y) for trace in figure.data if ": " in (trace.name or "")}
+    assert max(examples.y) < areas["examples: likely"] < areas["examples: between the bounds"]
     assert "costly from: 400" in names(figure)
     unresolved = draw("savings", predict(history(unresolved=40)))
     assert "steps: between" in names(unresolved)
