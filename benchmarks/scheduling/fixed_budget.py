@@ -23,12 +23,15 @@ from __future__ import annotations
 
 import math
 import statistics
+import re
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -42,7 +45,15 @@ from torch import nn
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks.lib.results import saved_rows, write_results
 from benchmarks.lib.sweeping import Command, Row
-from benchmarks.lib.workloads import CONTEXT, WORKLOADS, Batch, Workload, characters, convolutions
+from benchmarks.lib.workloads import (
+    CONTEXT,
+    DATA,
+    WORKLOADS,
+    Batch,
+    Workload,
+    characters,
+    convolutions,
+)
 from noisescale import BatchSizeController, NoiseScale, NoiseScaleMeter, Plan
 from noisescale.scheduling.gate import BoundedSeesaw, Gate
 from noisescale.scheduling.learning_rate import LearningRateScaling
@@ -116,6 +127,17 @@ def autoencoder() -> nn.Module:
     return nn.Sequential(*down, nn.Linear(24, 128), nn.GELU(), nn.Linear(128, 784))
 
 
+@cache
+def words() -> tuple[Batch, Batch]:
+    """Five words or signs of Shakespeare and the next one; the 2,000 commonest have their own."""
+    text = (DATA / "tinyshakespeare/input.txt").read_text().lower()
+    found = re.findall(r"[a-z']+|[^a-z'\s]", text)
+    known = {word: index for index, (word, _) in enumerate(Counter(found).most_common(1_999))}
+    windows = torch.tensor([known.get(word, 1_999) for word in found]).unfold(0, 6, 1)
+    train, test = windows[: 9 * len(windows) // 10], windows[9 * len(windows) // 10 :]
+    return (train[:, :-1], train[:, -1]), (test[::5, :-1], test[::5, -1])
+
+
 def short_characters() -> tuple[Batch, Batch]:
     """Sequences of 8 characters of Shakespeare; 1,024 of the last tenth to test with."""
     (x, y), (test_x, test_y) = characters()
@@ -136,7 +158,51 @@ def larger_transformer() -> nn.Module:
     return CharTransformer(65, CONTEXT, width=192, layers=4, heads=6)
 
 
+def of_words() -> nn.Module:
+    """One hidden layer behind the embeddings of five words."""
+    return nn.Sequential(
+        nn.Embedding(2_000, 32),
+        nn.Flatten(),
+        nn.Linear(160, 128),
+        nn.GELU(),
+        nn.Linear(128, 2_000),
+    )
+
+
+class Logits(nn.Module):
+    """A language model of transformers that gives its logits alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(x, use_cache=False).logits
+        return logits
+
+
+def gpt2() -> nn.Module:
+    """The GPT-2 of transformers, with two layers of width 48."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": 65, "n_positions": 8, "n_embd": 48, "n_layer": 2, "n_head": 4}
+    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return Logits(GPT2LMHeadModel(GPT2Config(**sizes, **none)))
+
+
+def llama() -> nn.Module:
+    """The Llama of transformers, with two layers of width 48."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {"vocab_size": 65, "hidden_size": 48, "intermediate_size": 128, "num_hidden_layers": 2}
+    return Logits(LlamaForCausalLM(LlamaConfig(**sizes, **heads, max_position_embeddings=8)))
+
+
 OWN = {
+    "words": replace(WORKLOADS["mnist"], name="words", data=words, model=of_words),
+    "gpt2": replace(WORKLOADS["characters"], data=short_characters, model=gpt2),
+    "llama": replace(WORKLOADS["characters"], data=short_characters, model=llama),
     "1.8M characters": replace(WORKLOADS["characters"], model=larger_transformer),
     "convolutions": replace(WORKLOADS["mnist"], model=convolutions),
     "characters": replace(WORKLOADS["characters"], data=short_characters, model=small_transformer),
@@ -199,6 +265,11 @@ BUDGETS = {
             device="cuda",  # on two cores of a CPU it takes 15 hours
             taken_for_best=4,  # 8 is level with it, and 2 was trained at one learning rate
         ),
+        Budgeted("words, AdamW", "words", adamw, cosine, 120_000, 128, 0.006),
+        Budgeted("words, momentum", "words", momentum, cosine, 120_000, 64, 0.2),
+        replace(_CHARACTERS, name="characters, momentum", optimizers=momentum, first_lr=0.5),
+        replace(_CHARACTERS, name="gpt2, AdamW", of="gpt2", kept_out=True),
+        replace(_CHARACTERS, name="llama, AdamW", of="llama", examples=120_000, kept_out=True),
         Budgeted(
             "convolutions, AdamW", "convolutions", adamw, cosine, 60_000, 16, 0.004, kept_out=True
         ),
@@ -403,6 +474,25 @@ class Runs:
         return best if min(front) < best < max(front) else None
 
 
+def largest_good(front: dict[int, float]) -> float:
+    """B*: the largest fixed batch size within 0.15 % of the least loss, between those trained."""
+    limit = min(front.values()) * (1 + GOOD / 100)
+    size = max(size for size, loss in front.items() if loss <= limit)
+    larger = min((other for other in front if other > size), default=None)
+    if larger is None:
+        return float(size)
+    share = (limit - front[size]) / (front[larger] - front[size])
+    return float(size * (larger / size) ** share)
+
+
+def nearest_power(size: float) -> int:
+    """The power of two nearest to a batch size."""
+    return max(1, round(2 ** round(math.log2(size))))
+
+
+GOOD = 0.15
+"""How much larger than the least one, in percent, the loss of a good batch size may be."""
+
 SEARCHED = 2
 """Seeds of a search of the learning rate; the best one is trained with all seeds."""
 
@@ -434,7 +524,11 @@ def unsearched(runs: Runs, budget: Budgeted) -> Iterator[tuple[int, float]]:
             wanted = {budget.first_batch_size}
         else:
             best = budget.taken_for_best or min(front, key=lambda size: front[size])
-            wanted = {best // 4, best // 2, best, 2 * best, 4 * best} - {0}
+            wanted = {best // 2, best, 2 * best}
+            if min(front) < best < max(front):
+                largest = nearest_power(largest_good(front))
+                wanted |= {round(largest * 2.0**k) for k in range(-3, 4)}
+            wanted -= {0}
         missing = sorted(wanted - done)
         if not missing:
             return

@@ -60,11 +60,16 @@ class Clock(State):
 
     def ends_by(self, optimizer_steps: int) -> Literal["examples", "steps"] | None:
         """Return what ends the run first, as it goes now."""
-        by_examples = min(self._of_epochs, self._of_run)
+        by_examples = self.steps_of_examples
         if not math.isfinite(min(self.steps_of_schedules, by_examples)):
             return None
         by_steps = optimizer_steps / self._of_steps > self.time / by_examples
         return "steps" if by_steps or math.isinf(by_examples) else "examples"
+
+    @property
+    def steps_of_examples(self) -> float:
+        """Steps of the first batch size in the run; infinite if examples do not end it."""
+        return min(self._of_epochs, self._of_run)
 
     def end_with(
         self,
@@ -137,7 +142,7 @@ class Clock(State):
         return due
 
     def _share(self, optimizer_steps: int) -> float:
-        by_examples = self.time / min(self._of_epochs, self._of_run)
+        by_examples = self.time / self.steps_of_examples
         return max(by_examples, optimizer_steps / self._of_steps)
 
     @property

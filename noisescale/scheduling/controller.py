@@ -11,6 +11,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from noisescale.checks import require_positive, require_state
@@ -41,6 +42,7 @@ from noisescale.scheduling.policies import PolicyLike
 from noisescale.scheduling.policy import Progress
 from noisescale.scheduling.scaled_steps import ScaledSteps, check_betas
 from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, SchedulerOptions, Settings
+from noisescale.scheduling.training_loss import TrainingLoss
 from noisescale.state import restore, to_builtins
 
 if TYPE_CHECKING:
@@ -178,6 +180,8 @@ steps on
                 "Raise it, or start with fewer examples a step.",
             )
         self.plan_for(plan.batch_size)  # there has to be one
+        self.losses = TrainingLoss()
+        """The training loss along the run, for policies that need it."""
         self.ahead: ScheduleForecast | None = None
         """What the run's schedule does until the end, for policies; None if it does not tell."""
         self._handed_out: int | None = None  # batches of the step under way
@@ -215,8 +219,27 @@ steps on
         return self._state.progress(self._scaled.learning_rate)._replace(
             share=self.clock.share(self.steps),
             ends_by=self.clock.ends_by(self.steps),
+            examples_of_run=self._examples_of_run,
+            loss_slope=self.losses.slope if self.settings.policy.needs_loss else math.nan,
             ahead=self.ahead,
         )
+
+    @property
+    def _examples_of_run(self) -> float | None:
+        steps = self.clock.steps_of_examples
+        ends = math.isfinite(steps) and self.clock.ends_by(self.steps) == "examples"
+        return steps * self.base_batch_size if ends else None
+
+    def add_loss(self, loss: Tensor, examples: float) -> None:
+        """Add the loss of a micro-batch, for a policy that needs it.
+
+        Args:
+            loss: Its mean loss, before it is divided by the number of micro-batches or scaled.
+            examples: How much it weighs: its examples, or its tokens if the loss is a mean of them.
+        """
+        share = self.clock.share(self.steps)
+        if self.settings.policy.needs_loss and share is not None:
+            self.losses.add(loss, examples, share)
 
     @property
     def max_device_batch_size(self) -> int | None:
@@ -234,6 +257,8 @@ steps on
         """
         state = self._state
         policy = self.settings.policy
+        if (due := policy.due(self.progress)) is not None:
+            return due
         if not (self.settings.needs_noise_scale or policy.at_every_step):
             return True
         news = measured_step is None or measured_step > state.measured_step
@@ -332,6 +357,8 @@ steps on
             RuntimeError: If the ranks want different batch sizes.
         """
         noise_scale = noise_scale or NOTHING_MEASURED
+        if self.settings.policy.needs_loss and (share := self.clock.share(self.steps)) is not None:
+            self.losses.read(share)
         self._state = before = with_noise_scale(
             self.settings,
             self._state,
@@ -441,6 +468,7 @@ steps on
         return {
             **to_builtins(self._state),
             "clock": self.clock.state_dict(),
+            "losses": self.losses.state_dict(),
             "same_schedule": self._agreement.same_schedule,
             "policy": policy.state_dict(),
             "policy_kind": policy.kind,
@@ -471,6 +499,7 @@ steps on
         saved = restore(self._state, state)
         self._go_on(resume(self.settings, self.plan, saved, device_batch_size))
         self.clock.load_state_dict(state["clock"])
+        self.losses.load_state_dict(state["losses"])
         policy = self.settings.policy
         if state["policy"]:
             policy.go_on_from(state["policy"], state["policy_kind"])

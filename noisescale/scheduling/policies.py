@@ -277,6 +277,7 @@ PolicyLike = (
         "doubling",
         "seesaw",
         "bounded_seesaw",
+        "find",
         "smith",
     ]
     | Mapping[str, float]  # first, or a command line's parser makes numbers of its keys

@@ -46,6 +46,10 @@ class Progress(NamedTuple):
     ahead: ScheduleForecast | None = None
     """What the run's schedule of the learning rate does until the end, as was known at the first
     batch, for policies with `follows_schedule`; None if it does not tell."""
+    examples_of_run: float | None = None
+    """The examples of the whole run; None if they are not known, as optimizer steps end it."""
+    loss_slope: float = math.nan
+    """-d ln L/d ln E of the training loss so far, see `TrainingLoss`; NaN if it is not known."""
     first_batch_size: float | None = None
     """The batch size that the run began with, or its policy, in batches as they come now."""
     extra: Mapping[str, NoiseScale] = MappingProxyType({})
@@ -99,6 +103,8 @@ class Policy(State):
     """
     extra: type[ExtraMeasurement] | None = None
     """What the meter has to measure beside the noise scale; `Progress.extra` has it by name."""
+    needs_loss: bool = False
+    """Whether the policy needs the slope of the training loss, `Progress.loss_slope`."""
     takes_noise_scale: bool = False
     """Whether the policy gets the noise scale, resolved or not, even if it does not need one."""
     follows_schedule: bool = False
@@ -122,6 +128,10 @@ class Policy(State):
         into `Wanted`.
         """
         raise NotImplementedError
+
+    def due(self, progress: Progress) -> bool | None:
+        """Return whether to ask the policy now, by what all ranks know; None: as the flags say."""
+        return None
 
     def take(self, wanted: float) -> None:
         """Go on from an answer that the run goes by from now on."""

@@ -13,6 +13,7 @@ from torch.optim import SGD, Optimizer
 from noisescale.checks import require_bounds, require_choice, require_count, require_positive
 from noisescale.plan import Bounds, Plan
 from noisescale.refusal import Refusal, TypeRefusal
+from noisescale.scheduling.find import Find
 from noisescale.scheduling.gate import Auto, BoundedSeesaw, Gate
 from noisescale.scheduling.learning_rate import BY_NOISE_SCALE, NAMES, LearningRateScaling
 from noisescale.scheduling.policies import (
@@ -36,6 +37,7 @@ _NAMED: dict[str, Callable[[], Policy]] = {
     "seesaw": InsteadOfDecay,
     "smith": InsteadOfDecay,
     "bounded_seesaw": BoundedSeesaw,
+    "find": Find,
 }
 
 _SCALINGS: dict[str, LearningRateScaling] = {

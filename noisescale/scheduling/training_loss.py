@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The slope of a run's training loss: how fast it falls with the examples seen."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from noisescale.collectives import device_for, world_size
+from noisescale.collectors.squared_norms import wide_dtype
+from noisescale.state import State
+
+BEGINS = 0.05
+"""The share of the run from which losses count: before it they fall for other reasons."""
+
+WIDTH = 0.2
+"""The width of a slice, in the logarithm of the share of the run that is over."""
+
+LEAST_SLICES = 3
+
+
+def slice_of(share: float) -> float:
+    """Return the number of the slice that a share of the run is in: 0 begins at 5 %.
+
+    Examples:
+        >>> [slice_of(share) for share in (0.0, 0.04, 0.05, 0.1, 0.35)]
+        [-inf, -2, 0, 3, 9]
+    """
+    return math.floor(math.log(share / BEGINS) / WIDTH) if share > 0 else -math.inf
+
+
+class Slice(NamedTuple):
+    """Losses of a part of the run."""
+
+    number: int
+    """See `slice_of`."""
+    share: float
+    """The mean share of the run that was over."""
+    loss: float
+    """The mean loss of its examples."""
+
+
+class _Sums:
+    """Sums of a slice on this rank; the loss stays on its device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.loss = torch.zeros((), dtype=wide_dtype(device), device=device)
+        self.examples = self.share = 0.0
+
+
+class TrainingLoss(State):
+    """Sum up the training loss in slices of a run, on the device, and tell its slope.
+
+    Each slice has a fifth in the logarithm of the share of the run that is over. The host waits
+    only where finished slices are read, which is where the policy decides. What a slice has at a
+    checkpoint is not saved: its mean is then over the steps after the checkpoint.
+
+    Examples:
+        >>> losses = TrainingLoss()
+        >>> for step in range(200):
+        ...     losses.add(torch.tensor((step + 1) ** -0.1), 32, share=(step + 0.5) / 400)
+        >>> losses.read(share=0.5)
+        >>> round(losses.slope, 2)
+        0.1
+    """
+
+    _saved = ("_slices",)
+
+    def __init__(self) -> None:
+        self._slices: tuple[tuple[float, ...], ...] = ()
+        self._sums: dict[int, _Sums] = {}
+
+    @torch.no_grad()
+    def add(self, loss: Tensor, examples: float, share: float) -> None:
+        """Add a micro-batch.
+
+        Args:
+            loss: Its mean loss; a scalar.
+            examples: How much it weighs.
+            share: The share of the run that is over.
+        """
+        number = slice_of(share)
+        if number < 0:
+            return
+        assert isinstance(number, int)
+        sums = self._sums.get(number)
+        if sums is None:
+            sums = self._sums[number] = _Sums(loss.device)
+        sums.loss.add_(loss.detach(), alpha=examples)
+        sums.examples += examples
+        sums.share += share * examples
+
+    def read(self, share: float) -> None:
+        """Read the slices that are finished at a share of the run. All ranks have to call it."""
+        now = slice_of(share)
+        finished = sorted(number for number in self._sums if number < now)
+        if not finished:
+            return
+        sums = [self._sums.pop(number) for number in finished]
+        device = sums[0].loss.device
+        numbers = [[one.examples, one.share] for one in sums]
+        beside = torch.tensor(numbers, dtype=sums[0].loss.dtype, device=device)
+        packed = torch.cat([torch.stack([one.loss for one in sums])[:, None], beside], 1)
+        if world_size() > 1:
+            packed = packed.to(device_for(None, device))
+            dist.all_reduce(packed)
+        new = [
+            (number, over / examples, loss / examples)
+            for number, (loss, examples, over) in zip(finished, packed.tolist(), strict=True)
+        ]
+        self._slices = (*self._slices, *new)
+
+    @property
+    def slices(self) -> list[Slice]:
+        """What was read so far."""
+        return [Slice(int(number), share, loss) for number, share, loss in self._slices]
+
+    @property
+    def slope(self) -> float:
+        """-d ln L/d ln E, by least squares over the slices; NaN while it is not known.
+
+        It is not known before there are three slices, or where a loss is not positive.
+        """
+        slices = self.slices
+        if len(slices) < LEAST_SLICES or not all(0 < one.loss < math.inf for one in slices):
+            return math.nan
+        x = [math.log(one.share) for one in slices]
+        y = [math.log(one.loss) for one in slices]
+        mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+        across = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+        return -across / sum((a - mean_x) ** 2 for a in x)
