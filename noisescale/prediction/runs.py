@@ -46,10 +46,7 @@ class PredictedRuns(Answer):
         table = compare_predictions(title, [(name, x.found, x.word) for name, x in named])
         predicted = [each.run for each in self.runs if each.found]
         refused = [each.run for each in self.runs if not each.found]
-        shown = {
-            "To see the reason": refused[-1:],
-            "The full prediction of one run": predicted[-1:],
-        }
+        why, whole = "To see the reason", "The full prediction of one run"
         return Document(
             title=title,
             headline=title,
@@ -57,8 +54,8 @@ class PredictedRuns(Answer):
             tables=[replace(table, title="")],
             next=[
                 f"{what}: noisescale predict {shlex.quote(str(run))}"
-                for what, runs in shown.items()
-                for run in runs
+                for what, runs in ((why, refused), (whole, predicted))
+                for run in runs[-1:]
             ],
         )
 
