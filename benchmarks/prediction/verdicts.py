@@ -7,6 +7,9 @@ by Lightning, with a default `NoiseScaleMonitor` and seeds that the sweep had no
 B is to be `larger` (c > 3 B), `smaller` (c < B/3) or kept. Few of those sweeps have long runs, and
 few batch sizes that are too large: some are swept here to lower losses.
 
+What a second run adds needs no training: the sweeps have the steps of each seed at each batch size.
+Two of a sweep's batch sizes are taken as the two runs, and its other ones give c.
+
     python benchmarks/prediction/verdicts.py [--only "digits, SGD"] [--minutes M] [--report]
 
 Runs that are saved are not trained again, but with `--anew`, as after a change of what is measured.
@@ -28,6 +31,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -40,7 +44,7 @@ from benchmarks.lib.results import saved_rows, write_results
 from benchmarks.lib.stacked import Stepper, stepper_of, upper_median, use_plain_attention
 from benchmarks.prediction.geometries import predictions
 from benchmarks.prediction.optimizer_sweeps import WORKLOADS, Workload, sweep
-from noisescale import NoiseScaleMonitor, fit_tradeoff, predict
+from noisescale import History, NoiseScaleMonitor, fit_tradeoff, predict
 from noisescale.bounded import Bounded
 from noisescale.history.document import Document
 from noisescale.history.record import RECORD
@@ -61,6 +65,9 @@ FACTOR = 3.0
 
 SOUGHT = {"larger": 8.0, "keep": 1.0, "smaller": 1 / 8}
 """c/B of the runs of a class that are trained first."""
+
+APART = 16
+"""The batch size of a second run over that of the first, or the other way round."""
 
 LONG = 1000
 """All runs of so many steps are trained."""
@@ -139,23 +146,39 @@ class Cell(NamedTuple):
 
 def cells(rows: list[Row]) -> Iterator[Cell]:
     """Yield all trainings of enough steps of which the sweep knows what is best."""
+    for workload, swept_rows in swept_workloads(rows).items():
+        for row in swept_rows:
+            cell = cell_of(workload, row, _median_steps(row), swept_rows)
+            if cell is not None:
+                yield cell
+
+
+def swept_workloads(rows: list[Row]) -> dict[str, list[Row]]:
+    """Return the rows of each sweep."""
     of_workload: dict[str, list[Row]] = defaultdict(list)
     for row in (*saved_rows(SWEEPS), *rows):
         if row["kind"] == "sweep":
             of_workload[row["workload"]].append(row)
-    for workload, swept_rows in of_workload.items():
-        counts = {row["batch_size"]: _median_steps(row) for row in swept_rows}
-        reached = {size: count for size, count in counts.items() if count < math.inf}
-        if len(reached) < 3:
-            continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            swept = fit_tradeoff(list(reached), list(reached.values())).critical_batch_size_band()
-        for row in swept_rows:
-            size, steps = row["batch_size"], counts[row["batch_size"]]
-            certain = swept.high < math.inf or swept.low > FACTOR * size
-            if certain and FEWEST_STEPS <= steps < math.inf:
-                yield Cell(workload, size, row["lr"], round(steps), swept)
+    return of_workload
+
+
+def cell_of(workload: str, row: Row, steps: float, swept_rows: list[Row]) -> Cell | None:
+    """Return a training with c by the rows of a sweep; None if c is not known, or steps are few."""
+    counts = {other["batch_size"]: _median_steps(other) for other in swept_rows}
+    reached = {size: count for size, count in counts.items() if count < math.inf}
+    if len(reached) < 3 or not FEWEST_STEPS <= steps < math.inf:
+        return None
+    swept = swept_by(tuple(reached), tuple(reached.values()))
+    certain = swept.high < math.inf or swept.low > FACTOR * row["batch_size"]
+    return Cell(workload, row["batch_size"], row["lr"], round(steps), swept) if certain else None
+
+
+@cache
+def swept_by(sizes: tuple[int, ...], steps: tuple[float, ...]) -> Bounded:
+    """Return c by the steps at several batch sizes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return fit_tradeoff(list(sizes), list(steps)).critical_batch_size_band()
 
 
 def _median_steps(row: Row) -> float:
@@ -393,6 +416,30 @@ def judged(rows: list[Row]) -> list[Judged]:
     return found
 
 
+def judged_pairs(rows: list[Row]) -> list[Judged]:
+    """Return what two runs of each sweep say, of two seeds, where its other batch sizes give c."""
+    found = []
+    for workload, swept_rows in swept_workloads(rows).items():
+        for row, other in permutations(swept_rows, 2):
+            if other["batch_size"] not in (row["batch_size"] * APART, row["batch_size"] / APART):
+                continue
+            rest = [each for each in swept_rows if each not in (row, other)]
+            of_second = other["steps"][1:] + other["steps"][:1]  # of another seed
+            for seed, (steps, others) in enumerate(zip(row["steps"], of_second, strict=False)):
+                cell = None if steps is None else cell_of(workload, row, steps, rest)
+                if cell is not None and others is not None:
+                    second = _run_of(other["batch_size"], others)
+                    p = predict(_run_of(row["batch_size"], steps), second_run=second)
+                    found.append(Judged(cell, seed, p.position, math.nan))
+    return found
+
+
+def _run_of(batch_size: int, steps: float) -> History:
+    run = History()
+    run.append(step=steps, examples=batch_size * steps, batch_size=batch_size)
+    return run
+
+
 class Score(NamedTuple):
     """Counts of verdicts."""
 
@@ -485,6 +532,7 @@ def report(rows: list[Row]) -> list[Row]:
         told.append({"kind": "left out", "chosen_on": name, "q1": one, **score._asdict()})
     told += tell_likely("all", runs)
     told += tell_likely("without both", [r for r in runs if r.family not in ODD])
+    tell(f"two runs, at {APART} times the batch size", judged_pairs(rows), (LOWER, ONE))
     for one in sorted({LOWER, ONE}):
         told += tell_wrong(runs, rows, one)
     return told

@@ -11,7 +11,8 @@ between batches, and the noise scale is too low. Two statistics show that withou
    a lag of two. A shared draw does so at both lags alike.
 2. The intraclass correlation of log|dL/dz_i|, z_i a row at the cut: the variance between steps
    beyond that of means of rows, as a share of the whole. Successive steps are compared, as
-   training moves the mean.
+   training moves the mean: of a convolutional network at its best learning rate (AdamW, .03) it
+   moved so far in 15 steps that the correlation was .07, and of successive steps it was 0.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ class RowSimilarity:
     """
 
     def __init__(self) -> None:
-        self._rows: list[tuple[float, float, float, float]] = []
+        self._rows: list[tuple[float, float, float, float, int]] = []
+        self._gaps = 0
         self._steps: list[tuple[float, float, float]] = []
         self._compared = 0
         """Measured steps that were compared with those after them, whatever came of it."""
@@ -126,11 +128,17 @@ class RowSimilarity:
     def add_rows(self, number: float, mean: float, variance: float, *, size: float = 0.0) -> None:
         """Add the number of rows of a step, and the mean and variance of log|dL/dz_i| of them.
 
-        Only successive steps of one `size` are compared: a mean over a short batch has the gradient
-        of each row larger.
+        Only steps of one `size` are compared: a mean over a short batch has the gradient of each
+        row larger. A step without a number, or not measured (`add_gap`), lies between others.
         """
         if number >= 2 and math.isfinite(mean) and math.isfinite(variance):
-            self._rows.append((number, mean, variance, size))
+            self._rows.append((number, mean, variance, size, self._gaps))
+        else:
+            self.add_gap()
+
+    def add_gap(self) -> None:
+        """Note that the step before and the next one that is added do not follow each other."""
+        self._gaps += 1
 
     def add_steps(self, within: float, next_step: float, second_step: float) -> None:
         """Add |g_s|², and half of |Δg|² to the next step and to the one after it."""
@@ -169,17 +177,18 @@ class RowSimilarity:
     def _correlation(self) -> tuple[float, float]:
         if len(self._rows) < LOOKS[0]:
             return math.nan, math.nan
-        number, mean, variance, size = np.array(self._rows, dtype=np.float64).T
-        differences = np.diff(mean)[np.diff(size) == 0]
-        n = len(differences) + 1
-        if n < LOOKS[0] // 2:
+        number, mean, variance, size, gaps = np.array(self._rows, dtype=np.float64).T
+        compared = (np.diff(size) == 0) & (np.diff(gaps) == 0)
+        differences = np.diff(mean)[compared]
+        n = len(differences)
+        if n < LOOKS[0] // 2 - 1:
             return math.nan, math.nan
         of_means, within = (variance / number).mean(), variance.mean()
         if within < LEAST_VARIANCE:
             return math.nan, math.nan
         between = float((differences**2).mean() / 2)
         # Successive differences share means: von Neumann's count of what is independent.
-        freedom = 2 * (n - 1) ** 2 / (3 * n - 4)
+        freedom = 2 * n**2 / (2 * n + (compared[1:] & compared[:-1]).sum())
         low = between * freedom / float(chdtri(freedom, BY_CHANCE))
         return _share(between - of_means, within), _share(low - of_means, within)
 

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 
 from noisescale.history.history import History
-from noisescale.history.reading import history_in, read_document
+from noisescale.history.reading import history_in, optimizers_in, read_document
 from noisescale.history.record import RECORD
 from noisescale.history.run_files import runs_in
 from noisescale.refusal import FileRefusal, Refusal
@@ -44,9 +44,12 @@ class FollowedRun:
         """The history so far; None before the first whole row."""
         self.why_nothing = ""
         """Why there is no history, if that is known."""
+        self.optimizers: tuple[int, ...] = ()
+        """The numbers of the optimizers of which the record has something."""
         self.last_row_at: float | None = None
         """The time at which the last row was written, in seconds since the epoch."""
-        self._asked = monitor or "", optimizer
+        self.optimizer = optimizer
+        self._monitor = monitor or ""
         self._known: set[Path] = set()
         self._seen: tuple[int, int, int] | None = None
         self._find()
@@ -81,7 +84,9 @@ class FollowedRun:
         try:
             with warnings.catch_warnings():  # the last line may be under way
                 warnings.simplefilter("ignore")
-                self.history = history_in(read_document(file), self.run, *self._asked)
+                document = read_document(file)
+                self.optimizers = optimizers_in(document, self._monitor)
+                self.history = history_in(document, self.run, self._monitor, self.optimizer)
         except Refusal as error:
             if error.word not in NOT_YET:
                 raise

@@ -77,7 +77,7 @@ def runs_of(parts: dict[str, Part], unit: str, parameters: int, file: Path) -> l
             "run",
             f"be of the measured model, with {parameters} trained parameters in {unit}",
             f"{file} of {got or 'no run'}",
-            "Give the folder of the checkpoint's run as `run`, and the same `unit`.",
+            "Give the folder of the checkpoint's run as `run`, and measure in its unit.",
         )
     return found
 

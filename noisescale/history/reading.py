@@ -26,6 +26,8 @@ from noisescale.refusal import Refusal
 
 Array = NDArray[np.float64]
 
+_WAIT = "Wait until the monitor has logged once. If the run was killed before that, train it again."
+
 
 def read_run(
     path: str | PathLike[str], *, optimizer: int = 0, monitor: str | None = None
@@ -123,12 +125,17 @@ def history_in(
             stacklevel=3,
         )
     found = _history_of(runs[name], path)
-    of = (monitor_of(f"{prefix}batch_size") for prefix, _ in document.parts)
-    found.optimizers = tuple(sorted({each[1] for each in of if each and each[0] == monitor}))
+    found.optimizers = optimizers_in(document, monitor)
     file = path / RECORD
     if not runs[name].header.get("ended") and file.is_file():
         found.under_way = time.time() - file.stat().st_mtime <= usual_gap(found)
     return found
+
+
+def optimizers_in(document: Document, monitor: str) -> tuple[int, ...]:
+    """Return the numbers of the optimizers of a monitor."""
+    of = (monitor_of(f"{prefix}batch_size") for prefix, _ in document.parts)
+    return tuple(sorted({each[1] for each in of if each and each[0] == monitor}))
 
 
 def _history_of(part: Part, path: Path) -> History:
@@ -147,7 +154,7 @@ def _history_of(part: Part, path: Path) -> History:
             path,
             "have a row of the history",
             "none, as no step was measured" if found.why_nothing else "none",
-            found.why_nothing or "Wait until the monitor has logged once.",
+            found.why_nothing or _WAIT,
             word="unmeasured" if found.why_nothing else "empty",
         )
     if part.lost is not None:
@@ -185,7 +192,7 @@ def _refuse_unmeasured(document: Document, path: Path, monitor: str, optimizer: 
         path,
         "have a row of the history",
         "an empty file",
-        "Wait until the monitor has logged once.",
+        _WAIT,
         word="empty",
     )
 
@@ -248,7 +255,10 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
 
 
 def monitored_history(path: Path) -> History | None:
-    """Return what the first monitor of a run measured of its first optimizer, if there is any.
+    """Return the rows of the first monitor and optimizer of a run that have any.
+
+    Returns:
+        A history without rows, with the reason, if nothing was measured; None without a monitor.
 
     Raises:
         Refusal: If the record is damaged.
@@ -257,15 +267,17 @@ def monitored_history(path: Path) -> History | None:
     if not file.is_file():
         return None
     document = read_document(file)
-    who = min(
-        filter(None, (monitor_of(f"{of}batch_size") for of, _ in document.parts)), default=None
-    )
-    try:
-        return None if who is None else history_in(document, file.parent, *who)
-    except Refusal as refused:
-        if refused.word not in ("empty", "unmeasured"):
-            raise
-        return None
+    nothing = None
+    for who in sorted({*filter(None, (monitor_of(f"{of}batch_size") for of, _ in document.parts))}):
+        try:
+            return history_in(document, file.parent, *who)
+        except Refusal as refused:
+            if refused.word not in ("empty", "unmeasured"):
+                raise
+            if refused.word == "unmeasured" and nothing is None:
+                nothing = History()
+                nothing.why_nothing = refused.remedy
+    return nothing
 
 
 def refuse_metric(path: Path, name: str, names: Iterable[str]) -> NoReturn:

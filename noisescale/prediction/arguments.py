@@ -145,6 +145,13 @@ def checked_run(history: History) -> Segments:
             f"{size!r} examples a step up to step {step:g}",
             "Give `batch_size_fn` to the monitor if its count is wrong.",
         )
+    if not np.isfinite(history["batch_size"]).any():
+        raise Refusal(
+            "history",
+            "have a `batch_size`",
+            "none in any row",
+            "Copy the file again. In a history of your own, fill the column `batch_size`.",
+        )
     return run
 
 

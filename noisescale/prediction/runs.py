@@ -44,14 +44,19 @@ class PredictedRuns(Answer):
         title = f"{plural(len(self.runs), 'run')} in {self.folder}, the newest at the end"
         named = [(name_of(each.run, self.folder), each) for each in self.runs]
         table = compare_predictions(title, [(name, x.found, x.word) for name, x in named])
-        one = next((each for each in reversed(self.runs) if each.found), self.runs[-1])
-        what = "The full prediction of one run" if one.found else "To see the reason"
+        predicted = [each.run for each in self.runs if each.found]
+        refused = [each.run for each in self.runs if not each.found]
+        why, whole = "To see the reason", "The full prediction of one run"
         return Document(
             title=title,
             headline=title,
             answers=[],
             tables=[replace(table, title="")],
-            next=[f"{what}: noisescale predict {shlex.quote(str(one.run))}"],
+            next=[
+                f"{what}: noisescale predict {shlex.quote(str(run))}"
+                for what, runs in ((why, refused), (whole, predicted))
+                for run in runs[-1:]
+            ],
         )
 
     def to_dict(self) -> dict[str, Any]:

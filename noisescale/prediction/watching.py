@@ -57,18 +57,18 @@ def _title(run: FollowedRun) -> Text:
     if run.of_runs > 1:
         of = f"{plural(run.of_runs, 'run')} in {printable(run.path)}"
         title.append(f"\nThe newest of {of}", style="not bold dim")
+    if len(run.optimizers) > 1:
+        of = f"{', '.join(map(str, run.optimizers))}: choose one with --optimizer"
+        title.append(f"\nOptimizer {run.optimizer} of {of}", style="not bold dim")
     return title
 
 
 def _waiting(run: FollowedRun) -> str:
     if run.run is None:
-        return "Waiting for a run. There is none in this folder yet."
+        return "Waiting for a run with NoiseScaleMonitor. There is none in this folder yet."
     if run.why_nothing:
         return f"Nothing is measured. {printable(run.why_nothing)}"
-    return (
-        "Waiting for the first row of NoiseScaleMonitor. If the run has no monitor, add"
-        " `NoiseScaleMonitor()` to the callbacks of the Trainer."
-    )
+    return "Waiting for the first row of NoiseScaleMonitor."
 
 
 def _state(history: History) -> Iterator[Statement]:

@@ -73,7 +73,7 @@ def count(value: float) -> str:
         >>> count(4194304.0), count(62.754)
         ('4,194,304', '62.8')
     """
-    return f"{value:,.0f}" if value == round(value) else number(value)
+    return f"{value:,.0f}" if value % 1 == 0 else number(value)
 
 
 def bounds(band: Bounded, write: Callable[[float], str] = number) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.resources import files
@@ -99,7 +99,7 @@ class NoiseScalePlugin(Tab):
             "summary": None if said.summary is None else asdict(said.summary),
             "answers": [asdict(one) for one in said.answers],
             "tables": [asdict(table) for table in said.tables],
-            "warnings": said.doubts,
+            "warnings": [*said.doubts, *_unmeasured_optimizers(runs, measured, p)],
             "assumptions": said.assumptions,
             "next": said.next,
             "last_step": float(p.history["step"][-1]),
@@ -161,6 +161,15 @@ def _predict(runs: LoggedRuns, measured: Measured, asked: Mapping[str, str]) -> 
             price_per_device_hour=number(asked, "price"),
             calibration=number(asked, "kappa"),
         )
+
+
+def _unmeasured_optimizers(runs: LoggedRuns, measured: Measured, p: Prediction) -> Iterator[str]:
+    """Yield why further optimizers of a run were not measured: they are in no list."""
+    for optimizer in {*p.history.optimizers} - {measured.optimizer}:
+        try:
+            runs.history(measured._replace(optimizer=optimizer))
+        except ValueError as reason:
+            yield f"Optimizer {optimizer}: {reason}"
 
 
 def _drawing_of(figures: Sequence[Figure]) -> dict[str, Any]:

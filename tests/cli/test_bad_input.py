@@ -85,6 +85,8 @@ RUNS = {
     "header": HEADER.replace("0.95", '"\\u001b[31m"'),
     "later": HEADER.replace("1,", "9,"),
     "no_rows": HEADER,
+    "no_size": HEADER.replace(', "batch_size"', "")
+    + '{"of": "noise_scale/", "run": "a.1", "after": 0, "row": [1, 16]}\n',
     "other": HEADER + '{"of": "noise_scale/", "run": "b.1", "after": 0, "row": [1, 1, 1]}\n',
 }
 
@@ -181,8 +183,8 @@ predict RUN --calibration 1 --sweep x --html r.html  => `--calibration` and `--s
 predict HOSTILE                                      => `RUN` must be a folder or a file, got \x1b[
 predict [red]                                        => `RUN` must be a folder or a file, got [red]
 predict files                                        => `files` must contain a run
-predict runs --html r.html                           => `--html` must be used with one run, got 6
-predict runs --details                               => `--details` must be used with one run, got 6
+predict runs --html r.html                           => `--html` must be used with one run, got 7
+predict runs --details                               => `--details` must be used with one run, got 7
 predict runs/cell                                    => `runs/cell/noise_scale.jsonl` must have a ro
 predict runs/header                                  => `runs/header` must have a whole header
 predict runs/later                                   => `document` must be of format 1, got format 9
@@ -190,6 +192,7 @@ predict runs/other                                   => `runs/other/noise_scale.
 predict runs/no_rows/noise_scale.jsonl/b             => `RUN` must be the name of a run in runs/no_r
 ~ predict runs/[x[/]                                 => `runs/[x[/]` must have a row of the history
 predict runs/no_rows                                 => `runs/no_rows` must have a row of the histor
+predict runs/no_size                                 => `RUN` must have a `batch_size`, got none
 predict files/one.csv                                => `files/one.csv` must have the file noise_sca
 fit                                                  => Missing argument 'SWEEP'
 fit files/gone.csv                                   => `files/gone.csv` must be a CSV file

@@ -78,8 +78,10 @@ def test_the_command_at_the_end_is_whole_and_of_the_newest_run_that_is_predicted
     logs = logs.rename("my logs of " + "many " * 20)
     os.utime(next((logs / "unmeasured").iterdir()))
 
-    last = run("predict", logs).splitlines()[-1]
+    *_, reason, last = run("predict", logs).splitlines()
 
+    refusal = shlex.split(reason.partition("reason: ")[2])[1:]
+    assert "One process trains." in refused(*refusal)
     program, *words = shlex.split(last.partition(": ")[2])
     assert (program, words) == ("noisescale", ["predict", f"{logs}/a"])
     assert "Critical batch size" in run(*words)

@@ -92,6 +92,24 @@ def test_short_batches_have_another_factor_and_are_not_compared_with_others() ->
     assert not found.look().by_rows
 
 
+def test_only_successive_steps_are_compared() -> None:
+    """Between pairs of steps the mean moves far, as weights do in many steps."""
+    alike, moved, rng = RowSimilarity(), RowSimilarity(), np.random.default_rng(0)
+    for step in range(300):
+        shared, moves = rng.normal(), 10 * math.sin(step // 2)
+        own = rng.normal(size=ROWS)
+        if step % 2 == 0:
+            alike.add_gap()
+            moved.add_gap()
+        alike.add_rows(ROWS, (own + shared + moves).mean(), own.var(ddof=1))
+        moved.add_rows(ROWS, (own + moves).mean(), own.var(ddof=1))
+
+    assert moved.look().correlation == pytest.approx(0.0, abs=0.02)
+    assert not moved.look().by_rows
+    assert alike.look().correlation == pytest.approx(0.5, abs=0.1)
+    assert alike.look().by_rows
+
+
 def test_few_numbers_and_numbers_that_are_not_finite_show_nothing() -> None:
     found = drawn(0, FEWEST - 1, shared=0.9)
     found.add_rows(ROWS, math.nan, 1.0)

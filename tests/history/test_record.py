@@ -129,6 +129,8 @@ def test_what_was_trained_again_counts_once_and_so_does_what_was_abandoned(tmp_p
 
     assert read_run(tmp_path)["step"].tolist() == [10, 20, 35, 45]
     assert read_run(tmp_path)["low"].tolist() == [1.0] * 4
+    rows = second.recorder.path.read_text().count('"row"')
+    assert rows == 5 + 2  # those up to step 20 are there already
 
 
 def test_two_trainings_that_go_on_from_one_checkpoint_at_once_are_not_mixed(

@@ -125,6 +125,28 @@ def test_without_seconds_the_front_is_examples_against_steps_and_their_least() -
         assert (band.x[back], band.y[back]) == pytest.approx((steps.high * size, steps.high))
 
 
+@pytest.mark.parametrize("name", ["front", "speed-up"])
+@pytest.mark.parametrize("seconds", [0.5, UNTIMED])
+def test_what_is_likely_lies_within_the_bounds_and_around_the_line(
+    name: str, seconds: float
+) -> None:
+    timed = None if math.isnan(seconds) else times()
+    p = predict(history(seconds=seconds), [16, 64, 256], [2], step_times=timed)
+
+    figure = draw(name, p)
+
+    bounds, likely = (trace(figure, area) for area in ("between the bounds", "likely"))
+    half = len(bounds.y) // 2
+    least, low, high, most = np.array(
+        [bounds.y[:half], likely.y[:half], likely.y[: half - 1 : -1], bounds.y[: half - 1 : -1]]
+    )
+    apart = most > least * 1.01  # not at the run's own batch size
+    assert apart.any()
+    assert (least[apart] < low[apart]).all()
+    assert (low[apart] < high[apart]).all()
+    assert (high[apart] < most[apart]).all()
+
+
 def test_run_recommendation_and_critical_batch_size_are_marked() -> None:
     p = predict(history(seconds=UNTIMED, noise_scale=400.0), [64, 128])
 

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import reported_runs
+from logged_runs import log_run
 
 from noisescale import History, predict
 from noisescale.history.following import FollowedRun
+from noisescale.history.record import Recorder
 from noisescale.prediction.prediction import Prediction
 from noisescale.prediction.watching import state_of
 from noisescale.report.text import plain
@@ -106,16 +108,42 @@ def test_why_nothing_is_predicted_yet_is_said(tmp_path: Path) -> None:
     assert "not possible yet: `history` must have rows." in text
 
 
+def test_a_row_without_a_batch_size_is_shown_as_far_as_it_is_known(tmp_path: Path) -> None:
+    of = History()
+    of.append(step=40, examples=math.nan)
+
+    lines = said(followed(of, tmp_path), None).splitlines()
+
+    assert "40 (unknown examples)" in lines[1]
+    assert "unknown examples" in lines[2]
+
+
+def test_which_of_several_optimizers_is_shown_is_said_even_if_it_was_refused(
+    tmp_path: Path,
+) -> None:
+    log_run(tmp_path, optimizer=1)
+    refused = History()
+    refused.why_nothing = "One process trains. Accumulate."
+    Recorder(tmp_path).note(refused)
+
+    first, second = (FollowedRun(tmp_path, optimizer=k) for k in (0, 1))
+
+    for run in (first, second):
+        assert run.read()
+    assert "Optimizer 0 of 0, 1: choose one with --optimizer\nNothing is" in said(first, None)
+    assert "Optimizer 1 of 0, 1: choose one with --optimizer\nStep" in said(second, None)
+
+
 def test_what_is_waited_for_is_said(tmp_path: Path) -> None:
     nothing, unmeasured = (followed(None, tmp_path) for _ in range(2))
     unmeasured.why_nothing = "One process trains. Accumulate."
 
     first = said(nothing, None, "Press Ctrl-C to end.")
 
-    assert first.startswith("logs/version_3\nWaiting for the first row of NoiseScaleMonitor.")
-    assert first.endswith(" Press Ctrl-C to end.\n")
+    waiting = "Waiting for the first row of NoiseScaleMonitor. Press Ctrl-C to end.\n"
+    assert first == f"logs/version_3\n{waiting}"  # the record is there: so is a monitor
     assert "Nothing is measured. One process trains. Accumulate." in said(unmeasured, None)
-    assert "Waiting for a run." in said(FollowedRun(tmp_path), None)
+    assert "Waiting for a run with NoiseScaleMonitor." in said(FollowedRun(tmp_path), None)
 
 
 def test_names_from_files_cannot_reach_the_terminal_as_they_are(tmp_path: Path) -> None:

@@ -261,6 +261,18 @@ def test_a_run_of_which_nothing_could_be_measured_is_listed_and_says_why(tmp_pat
     assert "One process trains. Accumulate." in json.loads(response.data)["error"]
 
 
+def test_an_optimizer_that_was_refused_is_named_beside_the_other(tmp_path: Path) -> None:
+    log_run(tmp_path / "gan", rows=20)
+    history = History()
+    history.prefix, history.why_nothing = "noise_scale/optimizer_1/", "It is BFGS. Use another."
+    Recorder(tmp_path / "gan").note(history)
+
+    answer = got(plugin_of(tmp_path), "/prediction", run="gan")
+
+    assert answer["warnings"][-1].startswith("Optimizer 1: ")
+    assert answer["warnings"][-1].endswith("It is BFGS. Use another.")
+
+
 def test_what_a_browser_has_is_not_sent_again_and_plotlys_script_is_compressed(
     plugin: "NoiseScalePlugin",
 ) -> None:

@@ -254,6 +254,11 @@ class HalvesCollector(MicroBatchCollector):
         self._cuts.forget()
         super().reset()
 
+    def unhook(self) -> None:
+        """Do as `super`: a step is not measured."""
+        self._at_cut.leave_gap()
+        super().unhook()
+
     def close(self) -> None:
         """Remove all hooks."""
         self._unwatch()

@@ -162,8 +162,9 @@ class RowsAtCut:
 
     def __init__(self, found: RowSimilarity) -> None:
         self._found = found
-        self._rows: list[tuple[float, Tensor]] = []
+        self._rows: list[tuple[float, bool, Tensor]] = []
         self._sent = 0
+        self._follows = False
 
     def add(self, sq_norms: Tensor, size: float) -> None:
         """Receive |dL/dz_i|² of all rows, shape (rows,). Rows without a loss do not count."""
@@ -172,16 +173,24 @@ class RowsAtCut:
         number = some.sum()
         mean = logs.sum() / number
         variance = torch.where(some, (logs - mean).square(), 0.0).sum() / (number - 1)
-        self._rows.append((size, torch.stack([number.to(mean.dtype), mean, variance])))
+        numbers = torch.stack([number.to(mean.dtype), mean, variance])
+        self._rows.append((size, self._follows, numbers))
+        self._follows = True
+
+    def leave_gap(self) -> None:
+        """Note that a step is not measured."""
+        self._follows = False
 
     def unread(self) -> Sequence[Tensor]:
         """Return the numbers on the device."""
         self._sent = len(self._rows)
-        return [numbers for _, numbers in self._rows]
+        return [numbers for *_, numbers in self._rows]
 
     def take(self, numbers: Sequence[Sequence[float]]) -> None:
         """Receive what is in them."""
-        for (size, _), one in zip(self._rows, numbers, strict=False):
+        for (size, follows, _), one in zip(self._rows, numbers, strict=False):
+            if not follows:
+                self._found.add_gap()
             self._found.add_rows(*one, size=size)
         del self._rows[: self._sent]
 

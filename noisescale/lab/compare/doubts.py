@@ -82,6 +82,17 @@ def _runs_left_out(found: Compared) -> Iterator[str]:
         )
 
 
+def _unmeasured_runs(found: Compared) -> Iterator[str]:
+    """Name the runs whose noise scale was refused, with the reason and its remedy."""
+    refused: dict[str, list[str]] = defaultdict(list)
+    for trial in (outcome.trial for outcome in found.outcomes):
+        if trial.unmeasured:
+            refused[trial.unmeasured].append(trial.name)
+    for reason, (first, *others) in [*refused.items()][:NAMED]:
+        more = f" and {plural(len(others), 'other run')}" if others else ""
+        yield f"The noise scale of {first}{more} is not known. {reason}"
+
+
 def _unequal_searches(found: Compared) -> Iterator[str]:
     """Say where one submission was searched over many more settings than another."""
     for place, standings, _ in found.of_workloads():
@@ -297,6 +308,7 @@ def _doubts_of_sweeps(found: Compared) -> Iterator[str]:
 
 _DOUBTS = (
     _runs_left_out,
+    _unmeasured_runs,
     _unequal_searches,
     _repetitions_without_seeds,
     _words_of_runs,

@@ -136,6 +136,8 @@ class Trial:
     """False if its own study says that it failed."""
     optimizer: str = ""
     """The name of its optimizer, if known. Trials with other optimizers are no repetitions."""
+    unmeasured: str = ""
+    """Why its noise scale was not measured, or is withheld; "" if there is no such reason."""
     fault: str = ""
     """Why the trial cannot count: what is wrong with its files; "" if nothing is."""
 

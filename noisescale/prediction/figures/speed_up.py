@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from noisescale.prediction.figures.time_compute_front import hover
 from noisescale.report.colours import BLACK, BLUE, GREY, VERMILLION
 from noisescale.report.drawing import (
+    draw_area,
     draw_bounds,
     figure,
     log_axis,
@@ -60,6 +61,9 @@ def speed_up_figure(p: Prediction) -> go.Figure:
     highs = [(size, ratio.high) for size, ratio in zip(sizes, ratios, strict=True)]
     draw_bounds(drawn, p.resolved, lows, highs)
     if p.resolved:
+        likely = [(x, inverse(p.position.steps(x, p.position.likely))) for x in sizes]
+        edge = [(x, ratio.low) for x, ratio in likely]
+        draw_area(drawn, "likely", [*edge, *((x, ratio.high) for x, ratio in likely[::-1])])
         drawn.add_scatter(
             x=sizes,
             y=[ratio.value for ratio in ratios],

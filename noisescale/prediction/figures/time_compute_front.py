@@ -21,6 +21,7 @@ from noisescale.report.drawing import (
     SYMBOLS,
     Point,
     coordinates,
+    draw_area,
     draw_bounds,
     figure,
     log_axis,
@@ -151,14 +152,22 @@ def pareto(
 
 
 def _draw_band(drawn: go.Figure, p: Prediction, axes: Axes, rows: Sequence[PredictedRow]) -> None:
-    """Fill what is between the lower and the upper bounds of the rows."""
+    """Fill what is between the bounds of the rows and, over it, what is likely."""
+    sizes = [row.batch_size for row in rows]
     low, high = [axes.low(row) for row in rows], [axes.high(row) for row in rows]
     if not p.shows_hours:
-        sizes = _fine([row.batch_size for row in rows])
+        sizes = _fine(sizes)
         bands = [p.law.steps(size) for size in sizes]
         low = [(s.low * size, s.low) for s, size in zip(bands, sizes, strict=True)]
         high = [(s.high * size, s.high) for s, size in zip(bands, sizes, strict=True)]
     draw_bounds(drawn, p.resolved, low, high, line={"width": 1, "color": EDGE})
+    if _has_likely(p):  # both axes are proportional to the steps
+        steps, likely = p.position.steps, p.position.likely
+        lower = [steps(size, likely).low / steps(size).low for size in sizes]
+        upper = [steps(size, likely).high / steps(size).high for size in sizes]
+        edge = [(x * by, y * by) for (x, y), by in zip(low, lower, strict=True)]
+        back = [(x * by, y * by) for (x, y), by in zip(high, upper, strict=True)]
+        draw_area(drawn, "likely", [*edge, *reversed(back)])
 
 
 def _draw_law(drawn: go.Figure, p: Prediction) -> None:
@@ -263,15 +272,21 @@ def _finding(p: Prediction, axes: Axes) -> str:
 
 
 def _caption(p: Prediction) -> str:
+    areas = " Areas: likely and, lighter, between the bounds." if _has_likely(p) else ""
     if not p.shows_hours:
         return (
             "Steps and examples to the run's result. At the critical batch size both are twice"
-            " their fewest; beyond it a step saved costs ever more."
+            f" their fewest; beyond it a step saved costs ever more.{areas}"
         )
     return (
         "Each point is one batch size to the run's result; nearer to the lower left is better."
-        " Point at one for its whole row."
+        f" Point at one for its whole row.{areas}"
     )
+
+
+def _has_likely(p: Prediction) -> bool:
+    """Return whether what is likely is of the whole run, as the bounds are."""
+    return p.resolved and not p.position.at_end
 
 
 def _fine(sizes: Sequence[float]) -> list[float]:

@@ -58,6 +58,18 @@ def test_words_that_differ_in_each_run_may_be_names(words: str, named: bool) -> 
     assert ("another `mark`" in said) is named
 
 
+def test_a_refused_noise_scale_has_its_reason_once() -> None:
+    trials = seeds((100, 110, 120))
+    reasons = "BatchNorm. Accumulate.", "BatchNorm. Accumulate.", ""
+
+    said = warnings_of(
+        *(replace(t, unmeasured=why) for t, why in zip(trials, reasons, strict=True))
+    )
+
+    one = f"The noise scale of {trials[0].name} and 1 other run is not known."
+    assert said == f"{one} BatchNorm. Accumulate."
+
+
 def test_what_was_not_run_is_named() -> None:
     trials = on_workloads({"a": {"x": 100, "y": 100}, "b": {"x": 100}})
 

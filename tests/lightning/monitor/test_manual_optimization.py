@@ -10,11 +10,12 @@ import pytest
 import torch
 from brute_force import Expected, expected, gradient_of, micro_batch
 from fits import FEATURES, check_norms, data, fit, fit_here, loader
+from lightning.pytorch.loggers import CSVLogger
 from tiers import slow
 from torch import Tensor, nn
 from torch.utils.data import DistributedSampler
 
-from noisescale import NoiseScaleMonitor
+from noisescale import NoiseScaleMonitor, predict
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.lightning.monitor.one_loss import OneLoss
 
@@ -256,6 +257,19 @@ def test_optimizers_of_one_loss_have_one_noise_scale(recorded: list[StepNorms]) 
     assert history["examples"].tolist() == [32, 48, 64, 80, 96]
     kinds = history.optimizer
     assert (kinds.kind.name, kinds.beside.name) == ("ADAM", "SGD")
+
+
+@pytest.mark.parametrize(("module", "optimizers"), [(OfOneLoss(2), 1), (ByHand("a", "b"), 2)])
+def test_optimizers_of_one_loss_have_one_decision(
+    module: Still, optimizers: int, tmp_path: Path
+) -> None:
+    monitor, files = NoiseScaleMonitor(every_n_steps=1), CSVLogger(tmp_path)
+
+    fit_here(monitor, model=module, train_loader=loader(BATCH_SIZE, 800), logger=files, **LOGGED)
+
+    found = predict(tmp_path)
+    assert [*found.decisions] == [*range(optimizers)]
+    assert ("allows least" in found.decision.headline) is (optimizers > 1)
 
 
 class Critic(Gan):

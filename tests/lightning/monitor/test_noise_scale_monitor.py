@@ -12,7 +12,18 @@ import pytest
 import pytorch_lightning
 import torch
 from brute_force import expected, gradient_of, micro_batch, whole
-from fits import NotFinite, both_loggers, data, fit, fit_here, loader, loss_of, network
+from fits import (
+    FEATURES,
+    NotFinite,
+    both_loggers,
+    classifier,
+    data,
+    fit,
+    fit_here,
+    loader,
+    loss_of,
+    network,
+)
 from lightning.pytorch.loggers import CSVLogger
 from refused import refused
 from tiers import slow
@@ -293,6 +304,22 @@ def test_the_last_step_of_the_fit_is_known(limits: dict[str, Any], last: int) ->
 
     assert monitor.meter is not None
     assert monitor.meter.last_step == fitting.global_step == last
+
+
+def test_a_monitor_that_is_followed_measures_more_and_says_what_follows_if_it_cannot() -> None:
+    measured = []
+    for followed in (False, True):
+        monitor = NoiseScaleMonitor()
+        if followed:
+            monitor.follow(consequence="The batch size stays.")
+        fit_here(monitor, train_loader=loader(8, 8 * 100), log_every_n_steps=10)
+        measured.append(monitor.meters[0].meter.measured_steps)
+    normalized = classifier(net=torch.nn.Sequential(torch.nn.BatchNorm1d(FEATURES), network()))
+    monitor.follow(consequence="The batch size stays.")
+    with pytest.warns(UserWarning, match=r"Training goes on.* The batch size stays\."):
+        fit_here(monitor, model=normalized, train_loader=loader(8, 80))
+
+    assert measured[0] < measured[1] < 50
 
 
 def test_a_trainer_that_never_logs_keeps_its_loggers_empty(tmp_path: Path) -> None:

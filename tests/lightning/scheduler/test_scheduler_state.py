@@ -85,11 +85,15 @@ def rates_of_cosine(*steps: int) -> Any:
     return pytest.approx([0.05 * (1 + math.cos(math.pi * step / 24)) for step in steps], rel=1e-9)
 
 
-def test_from_examples_to_steps_a_run_goes_on_from_where_its_schedule_is(half: Path) -> None:
+@pytest.mark.parametrize("policy", [{0: 4, 2: 8, 9: 4}, {0: 4, 13: 2}])
+def test_from_examples_to_steps_a_run_goes_on_from_where_its_schedule_is(
+    half: Path, policy: dict[int, int]
+) -> None:
+    """An epoch may then have more steps than at the first batch size."""
     rates(scheduler(), epochs=2, save=half)
 
     with pytest.warns(UserWarning, match="ended before the run|counts optimizer steps"):
-        resumed = rates(scheduler(progress="steps", policy={0: 4, 2: 8, 9: 4}), goes_on=half)
+        resumed = rates(scheduler(progress="steps", policy=policy), goes_on=half)
 
     assert resumed == rates_of_cosine(*range(12, 12 + len(resumed)))
 

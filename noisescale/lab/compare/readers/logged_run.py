@@ -101,17 +101,17 @@ def read_logged_run(run: Path, below: Path, metric: str, submission: str | None)
     history = monitored_history(run)
     logged_at, values, logged_seconds = log.metric(metric)
     last = mark_last(logged_at)
-    behind = float(of_lightning) if history is None else steps_behind(history)
+    behind = float(of_lightning) if not history else steps_behind(history)
     at = logged_at[last] + behind
     batch_size, learning_rate = found.batch_size, found.learning_rate
     examples = seconds = None
-    doubtful = {"steps"} if counts_calls and history is None else set[str]()
+    doubtful = {"steps"} if counts_calls and not history else set[str]()
     if np.isfinite(logged_seconds).any():  # clocks may be set back
         seconds = np.fmax.accumulate(logged_seconds[last])
         doubtful.add("seconds")
         if (seconds < 0).any():  # to before the run began, which says nothing of its time
             seconds = None
-    if history is not None:
+    if history:
         batch_size = _only_batch_size(history["batch_size"])
         examples = _interpolate(at, history["step"], history["examples"], history["batch_size"][-1])
         trained = _training_time(at, history)
@@ -140,6 +140,7 @@ def read_logged_run(run: Path, below: Path, metric: str, submission: str | None)
         hyperparameters=MappingProxyType(dict(found.others)),
         optimizer=found.optimizer,
         doubtful_clocks=frozenset(doubtful),
+        unmeasured="" if history is None else history.why_nothing or history.withheld,
     )
     return Found([trial], lambda: log.names)
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from logged_runs import record
+from logged_runs import log_run, record
 from refused import refused
 
 from noisescale.extras import MissingExtraError
+from noisescale.history.history import History
+from noisescale.history.record import Recorder
 from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.reading import read_trials
 
@@ -148,6 +150,24 @@ def test_examples_and_training_time_are_those_of_the_monitor(tmp_path: Path) -> 
     assert trial.measurements.seconds == pytest.approx([3 * 5, 60, 60 + 10, 80 + 40 + 40])
     assert math.isnan(trial.batch_size)
     assert trial.learning_rate == 0.5
+
+
+def test_a_run_that_was_refused_says_why_and_an_optimizer_that_was_not_has_its_rows(
+    tmp_path: Path,
+) -> None:
+    refusal = History()
+    refusal.why_nothing = "One process trains. Accumulate."
+    Recorder(tmp_path).note(refusal)
+    write_events(tmp_path, LOSSES)
+    nothing = read_one(tmp_path)
+
+    log_run(tmp_path, optimizer=1)
+    (second,) = read_trials(tmp_path, "noise_scale/optimizer_1/simple")
+
+    assert nothing.unmeasured == "One process trains. Accumulate."
+    assert math.isnan(nothing.batch_size)
+    assert second.batch_size == 64
+    assert second.unmeasured == ""
 
 
 @pytest.mark.parametrize(
