@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether it is noticed that rows of a batch are alike: false alarms, and how soon each is seen.
 
-Each training of `_alike_tasks.py` measures every fourth step by halves, or by two or more
-micro-batches. After 30, 100 and 300 measured steps the row has the statistics of
+Each training of `_alike_tasks.py` measures two successive steps of eight by halves, or by two or
+more micro-batches. After 30, 100 and 300 measured steps the row has the statistics of
 `noisescale.estimation.row_similarity`, and whether they say that small batches are alike. In the
 sound trainings that is a false alarm. By micro-batches it is one wherever each has its own draw.
 
@@ -32,6 +32,7 @@ from benchmarks.accuracy._alike_tasks import SOUND, UNSOUND, Task
 from benchmarks.lib.results import saved_rows, write_results
 from noisescale import NoiseScaleMeter
 from noisescale.collectors import steps_apart
+from noisescale.meter.cadence import Cadence
 
 NAME = "accuracy/alike"
 EVERY = 4
@@ -54,6 +55,11 @@ SETTINGS = [
 """Optimizer, batch size and learning rate; the last rate is at the edge of stability or beyond."""
 
 
+def in_pairs(_: Cadence, step: int, *__: Any) -> bool:
+    """Measure two successive steps of eight, as the default measures two of thirty, say."""
+    return (step - 1) % (2 * EVERY) < 2
+
+
 def train(
     task: Task, optimizer: str, rows: int, rate: float, seed: int, looks: int, micro: int
 ) -> Any:
@@ -61,7 +67,7 @@ def train(
     torch.manual_seed(seed)
     generator, model = torch.Generator().manual_seed(seed + 1), task.make()
     stepping = OPTIMIZERS[optimizer](model.parameters(), rate)
-    meter = NoiseScaleMeter(model, every_n_steps=EVERY)
+    meter = NoiseScaleMeter(model)
     found: list[dict[str, Any]] = []
     collector: Any = meter._capture.collector
     similarity = collector._apart.found
@@ -131,7 +137,10 @@ def main() -> None:
         if (task.name, optimizer, size, seed, micro) in done:
             continue
         # The verdict would end the measurement.
-        with patch.object(steps_apart.RowSimilarity, "is_due", False):
+        with (
+            patch.object(steps_apart.RowSimilarity, "is_due", False),
+            patch.object(Cadence, "due", in_pairs),
+        ):
             found = train(task, optimizer, size, rate, seed, options.looks, micro)
         of = {"task": task.name, "optimizer": optimizer, "rows": size, "rate": rate, "seed": seed}
         seconds = round(time.perf_counter() - begun, 1)

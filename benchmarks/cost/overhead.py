@@ -333,14 +333,13 @@ def settings(arguments: argparse.Namespace) -> Iterator[Setting]:
             ranks = family.ranks
             if ranks > 1 and arguments.device == "cuda":
                 ranks = max(2, gpus)
-            # A block of a transformer has 12 w² parameters. In steps of 32, rounded up.
-            squares = 4 * 12 if family.context else LAYERS
+            # In steps of 32, rounded up.
             yield Setting(
                 family=name,
                 device=arguments.device,
                 backend="nccl" if arguments.device == "cuda" and gpus >= ranks else "gloo",
                 ranks=ranks,
-                width=32 * math.ceil(math.sqrt(size * 1e6 / squares) / 32),
+                width=32 * math.ceil(math.sqrt(size * 1e6 / LAYERS) / 32),
                 rank_batch_size=rank_batch_size,
                 rounds=arguments.rounds,
                 bf16=arguments.bf16,

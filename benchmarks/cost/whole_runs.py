@@ -181,8 +181,8 @@ def is_resolved(name: str, ratio: float, seed: int) -> list[bool]:
     estimator, cadence, spent = NoiseScaleEstimator(), Cadence("auto"), NOTHING
     found = []
     for step in range(1, max(LENGTHS) + 1):
-        if due := cadence.due(step, spent, way.cost):
-            spent = spent.plus(due, way.cost)
+        if cadence.due(step, spent, way.cost):
+            spent = spent.plus(way.cost)
             small, big = step_norms(setting, truth, rng, 32 // way.parts)
             moments = gradient_moments(small, big, small_batch=32 / way.parts, big_batch=32)
             estimator.update(moments, 32, step)

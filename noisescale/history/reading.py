@@ -152,8 +152,8 @@ def _history_of(part: Part, path: Path) -> History:
     if not len(found):
         raise Refusal(
             path,
-            "have a row of the history",
-            "none, as no step was measured" if found.why_nothing else "none",
+            "have measured steps" if found.why_nothing else "have a row of the history",
+            "none",
             found.why_nothing or _WAIT,
             word="unmeasured" if found.why_nothing else "empty",
         )

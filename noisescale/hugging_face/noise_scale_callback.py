@@ -287,15 +287,15 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         trainer_access.hand_over_records(self, self._records, self._guard)
 
     @never_ends_training
-    def on_train_end(self, *_: Any, **__: Any) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, *_: Any, **__: Any) -> None:
         for logged in self.meters:
             logged.end()
         trainer_access.hand_over_records(self, self._records, self._guard)
-        if records := self._records:
+        if state.is_world_process_zero:
             with self._guard("The verdict was not printed"):
-                histories = [logged.history for logged in self.meters]
-                said = closing_lines(histories, records[0].parent)
-                tqdm.write(f"NoiseScaleCallback: {said}")
+                name = type(self).__name__
+                if said := closing_lines(self._histories, self._folder, host=name):
+                    tqdm.write(f"{name}: {said}")
         self._stop(interrupted=False)
         for callbacks in trainer_access.lists_with(self):
             print_all(callbacks)

@@ -97,6 +97,16 @@ class MeasuringCallback(ABC):
         """The files in which the histories are recorded; on other ranks there are none."""
         return list(dict.fromkeys(path for logged in self.meters for path in logged.records))
 
+    @property
+    def _histories(self) -> list[History]:
+        """The history of each optimizer, or one without rows that says why there is none."""
+        return [logged.history for logged in self.meters] or [self._empty_history()]
+
+    @property
+    def _folder(self) -> Path | None:
+        """The first folder with the record of this run, if there is one."""
+        return next((record.parent for record in self._records), None)
+
     def _empty_history(self) -> History:
         """Return a history without rows, and why it has none."""
         history = History(unit=self._options.unit, confidence=self._options.confidence)

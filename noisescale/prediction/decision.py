@@ -16,7 +16,7 @@ from noisescale.bounded import Bounded
 from noisescale.history.optimizers import has_decayed
 from noisescale.prediction.position import Verdict
 from noisescale.prediction.second_run import informative_batch_size
-from noisescale.report.numbers import count, number, plural, two_digits
+from noisescale.report.numbers import count, plural, two_digits
 
 if TYPE_CHECKING:
     from noisescale.prediction.prediction import Prediction
@@ -232,9 +232,9 @@ def _next_steps(p: Prediction, verdict: Verdict, size: int) -> Sequence[str]:
 
 
 def _how_to_resolve(p: Prediction, run: str) -> str:
-    """Return how the noise scale gets known: at frozen weights or, without any, by a second run."""
-    checkpoint = _last_checkpoint(p.history.source)
-    if checkpoint is not None:
+    """Return how the noise scale gets known: at frozen weights if these decide, or by two runs."""
+    decides = p.end_may_decide and p.look is None
+    if decides and (checkpoint := _last_checkpoint(p.history.source)) is not None:
         took = _seconds_to_measure(p)
         about = "" if took is None else f" (about {took})"
         return (
@@ -269,7 +269,7 @@ def _seconds_to_measure(p: Prediction) -> str | None:
     b = scale.value if math.isfinite(scale.value) else scale.low
     noise = b / p.position.batch_size if math.isfinite(b) else 1.0
     took = seconds * max(LEAST_MEASURED, MEASURED_BATCHES * noise)
-    return f"{number(float(f'{min(took, MOST_SECONDS):.1g}'))} s"
+    return f"{count(max(float(f'{min(took, MOST_SECONDS):.1g}'), 1.0))} s"
 
 
 def _how_to_time(p: Prediction, run: str) -> str:

@@ -91,11 +91,13 @@ def warnings_about(p: Prediction) -> list[str]:
             " Measure a run at a nearer batch size."
         )
     middle = p.critical_or_least
-    near = run.batch_size.min() / FAR <= middle <= run.batch_size.max() * FAR
+    least = 0.0 if not p.resolved else run.batch_size.min() / FAR  # a lower bound is no size
+    near = least <= middle <= run.batch_size.max() * FAR
     if not (far or near) and middle > 0 and p.second_run is None:
+        size = f"{'' if p.resolved else 'at least '}{middle:,.4g} {p.unit}"
         found.append(
-            f"The critical batch size, {middle:,.4g} {p.unit}, is more than {FAR:g} times off the"
-            " run's own: batch sizes around it are not shown. So far off, a learning rate at which"
+            f"The critical batch size, {size}, is more than {FAR:g} times off the run's own:"
+            " batch sizes around it are not shown. So far off, a learning rate at which"
             " the law holds may not exist. Measure a run at a nearer batch size."
         )
     best = p.recommended

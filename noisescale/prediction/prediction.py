@@ -178,6 +178,13 @@ class Prediction(Answer):
     def _last(self, column: str) -> float:
         return float(self.history[column][-1])
 
+    @property
+    def end_may_decide(self) -> bool:
+        """Whether the noise scale at the end of the run may stand for that of the whole run."""
+        critical = self.critical_batch_size
+        known = math.isfinite(critical.value) and math.isfinite(critical.high)
+        return not known and self.calibration.is_theory and not has_decayed(self.history)
+
     @cached_property
     def position(self) -> Position:
         """Where the batch size of the run stands against the critical one.
@@ -188,8 +195,7 @@ class Prediction(Answer):
         the noise scale is largest at the end.
         """
         critical, at_end = self.critical_batch_size, False
-        known = math.isfinite(critical.value) and math.isfinite(critical.high)
-        if not known and self.calibration.is_theory and not has_decayed(self.history):
+        if self.end_may_decide:
             last = self.noise_scale_now if self.look is None else self.look.bounds
             if math.isfinite(last.value) and math.isfinite(last.high):
                 critical, at_end = last * self.calibration.kappa, True

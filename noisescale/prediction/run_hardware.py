@@ -90,7 +90,8 @@ def _device_batches(history: Mapping[str, Array], mean: Array) -> Array:
     """Return the examples that a device had at once in the steps of each segment.
 
     If a segment has the short last batch of an epoch, its mean is less than the batch size of its
-    other steps. Then it is the batch size of its row, if several rows have that batch size.
+    other steps. Then it is the batch size of its row, if several rows have that batch size. If the
+    row is of that short batch, its fewer micro-batches are not those of the other steps: NaN.
 
     Args:
         history: The run.
@@ -100,7 +101,9 @@ def _device_batches(history: Mapping[str, Array], mean: Array) -> Array:
     _, which, rows = np.unique(logged, return_inverse=True, return_counts=True)
     again = (rows > 1)[which.ravel()] | (len(logged) == 1)
     short = again & (mean <= logged) & (logged <= ONE_SIZE * mean)
-    shares = _column_or(history, "devices", 1.0) * _column_or(history, "accumulation", 1.0)
+    accumulation = _column_or(history, "accumulation", 1.0)
+    rest = (logged * ONE_SIZE < mean) & (accumulation < accumulation.max())
+    shares = _column_or(history, "devices", 1.0) * np.where(rest, math.nan, accumulation)
     return np.where(short, logged, mean) / shares
 
 
@@ -128,7 +131,7 @@ def _of_one_size(sizes: Array) -> Array:
 
 def largest_device_batch(history: Mapping[str, Array], run: Segments) -> float:
     """Return the most examples that a device had at once in a run, in steps of a usual size."""
-    return float(_device_batches(history, run.batch_size).max())
+    return float(np.nanmax(_device_batches(history, run.batch_size)))
 
 
 def own_batch_size(history: Mapping[str, Array], run: Segments) -> float | None:

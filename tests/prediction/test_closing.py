@@ -29,5 +29,27 @@ def test_of_several_optimizers_each_has_a_line_and_what_is_not_known_has_its_rea
 
     assert first == "Optimizer 0: Keep 64."
     assert second == "Optimizer 1: Not known. Rows are alike."
-    assert third == "Optimizer 2: Not known. BatchNorm couples the rows."
+    assert third == "Optimizer 2: Not measured. BatchNorm couples the rows."
     assert fourth.startswith("Optimizer 3: Not known. ")
+
+
+def test_without_a_record_the_callback_itself_is_asked() -> None:
+    run = History.from_columns(history())
+
+    said = closing_lines([run], None, host="NoiseScaleMonitor")
+
+    assert said.splitlines() == [
+        "Keep 64.",
+        "Next: print(noisescale.predict(x).to_text()), where x is this NoiseScaleMonitor: no logger"
+        " kept a record",
+    ]
+
+
+def test_where_no_answer_is_known_no_command_is_named_that_would_fail() -> None:
+    refused = History()
+    refused.why_nothing = "BatchNorm couples the rows. Accumulate."
+
+    said = closing_lines([refused], Path("a"))
+
+    assert said == "Not measured. BatchNorm couples the rows. Accumulate."
+    assert not closing_lines([History()], None)

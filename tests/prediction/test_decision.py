@@ -13,6 +13,7 @@ from reported_runs import history
 
 from noisescale import History, Prediction, predict
 from noisescale.bounded import Bounded
+from noisescale.history.looks import Look
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.history.record import Recorder
 from noisescale.prediction.decision import Decision, short_verdict
@@ -189,8 +190,25 @@ def test_what_resolves_it_is_the_next_step(tmp_path: Path) -> None:
     first = replace(p).decision.next[0]
 
     # a hundred batches for each of the noise scale's, at 80 and 64, of half a second
-    assert "(about 60.0 s)" in first
+    assert "(about 60 s)" in first
     assert first.endswith(f"noisescale measure train.py:make --checkpoint {checkpoint}")
+
+
+@pytest.mark.parametrize("why", ["fell", "one-sided", "measured"])
+def test_a_checkpoint_that_would_not_decide_is_not_measured(why: str, tmp_path: Path) -> None:
+    rate = np.linspace(1.0, 0.0 if why == "fell" else 1.0, 40)
+    columns = {} if why == "one-sided" else {"unresolved": 40}
+    p = predict(history(high=900, noise_scale=200.0, learning_rate=rate, **columns))
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.ckpt").touch()
+    p.history.source = tmp_path
+    if why == "measured":  # from 0.4 to 4,000
+        p.history.looks = (Look(20.0, 40.0, 0.4, 4e3, 0.95, "examples", 30, "a.ckpt", 7, 1.0),)
+
+    found = p.decision
+
+    assert found.verdict in ("unknown", "keep_or_larger")
+    assert found.next[0].endswith(f"noisescale predict {tmp_path} --second-run RUN2")
 
 
 @pytest.mark.parametrize(("noise_scale", "size"), [(300.0, 128), (3.0, 16)])

@@ -20,6 +20,17 @@ def statements(p: Prediction) -> dict[str, Statement]:
     return {one.label: one for one in p.document().answers}
 
 
+@pytest.mark.parametrize(("low", "high", "far"), [(0.5, 5e3, False), (900.0, math.inf, True)])
+def test_a_lower_bound_far_below_the_batch_size_is_not_called_a_size(
+    low: float, high: float, far: bool
+) -> None:
+    p = predict(history(noise_scale=math.nan, low=low, high=high), [64])
+
+    assert not p.resolved
+    assert any("size, at least 900 examples, is more than 8 times" in s for s in p.warnings) == far
+    assert far or not any("8 times" in warning for warning in p.warnings)
+
+
 def timed(*timings: StepTiming, **run: float) -> dict[str, Statement]:
     """Of a run with these step times."""
     return statements(predict(history(**run), step_times=fit_step_time(timings)))

@@ -60,6 +60,19 @@ def test_a_configuration_counts_from_a_twentieth_of_the_steps_on() -> None:
         assert len(timings_of(history(batch_size=size))) == known
 
 
+def test_the_short_batch_that_ends_an_epoch_lends_no_row_its_fewer_micro_batches() -> None:
+    """Every eighth row is of a lone rest of 4 examples; nine steps of its ten had two of 32."""
+    rest = np.arange(100) % 8 == 7
+    run = history(accumulation=np.where(rest, 1.0, 2.0))
+    run["batch_size"] = np.where(rest, 4.0, 64.0)
+    run["examples"] = np.cumsum(np.where(rest, 9 * 64 + 4, 640))
+
+    assert timings_of(run) == [StepTiming(16, 2, devices=2, nodes=1, seconds=0.1)]
+    p = predict(run)
+    assert p.hardware.max_device_batch_size == 16
+    assert p.fastest_timed is None
+
+
 def test_rows_that_were_not_timed_are_left_out() -> None:
     seconds = np.where(np.arange(100) < 30, math.nan, 0.1)
     seconds[30:80] = 0

@@ -581,10 +581,10 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 self._log(trainer, logged, step, at_end=True)
             logged.end()
         self._hand_over(trainer)
-        if (records := self._records) and not self._report:
-            histories = [logged.history for logged in self.meters]
-            said = closing_lines(histories, records[0].parent)
-            trainer_access.rank_zero_info(f"NoiseScaleMonitor: {said}")
+        if trainer.is_global_zero and not self._report:
+            name = type(self).__name__
+            if said := closing_lines(self._histories, self._folder, host=name):
+                trainer_access.rank_zero_info(f"{name}: {said}")
 
     @never_ends_training
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import lightning.pytorch as L
 import pytest
 import pytorch_lightning
-from fits import fit, fit_here, loader
+from fits import CLASSES, FEATURES, classifier, fit, fit_here, loader
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tiers import slow
+from torch import nn
 
 from noisescale import History, NoiseScaleMonitor
 from noisescale.guard import Guard
@@ -51,6 +52,30 @@ def test_without_a_report_a_fit_ends_with_two_lines(
     fit_here(monitor, train_loader=loader(10, 200), logger=CSVLogger(tmp_path, "", ""))
 
     assert said[-1] == f"NoiseScaleMonitor: {closing_lines([monitor.history], tmp_path)}"
+
+
+def test_a_fit_without_a_logger_ends_with_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(trainer_access, "rank_zero_info", said.append)
+    monitor = NoiseScaleMonitor(every_n_steps=1)
+
+    fit_here(monitor, train_loader=loader(10, 200))
+
+    line = closing_lines([monitor.history], None, host="NoiseScaleMonitor")
+    assert said[-1] == f"NoiseScaleMonitor: {line}"
+    assert "Next: print(noisescale.predict(x)" in line
+
+
+def test_a_fit_that_is_not_measured_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(trainer_access, "rank_zero_info", said.append)
+    net = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES))
+
+    with pytest.warns(UserWarning, match="nothing to measure"):
+        fit_here(NoiseScaleMonitor(), model=classifier(net=net), train_loader=loader(10, 200))
+
+    assert said[-1].startswith("NoiseScaleMonitor: Not measured. The rows of a batch must not")
+    assert "accumulate_grad_batches=2" in said[-1]
 
 
 def test_one_optimizer_that_tells_nothing_leaves_the_others_their_pages(tmp_path: Path) -> None:
