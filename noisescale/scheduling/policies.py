@@ -179,6 +179,42 @@ class Given(Policy):
         return Wanted(self._sizes[last], f"scheduled from {self._begins[last]:g} {self._by} on")
 
 
+class GivenByShare(Policy):
+    """A ramp: shares of the run's batch size, each from a share of the run on.
+
+    Args:
+        shares: A mapping from the share of the run that is over to the share of the batch size that
+            the learning rate was chosen for.
+
+    Examples:
+        >>> ramp = GivenByShare({0.0: 1 / 4, 0.03: 1 / 2, 0.1: 1.0})
+        >>> of = Progress(0, 0.0, base_batch_size=1024)
+        >>> [float(ramp(None, Plan(1024, 1), of._replace(share=x))) for x in (0, 0.03, 0.5)]
+        [256.0, 512.0, 1024.0]
+
+    References:
+        `"nanochat"`: karpathy/nanochat, pull request 851.
+    """
+
+    needs_a_cap = False
+    at_every_step = by_reduced_values = True
+
+    def __init__(self, shares: Mapping[float, float]) -> None:
+        self._begins, self._shares = zip(*sorted(shares.items()), strict=True)
+
+    def __call__(self, noise_scale: object, plan: Plan, progress: Progress) -> Wanted:
+        """Return the share of the batch size that has begun last."""
+        if progress.share is None:
+            return Wanted(plan.batch_size, "the end of the run is not known")
+        last = bisect_right(self._begins, progress.share) - 1
+        size = self._shares[last] * progress.base_batch_size
+        return Wanted(size, f"from {100 * self._begins[last]:g} % of the run on")
+
+
+NANOCHAT = {0.0: 1 / 4, 0.03: 1 / 2, 0.1: 1.0}
+"""A quarter of the batch in the first 3 % of the tokens, half of it in the next 7 %."""
+
+
 class InsteadOfDecay(Policy):
     """Grow the batch when the run's own schedule lowers the learning rate.
 
@@ -229,12 +265,12 @@ class InsteadOfDecay(Policy):
         return self._batch_size or progress.first_batch_size or plan.batch_size
 
 
-_SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
-_COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([kKmMbB]?)")
+_SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+_COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([kKmMbBtT]?)")
 
 
 def count_of(text: str) -> int | None:
-    """Return a number that may have the suffix k, M or B; None if the text is none.
+    """Return a number that may have the suffix k, M, B or T; None if the text is none.
 
     Examples:
         >>> count_of("1.5M"), count_of("200"), count_of("many")
@@ -245,7 +281,7 @@ def count_of(text: str) -> int | None:
 
 
 def given_by_examples(batch_sizes: Mapping[str, float]) -> Given:
-    """Return a schedule by the examples that were seen, from numbers with a suffix k, M or B.
+    """Return a schedule by the examples that were seen, from numbers with a suffix k, M, B or T.
 
     Raises:
         ValueError: If a key is no such number, or a batch size is not positive.
@@ -268,6 +304,33 @@ def given_by_examples(batch_sizes: Mapping[str, float]) -> Given:
     return Given(parsed, by="examples")
 
 
+def given_in_words(schedule: str) -> Given:
+    """Return a schedule by examples from the words of Megatron's `--step-batch-size-schedule`.
+
+    Batch sizes and thresholds are in one unit, that of the run's batch sizes: examples, or tokens.
+
+    Raises:
+        ValueError: If it is none, or does not begin at 0.
+
+    Examples:
+        >>> ramp = given_in_words("0:768 250B:1536")
+        >>> [float(ramp(None, Plan(64, 1), Progress(1, n))) for n in (0, 250e9)]
+        [768.0, 1536.0]
+    """
+    batch_sizes: dict[str, float] = {}
+    for entry in schedule.split():
+        since, _, size = entry.partition(":")
+        if count_of(since) is None or not count_of(size):
+            raise Refusal("policy", _ENTRIES, repr(entry), _WRITE_WORDS)
+        batch_sizes[since] = float(count_of(size) or 0)
+    if not any(count_of(since) == 0 for since in batch_sizes):
+        raise Refusal("policy", "begin at 0 examples", repr(schedule), _WRITE_WORDS)
+    return given_by_examples(batch_sizes)
+
+
+_ENTRIES = "have entries of examples and a batch size, as 250k:128"
+_WRITE_WORDS = 'Write, for example, "0:64 500k:128 2M:256".'
+
 PolicyLike = (
     Literal[
         "auto",
@@ -278,10 +341,12 @@ PolicyLike = (
         "seesaw",
         "bounded_seesaw",
         "find",
+        "nanochat",
         "smith",
     ]
     | Mapping[str, float]  # first, or a command line's parser makes numbers of its keys
     | Mapping[int, float]
     | Callable[[NoiseScale, Plan, Progress], float]
+    | str  # "0:64 500k:128"; last, or a command line's parser takes all of the above for it
 )
 """What users can give as a policy."""

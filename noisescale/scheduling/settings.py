@@ -17,14 +17,17 @@ from noisescale.scheduling.find import Find
 from noisescale.scheduling.gate import Auto, BoundedSeesaw, Gate
 from noisescale.scheduling.learning_rate import BY_NOISE_SCALE, NAMES, LearningRateScaling
 from noisescale.scheduling.policies import (
+    NANOCHAT,
     DoublingRule,
     Given,
+    GivenByShare,
     InsteadOfDecay,
     NormTestRule,
     PolicyLike,
     RatioRule,
     TradeoffRule,
     given_by_examples,
+    given_in_words,
 )
 from noisescale.scheduling.policy import FunctionPolicy, Policy
 
@@ -38,6 +41,7 @@ _NAMED: dict[str, Callable[[], Policy]] = {
     "smith": InsteadOfDecay,
     "bounded_seesaw": BoundedSeesaw,
     "find": Find,
+    "nanochat": lambda: GivenByShare(NANOCHAT),
 }
 
 _SCALINGS: dict[str, LearningRateScaling] = {
@@ -175,7 +179,9 @@ def scaling_for(optimizers: Iterable[Optimizer], *, measured: bool) -> LearningR
 
 def _policy_of(policy: PolicyLike) -> Policy:
     if isinstance(policy, str):
-        otherwise = ", a mapping from steps to batch sizes or a function"
+        if ":" in policy:
+            return given_in_words(policy)
+        otherwise = ", a schedule as \"0:64 500k:128\", a mapping from steps to batch sizes or a function"
         remedy = 'Leave it at "auto".'
         require_choice("policy", policy, _NAMED, remedy, or_else=otherwise)
         return _NAMED[policy]()

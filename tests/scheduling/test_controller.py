@@ -237,7 +237,7 @@ def test_all_of_the_state_is_loaded() -> None:
     fresh.load_state_dict(saved)
 
     alike = {name for name in saved if before[name] == saved[name]}
-    assert alike == {"same_schedule", "policy", "policy_kind"}
+    assert alike == {"same_schedule", "policy", "policy_kind", "losses"}
     assert fresh.state_dict() == saved
 
 

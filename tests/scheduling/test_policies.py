@@ -179,7 +179,7 @@ def test_a_schedule_whose_keys_are_texts_counts_examples() -> None:
 @pytest.mark.parametrize(
     ("keys", "got", "argument"),
     [
-        (["0", "1T"], "'1T'", "policy"),
+        (["0", "1X"], "'1X'", "policy"),
         (["-1"], "'-1'", "policy"),
         ([0, "1M"], "'1M'", "batch_sizes"),  # as it has steps
     ],
@@ -201,6 +201,35 @@ def test_settings_stay_as_they_were_checked_and_each_run_has_a_policy_of_its_own
 
     assert first.bounds == Bounds(max_batch_size=64)
     assert second.policy.state_dict() == {"examples_at_lift": -math.inf}
+
+
+def test_nanochats_ramp_has_the_shares_of_its_pull_request() -> None:
+    policy = Settings.from_options(SchedulerOptions(policy="nanochat")).policy
+    now = Progress(3, 3 * 512.0, base_batch_size=512)
+
+    sizes = [
+        policy(None, Plan(512, 1), now._replace(share=share))
+        for share in (0.0, 0.029, 0.03, 0.099, 0.1, 1.0)
+    ]
+
+    assert sizes == [128, 128, 256, 256, 512, 512]
+    assert policy(None, Plan(64, 1), now).reason == "the end of the run is not known"
+
+
+def test_megatrons_words_are_a_schedule_by_examples() -> None:
+    policy = Settings.from_options(SchedulerOptions(policy="0:768 1.5k:1k 2M:1536")).policy
+
+    sizes = [policy(None, Plan(64, 1), Progress(1, n)) for n in (0.0, 1499.0, 1500.0, 2e6)]
+
+    assert sizes == [768, 768, 1000, 1536]
+
+
+@pytest.mark.parametrize("words", ["0:768 250B", "0:768 x:12", ":", "8k:768 250B:1536", "0:0"])
+def test_words_that_are_no_schedule_are_refused(words: str) -> None:
+    with refused("policy") as error:
+        Settings.from_options(SchedulerOptions(policy=words))
+
+    assert '"0:64 500k:128 2M:256"' in str(error.value)
 
 
 def test_each_policy_that_has_a_name_is_typed_and_on_its_page() -> None:
