@@ -42,14 +42,24 @@ class LossScale:
             unscaled_with_gradients: Whether they are the norms of the current `p.grad`, which the
                 scaler may have unscaled already (`unscale_`, for clipping).
         """
-        if self._scaler is None or not self._scaler.is_enabled():
+        scale = self._scale
+        if scale is None:
             return sq_norms
-        scale = self._scaler._get_scale_async()
-        if scale is None:  # nothing has been scaled yet
-            return sq_norms
-        if unscaled_with_gradients and self._has_unscaled(self._scaler):
+        if unscaled_with_gradients and self._scaler and self._has_unscaled(self._scaler):
             return sq_norms
         return sq_norms / to_device(scale, sq_norms.device, sq_norms.dtype).square()
+
+    def unscale_loss(self, loss: Tensor) -> Tensor:
+        """Return a scaled loss as it was before."""
+        scale = self._scale
+        return loss if scale is None else loss / to_device(scale, loss.device, loss.dtype)
+
+    @property
+    def _scale(self) -> Tensor | None:
+        """The scale on its device; None if losses are not scaled, or nothing has been yet."""
+        if self._scaler is None or not self._scaler.is_enabled():
+            return None
+        return self._scaler._get_scale_async()
 
     def _has_unscaled(self, scaler: GradScaler) -> bool:
         """Return whether the gradients of an optimizer that steps measured parameters are unscaled.

@@ -181,7 +181,7 @@ def _policy_of(policy: PolicyLike) -> Policy:
     if isinstance(policy, str):
         if ":" in policy:
             return given_in_words(policy)
-        otherwise = ", a schedule as \"0:64 500k:128\", a mapping from steps to batch sizes or a function"
+        otherwise = ', "0:64 500k:128" or the like, a mapping from steps or a function'
         remedy = 'Leave it at "auto".'
         require_choice("policy", policy, _NAMED, remedy, or_else=otherwise)
         return _NAMED[policy]()

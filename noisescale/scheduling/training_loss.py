@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,35 @@ WIDTH = 0.2
 """The width of a slice, in the logarithm of the share of the run that is over."""
 
 LEAST_SLICES = 3
+
+
+_FACTORS = ("Div", "Mul", "Mean", "Sum", "ToCopy", "View", "Reshape", "Squeeze", "Unsqueeze")
+"""Operations that leave a loss as it is but for a factor."""
+
+
+def is_cross_entropy(loss: Tensor) -> bool:
+    """Return whether a loss is a mean of cross-entropies alone, but for a factor.
+
+    Another loss may have a floor: a penalty, soft labels, the entropy of what is reconstructed. Its
+    slope is then not that of what is left to learn. A loss without a graph is taken as given.
+
+    Examples:
+        >>> logits, labels = torch.zeros(2, 3, requires_grad=True), torch.tensor([0, 2])
+        >>> of_labels = torch.nn.functional.cross_entropy(logits, labels)
+        >>> is_cross_entropy(of_labels / 4), is_cross_entropy(of_labels + logits.square().sum())
+        (True, False)
+    """
+    node: Any = loss.grad_fn
+    if node is None:
+        return True
+    while True:
+        name = node.name()
+        if name.startswith("NllLoss"):
+            return True
+        before = [one for one, _ in node.next_functions if one is not None]
+        if len(before) != 1 or not name.startswith(_FACTORS):
+            return False
+        (node,) = before
 
 
 def slice_of(share: float) -> float:
@@ -68,9 +97,11 @@ class TrainingLoss(State):
         0.1
     """
 
-    _saved = ("_slices",)
+    _saved = ("_slices", "has_a_floor")
 
     def __init__(self) -> None:
+        self.has_a_floor = False
+        """Whether some loss was no cross-entropy alone, so that there is no slope."""
         self._slices: tuple[tuple[float, ...], ...] = ()
         self._sums: dict[int, _Sums] = {}
 
@@ -79,7 +110,7 @@ class TrainingLoss(State):
         """Add a micro-batch.
 
         Args:
-            loss: Its mean loss; a scalar.
+            loss: Its mean loss, a scalar, with its graph if it has one.
             examples: How much it weighs.
             share: The share of the run that is over.
         """
@@ -90,6 +121,7 @@ class TrainingLoss(State):
         sums = self._sums.get(number)
         if sums is None:
             sums = self._sums[number] = _Sums(loss.device)
+            self.has_a_floor |= not is_cross_entropy(loss)
         sums.loss.add_(loss.detach(), alpha=examples)
         sums.examples += examples
         sums.share += share * examples
@@ -123,9 +155,10 @@ class TrainingLoss(State):
     def slope(self) -> float:
         """-d ln L/d ln E, by least squares over the slices; NaN while it is not known.
 
-        It is not known before there are three slices, or where a loss is not positive.
+        It is not known before there are three slices, where a loss is not positive, or where it is
+        no cross-entropy alone.
         """
-        slices = self.slices
+        slices = [] if self.has_a_floor else self.slices
         if len(slices) < LEAST_SLICES or not all(0 < one.loss < math.inf for one in slices):
             return math.nan
         x = [math.log(one.share) for one in slices]

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from noisescale.checks import check_confidence, is_positive, refuse, require_choice
@@ -304,6 +305,12 @@ class BatchSizeScheduler(trainer_access.Callback):
             for logged in (logged for monitor in self._monitors for logged in monitor.meters):
                 logged.meter.lr_factor = self._fit.controller.lr_factor
         self._count(trainer, self._fit, batch)
+
+    def on_before_backward(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
+    ) -> None:
+        if self._fit is not None:
+            self._fit.add_loss(trainer, loss)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer

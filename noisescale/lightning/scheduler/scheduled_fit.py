@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.optim import Optimizer
 
 from noisescale.checks import require_state
+from noisescale.collectors.loss_scale import LossScale
 from noisescale.collectors.squared_norms import wide_dtype
 from noisescale.estimation.moments import GradientMoments
 from noisescale.lightning import trainer_access
@@ -166,6 +168,8 @@ class ScheduledFit:
             max_examples=max_examples,
         )
         self._first_size, self._told = size, False
+        self._of_batch = size
+        self._loss_scale = LossScale(getattr(trainer.strategy.precision_plugin, "scaler", None))
         self._of_step = self._since_log = 0.0  # examples, of this rank and of all
         self._steps_since_log = 0
         self.given = plan.batch_size
@@ -253,6 +257,13 @@ class ScheduledFit:
         """Count a batch of this rank."""
         self._came.add(examples, ends_epoch=trainer_access.is_last_batch(trainer))
         self._of_step += examples
+        self._of_batch = examples
+
+    def add_loss(self, trainer: pl.Trainer, loss: Tensor) -> None:
+        """Add the loss of the batch under way as it goes backward: scaled, and divided."""
+        if self.controller.settings.policy.needs_loss:
+            whole = self._loss_scale.unscale_loss(loss) * int(trainer.accumulate_grad_batches)
+            self.controller.add_loss(whole, self._of_batch)
 
     def _follow_batches(self) -> str | None:
         """Have plans made up of the batches that came. Return what surprises, once."""
