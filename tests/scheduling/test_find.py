@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The policy that finds a batch size, on runs of a known noise scale and slope."""
+
+import math
+from typing import Any
+
+import pytest
+
+from noisescale import NoiseScale, Plan
+from noisescale.scheduling.find import Find
+from noisescale.scheduling.policy import Progress
+
+EXAMPLES = 200_000.0
+
+
+def measured(value: float, *, by: float = 1.2) -> NoiseScale:
+    return NoiseScale(value, value / by, value * by, 1.0, value, steps=50)
+
+
+def asked_along(
+    policy: Find, noise_scale: NoiseScale, *, start: int = 32, slope: float = 0.1, **other: Any
+) -> dict[float, float]:
+    """The batch sizes that were asked for, by the share of the run, rounded to percent."""
+    size, found = start, {}
+    for step in range(1000):
+        progress = Progress(
+            step,
+            step * EXAMPLES / 1000,
+            share=step / 1000,
+            loss_slope=slope if step >= 75 else math.nan,
+            **{"examples_of_run": EXAMPLES, **other},
+        )
+        if policy.due(progress):
+            wanted = policy(noise_scale, Plan(size, 1), progress)
+            policy.take(wanted)
+            if wanted != size:
+                found[step / 1000] = float(wanted)
+                size = round(wanted)
+    return found
+
+
+@pytest.mark.parametrize("start", [4, 200, 5_000])
+def test_it_begins_with_a_thousandth_of_the_run_whatever_the_start(start: int) -> None:
+    found = asked_along(Find(), NoiseScale.unknown(), start=start)
+
+    assert found == ({} if start == 200 else {0.0: 200.0})
+
+
+def test_it_decides_by_the_formula_from_13_percent_on_and_stays_after_37() -> None:
+    """By hand: r = 2.1·2000·√(.1/s), B = √(200·.03·r/.1)."""
+    found = asked_along(Find(), measured(2_000))
+
+    first = math.sqrt(200 * 0.03 * 2.1 * 2_000 * math.sqrt(0.1 / 0.136) / 0.1)
+    assert list(found) == [0.0, 0.136]
+    assert found[0.136] == pytest.approx(first, rel=0.01)
+
+
+def test_estimates_are_averaged() -> None:
+    policy = Find()
+    at = Progress(0, 0.0, share=0.14, examples_of_run=EXAMPLES, loss_slope=0.1)
+    sizes = []
+    for share, b in ((0.14, 2_000.0), (0.17, 8_000.0)):
+        wanted = policy(measured(b), Plan(200, 1), at._replace(share=share))
+        policy.take(wanted)
+        sizes.append(float(wanted))
+
+    second = math.sqrt(200 * 0.03 * 2.1 * 8_000 * math.sqrt(0.1 / 0.17) / 0.1)
+    assert sizes[1] == pytest.approx(math.sqrt(sizes[0] * second))
+
+
+def test_a_batch_far_above_what_is_known_is_lowered_before_the_decision() -> None:
+    found = asked_along(Find(), measured(50))
+
+    shares = list(found)
+    assert found[0.0] == 200
+    assert 0.01 <= shares[1] < 0.02
+    assert found[shares[1]] == pytest.approx(0.15 * 2.1 * 60 * math.sqrt(0.1 / shares[1]))
+
+
+def test_nothing_leaves_a_factor_of_eight_around_a_thousandth() -> None:
+    tiny, huge = (asked_along(Find(), measured(b), slope=s) for b, s in ((1, 2.0), (1e7, 1e-3)))
+
+    assert list(tiny.values())[-1] == 25
+    assert list(huge.values())[-1] == 1600
+
+
+@pytest.mark.parametrize("slope", [math.nan, -0.1, 0.0])
+def test_without_a_falling_loss_a_thousandth_is_kept(slope: float) -> None:
+    assert asked_along(Find(), measured(2_000), slope=slope) == {0.0: 200.0}
+
+
+def test_where_the_examples_are_not_known_the_batch_stays() -> None:
+    assert asked_along(Find(), measured(2_000), examples_of_run=None) == {}
+
+
+def test_before_the_decision_another_length_counts_and_after_it_the_first_one() -> None:
+    policy, at = Find(), Progress(0, 0.0, share=0.14, examples_of_run=EXAMPLES, loss_slope=0.1)
+    longer = at._replace(share=0.17, examples_of_run=4 * EXAMPLES)
+    first = policy(measured(2_000), Plan(200, 1), at)
+    fresh = Find()(measured(2_000), Plan(200, 1), longer)
+
+    resumed = Find()
+    policy.take(first)
+    resumed.load_state_dict(policy.state_dict())
+    second = resumed(measured(2_000), Plan(200, 1), longer)
+
+    assert second == pytest.approx(first, rel=0.1)
+    assert fresh == pytest.approx(2 * first, rel=0.1)
+    assert not resumed.due(at)
