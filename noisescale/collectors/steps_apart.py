@@ -24,7 +24,12 @@ from noisescale.collectors.coordinates import Coordinates
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.step_rows import Beside, MeasuredStep
-from noisescale.estimation.row_similarity import LOOKS, RowSimilarity, Similarity
+from noisescale.estimation.row_similarity import (
+    LEAST_CORRELATION,
+    LOOKS,
+    RowSimilarity,
+    Similarity,
+)
 
 _STEPS = 3
 """A measured step and those after it."""
@@ -209,10 +214,12 @@ class StepsApart:
             found = f"gradients of successive steps differ {similarity.ratio:.2g} times as much as"
             found += f" those within a step (|Δg|², at least {similarity.ratio_low:.2g} times)"
         else:
-            count = ""
+            count, by = "", similarity
+            if not by.correlation_low > LEAST_CORRELATION:
+                by = by._replace(correlation=by.apart, correlation_low=by.apart_low)
             found = "gradients at the cut differ more between steps than within a step (an"
-            found += f" intraclass correlation of {similarity.correlation:.2g}, at least"
-            found += f" {similarity.correlation_low:.2g})"
+            found += f" intraclass correlation of {by.correlation:.2g}, at least"
+            found += f" {by.correlation_low:.2g})"
             other = " Or the loss is divided by a number that differs between batches (positives,"
             other += " tokens): pass `weight_fn` (`weight` to the meter)."
         if self._same_draws:

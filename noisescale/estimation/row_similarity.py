@@ -10,9 +10,10 @@ between batches, and the noise scale is too low. Two statistics show that withou
    the edge of stability gradients alternate, and R exceeds 1 at a lag of one step far more than at
    a lag of two. A shared draw does so at both lags alike.
 2. The intraclass correlation of log|dL/dz_i|, z_i a row at the cut: the variance between steps
-   beyond that of means of rows, as a share of the whole. Successive steps are compared, as
-   training moves the mean: of a convolutional network at its best learning rate (AdamW, .03) it
-   moved so far in 15 steps that the correlation was .07, and of successive steps it was 0.
+   beyond that of means of rows, as a share of the whole. Training moves the mean: of a
+   convolutional network at its best learning rate (AdamW, .03) so far in 15 steps that the
+   correlation was .07, at least .02. So steps that are apart must show more than successive ones,
+   which in turn do not show neighbours of a shuffle buffer.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ It was 0.2 to 0.8 in trainings at the edge of stability, whose mean gradient tur
 CERTAIN = 0.25
 """The lower bound of R - 1 as a share of R - 1, below which R is too uncertain to be judged."""
 
-LEAST_CORRELATION = 0.01
-"""The intraclass correlation above which rows are alike."""
+LEAST_CORRELATION, LEAST_APART = 0.01, 0.1
+"""The intraclass correlation above which rows are alike, by successive steps and by others."""
 
 
 LEAST_VARIANCE = 1e-6
@@ -71,6 +72,10 @@ class Similarity(NamedTuple):
     """The intraclass correlation; NaN if it is not known."""
     correlation_low: float
     """The lower bound of the intraclass correlation."""
+    apart: float = math.nan
+    """The intraclass correlation by measured steps that do not follow each other."""
+    apart_low: float = math.nan
+    """The lower bound of this one."""
 
     @property
     def by_steps(self) -> bool:
@@ -95,7 +100,8 @@ class Similarity(NamedTuple):
     @property
     def by_rows(self) -> bool:
         """Whether gradients at the cut show that rows are alike."""
-        return self.correlation_low > LEAST_CORRELATION and not self.moves
+        shown = self.correlation_low > LEAST_CORRELATION or self.apart_low > LEAST_APART
+        return shown and not self.moves
 
     @property
     def shown(self) -> bool:
@@ -129,12 +135,10 @@ class RowSimilarity:
         """Add the number of rows of a step, and the mean and variance of log|dL/dz_i| of them.
 
         Only steps of one `size` are compared: a mean over a short batch has the gradient of each
-        row larger. A step without a number, or not measured (`add_gap`), lies between others.
+        row larger.
         """
         if number >= 2 and math.isfinite(mean) and math.isfinite(variance):
             self._rows.append((number, mean, variance, size, self._gaps))
-        else:
-            self.add_gap()
 
     def add_gap(self) -> None:
         """Note that the step before and the next one that is added do not follow each other."""
@@ -157,7 +161,7 @@ class RowSimilarity:
 
     def look(self) -> Similarity:
         """Return how alike rows are, by all numbers so far."""
-        return Similarity(*self._ratio(), *self._correlation())
+        return Similarity(*self._ratio(), *self._correlation(), *self._correlation(apart=True))
 
     def _ratio(self) -> tuple[float, float, float]:
         n = len(self._steps)
@@ -174,11 +178,11 @@ class RowSimilarity:
         low = ratio - float(stdtrit(len(left) - 1, 1 - BY_CHANCE)) * error
         return float(ratio), float(low), float((later - 1) / (ratio - 1))
 
-    def _correlation(self) -> tuple[float, float]:
+    def _correlation(self, *, apart: bool = False) -> tuple[float, float]:
         if len(self._rows) < LOOKS[0]:
             return math.nan, math.nan
         number, mean, variance, size, gaps = np.array(self._rows, dtype=np.float64).T
-        compared = (np.diff(size) == 0) & (np.diff(gaps) == 0)
+        compared = (np.diff(size) == 0) & ((np.diff(gaps) > 0) == apart)
         differences = np.diff(mean)[compared]
         n = len(differences)
         if n < LOOKS[0] // 2 - 1:

@@ -92,22 +92,30 @@ def test_short_batches_have_another_factor_and_are_not_compared_with_others() ->
     assert not found.look().by_rows
 
 
-def test_only_successive_steps_are_compared() -> None:
-    """Between pairs of steps the mean moves far, as weights do in many steps."""
-    alike, moved, rng = RowSimilarity(), RowSimilarity(), np.random.default_rng(0)
+@pytest.mark.parametrize(
+    ("of_step", "of_pair", "shown"),
+    [(1.0, 0.0, True), (0.3, 0.0, True), (0.0, 0.3, False), (0.0, 0.5, True)],
+    ids=["a draw of the batch", "a small one", "weights that move", "neighbours in a buffer"],
+)
+def test_steps_apart_must_show_more_than_successive_ones(
+    of_step: float, of_pair: float, *, shown: bool
+) -> None:
+    """In pairs of successive steps, what pairs share is weights, or a stretch of the data."""
+    found, rng = RowSimilarity(), np.random.default_rng(0)
+    shared = 0.0
     for step in range(300):
-        shared, moves = rng.normal(), 10 * math.sin(step // 2)
-        own = rng.normal(size=ROWS)
         if step % 2 == 0:
-            alike.add_gap()
-            moved.add_gap()
-        alike.add_rows(ROWS, (own + shared + moves).mean(), own.var(ddof=1))
-        moved.add_rows(ROWS, (own + moves).mean(), own.var(ddof=1))
+            found.add_gap()
+            shared = of_pair * rng.normal()
+        rows = rng.normal(size=ROWS) + of_step * rng.normal() + shared
+        found.add_rows(ROWS, rows.mean(), rows.var(ddof=1))
+    look = found.look()
 
-    assert moved.look().correlation == pytest.approx(0.0, abs=0.02)
-    assert not moved.look().by_rows
-    assert alike.look().correlation == pytest.approx(0.5, abs=0.1)
-    assert alike.look().by_rows
+    near = of_step**2 / (1 + of_step**2)
+    assert look.correlation == pytest.approx(near, abs=0.06)
+    far = of_step**2 + of_pair**2
+    assert look.apart == pytest.approx(far / (1 + far), abs=0.06)
+    assert look.by_rows == shown
 
 
 def test_few_numbers_and_numbers_that_are_not_finite_show_nothing() -> None:
