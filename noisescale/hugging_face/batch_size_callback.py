@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -142,6 +142,7 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
         self._owed = 0  # steps of the schedule that the Trainer has taken too early
         self._loaded: dict[str, Any] = {}
         self._guard = Guard()
+        self._stop_hearing: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
         """Show the arguments that are not the defaults, and the plan of a training."""
@@ -215,6 +216,12 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
             controller.ahead = schedule_ahead(schedule, state.max_steps - state.global_step)
         if controller.settings.takes_noise_scale:
             self._find_monitor(state, needed=controller.settings.needs_noise_scale)
+        self._stop_hearing()
+        if controller.settings.policy.needs_loss:
+            hook = kwargs["model"].register_forward_hook(self._hear(args), with_kwargs=True)
+            self._stop_hearing = hook.remove
+        if controller.steps == 0 and (move := controller.begin()):
+            self._tell(state, str(move))
         if choice := controller.choice:
             self._tell(state, choice)
 
@@ -294,6 +301,7 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
+        self._stop_hearing()
         if self._controller is not None:
             self._controller.close()
             args.gradient_accumulation_steps = self._data.first
@@ -380,6 +388,22 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
         in_epoch = step % int(min(per_epoch, data.steps)) if skips else 0
         self._of_epoch, self._goes_on = in_epoch * data.first, in_epoch > 0
         clock.go_on(taken, time=float(step), steps_per_epoch=per_epoch, already=float(in_epoch))
+
+    def _hear(self, args: TrainingArguments) -> Callable[..., None]:
+        """Return a hook on the model that adds the loss of each training pass."""
+
+        def on_forward(
+            called: nn.Module, _: tuple[Any, ...], inputs: Mapping[str, Any], output: Any
+        ) -> None:
+            loss = output.get("loss") if isinstance(output, Mapping) else None
+            if loss is None or self._controller is None or not trainer_access.trains(called):
+                return
+            # A sum of losses over the labels of the whole step, or the micro-batch's own mean.
+            of_step = inputs.get("num_items_in_batch") is not None
+            parts = int(args.gradient_accumulation_steps) if of_step else 1
+            self._controller.add_loss(loss * parts, args.train_batch_size)
+
+        return on_forward
 
     def _begin_window(self, args: TrainingArguments) -> None:
         """Let the next step have the plan's micro-batches."""

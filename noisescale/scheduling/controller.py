@@ -279,11 +279,20 @@ steps on
         agreed = self._agreement.same_schedule
         return scheduled and not (agreed and self._ask_policy() == state.wanted)
 
+    def begin(self) -> Move | None:
+        """Decide before the first step, for a policy that begins with a batch size of its own.
+
+        All ranks must call it. `windows` does.
+        """
+        return self.decide() if self.settings.policy.due(self.progress) else None
+
     def windows(self, batches: Iterable[Batch]) -> Iterator[list[Batch]]:
         """Yield the batches of each step of an epoch, as many as the plan has at that step.
 
         The last list has the batches that are left. Divide losses by the length of the list.
         """
+        if self.steps == 0:
+            self.begin()
         iterator = iter(batches)
         while window := list(islice(iterator, self.plan.accumulation)):
             self._handed_out = len(window)
