@@ -131,6 +131,11 @@ class Collector(HookErrors, State, ABC):
         """Whether `end_step` is to be called, also in a step that is not measured."""
         return self._apart is not None and self._apart.follows
 
+    @property
+    def needs_pairs(self) -> bool:
+        """Whether successive steps are to be measured, as rows may be alike."""
+        return self._apart is not None and self._apart.suspects_rows
+
     def end_step(self, sizes: Sequence[float], *, measured: bool) -> None:
         """Learn that the optimizer is about to step, after passes of these sizes."""
         if self._apart is not None:

@@ -113,6 +113,8 @@ class StepsApart:
     ) -> None:
         self.kind = kind
         self.found = RowSimilarity()
+        self.suspects_rows = False
+        """Whether only successive steps can tell if rows are alike, or if weights move."""
         self.withheld = ""
         """Why small batches do not show the noise, by what has been read; "" if they do."""
         self._norms, self._coordinates, self._ranks = norms, coordinates, ranks
@@ -183,8 +185,11 @@ class StepsApart:
             sq_norm, one_step, two_steps = beside.numbers
             self.found.add_steps(self._shares.popleft() * sq_norm, one_step, two_steps)
             # By the rows that have come, not by those that are read: all ranks decide alike.
-            if self.found.is_due and not self.withheld and (now := self.found.look()).shown:
-                self.withheld = self._reason(now, norms.examples)
+            if self.found.is_due and not self.withheld:
+                now = self.found.look()
+                self.suspects_rows |= now.suspected
+                if now.shown:
+                    self.withheld = self._reason(now, norms.examples)
 
     def take_halves(self, norms: StepNorms) -> None:
         """Receive the norms of a step that may be of halves: |g|² + |g_s|² and |g|²."""

@@ -13,7 +13,8 @@ between batches, and the noise scale is too low. Two statistics show that withou
    beyond that of means of rows, as a share of the whole. Training moves the mean: of a
    convolutional network at its best learning rate (AdamW, .03) so far in 15 steps that the
    correlation was .07, at least .02. So steps that are apart must show more than successive ones,
-   which in turn do not show neighbours of a shuffle buffer.
+   which are measured once steps that are apart show a little. Neighbours of a shuffle buffer are
+   seen in steps that are apart alone.
 """
 
 from __future__ import annotations
@@ -102,6 +103,11 @@ class Similarity(NamedTuple):
         """Whether gradients at the cut show that rows are alike."""
         shown = self.correlation_low > LEAST_CORRELATION or self.apart_low > LEAST_APART
         return shown and not self.moves
+
+    @property
+    def suspected(self) -> bool:
+        """Whether successive steps are to tell if rows are alike, or if weights move."""
+        return self.apart_low > LEAST_CORRELATION and not self.moves
 
     @property
     def shown(self) -> bool:

@@ -201,7 +201,8 @@ def has_decayed(history: Mapping[str, NDArray[np.float64]]) -> bool:
         return False
     rate, size = rate[known], size[known]
     peak = int(np.argmax(rate))
-    return bool(rate[-1] < DECAYED * rate[peak] * min(1.0, size[-1] / size[peak]))
+    smaller = min(size[-1], size[peak])
+    return bool(rate[-1] * size[peak] < DECAYED * rate[peak] * smaller)
 
 
 def is_warming_up(history: Mapping[str, NDArray[np.float64]]) -> bool:

@@ -120,8 +120,7 @@ class Cadence:
     noise scale is known within a factor of 3, and not before step 500. Where the end of the run is
     known, a third of its budget is for its last third: k is 2/3 before, and rises to 1 at the end.
     Else k is 1. A share that is given is spent evenly from the first step to the last. The first
-    two steps are always measured. The step after one that was paid for is measured in advance:
-    whether rows are alike is seen between steps among which weights hardly move.
+    two steps are always measured.
 
     Args:
         every_n_steps: n, to measure the first step and every n-th step after it; or "auto", to
@@ -158,7 +157,15 @@ class Cadence:
         cadence._advance = ADVANCE_OF_DECISIONS
         return cadence
 
-    def due(self, step: int, spent: Spent, cost: float, pace: Pace = NOT_AGREED) -> bool:
+    def due(
+        self,
+        step: int,
+        spent: Spent,
+        cost: float,
+        pace: Pace = NOT_AGREED,
+        *,
+        in_pairs: bool = False,
+    ) -> bool:
         """Return whether a step is to be measured.
 
         Args:
@@ -166,12 +173,14 @@ class Cadence:
             spent: What the steps before it have cost.
             cost: κ, what measuring it costs, in plain steps.
             pace: What ranks agreed on.
+            in_pairs: Whether with "auto" the step after one that was paid for is measured in
+                advance, so that successive steps can be compared.
         """
         if self._every_n_steps != "auto":
             return (step - 1) % self._every_n_steps == 0
         left = self.budget(step, pace) - spent.plain_steps
         paid = cost <= left + _ROUNDING * (1 + spent.plain_steps)
-        return paid or spent.steps < FIRST or spent.steps % 2 == 1
+        return paid or spent.steps < FIRST or (in_pairs and spent.steps % 2 == 1)
 
     def budget(self, step: int, pace: Pace = NOT_AGREED) -> float:
         """Return the plain steps that "auto" may spend up to a step."""

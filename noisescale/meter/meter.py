@@ -527,7 +527,11 @@ class Meter:
     def _open_step(self) -> None:
         """Begin the next step, which is to be measured or is not."""
         counts = self._counts
-        due = self._cadence.due(counts.steps + 1, counts.spent, self._cost, self._pace)
+        collector = self._capture.collector
+        in_pairs = collector is not None and collector.needs_pairs
+        due = self._cadence.due(
+            counts.steps + 1, counts.spent, self._cost, self._pace, in_pairs=in_pairs
+        )
         self._capture.open_step(due=due)
 
     @property

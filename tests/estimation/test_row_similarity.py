@@ -116,6 +116,7 @@ def test_steps_apart_must_show_more_than_successive_ones(
     far = of_step**2 + of_pair**2
     assert look.apart == pytest.approx(far / (1 + far), abs=0.06)
     assert look.by_rows == shown
+    assert look.suspected  # before pairs were measured
 
 
 def test_few_numbers_and_numbers_that_are_not_finite_show_nothing() -> None:

@@ -36,7 +36,7 @@ def by_the_rule(steps: int, kappa: float, opening: float, kept: bool) -> list[in
         budget = 0.01 * t + k * (
             0.04 * min(t, opening) + 5 * min(math.log(1 + t / 8) / math.log(13.5), 1)
         )
-        if t <= 2 or len(found) % 2 or kappa * (len(found) + 1) <= budget + 1e-9:
+        if t <= 2 or kappa * (len(found) + 1) <= budget + 1e-9:
             found.append(t)
     return found
 
@@ -60,10 +60,9 @@ def test_a_share_that_is_given_is_that_of_all_the_run(share: float, kappa: float
     for pace in PACES.values():
         found = measured(Cadence("auto", share), 6_000, kappa, pace._replace(last_step=6_000))
 
-        due = [t for t in range(3, 6_000) if int(share * t / kappa + 1e-9) > 2]
-        paid = max(min(int(share * 6_000 / kappa + 1e-9), 6_000), 2)
-        assert len(found) == paid + paid % 2  # the second one of a pair is not paid for yet
-        assert found[:4] == [1, 2, *(t + k for t in due[:1] for k in (0, 1))]
+        due = [t for t in range(3, 6_001) if int(share * t / kappa + 1e-9) > 2]
+        assert len(found) == max(min(int(share * 6_000 / kappa + 1e-9), 6_000), 2)
+        assert found[:3] == [1, 2, *due[:1]]
 
 
 WITHOUT_A_RULE_OF_TIME = {MICRO_BATCH: {500: 120, 2_000: 160}, HALF: {500: 39, 2_000: 58}}
@@ -89,13 +88,13 @@ def test_a_third_of_the_measured_steps_is_kept_for_the_last_third(steps: int, na
         found = measured(Cadence("auto"), steps, kappa, PACES[name]._replace(last_step=steps))
 
         late = sum(step > 2 * steps / 3 for step in found)
-        assert late >= len(found) // 3 - 1  # of a pair one may be before it
+        assert late >= len(found) // 3
 
 
-def test_from_step_100_on_pairs_of_measured_steps_are_even() -> None:
+def test_from_step_100_on_measured_steps_are_even() -> None:
     found = [step for step in measured(Cadence("auto"), 5_000, HALF) if step > 100]
 
-    assert [b - a for a, b in pairwise(found[found[1] - found[0] > 1 :])][:100] == [1, 29] * 50
+    assert {b - a for a, b in pairwise(found)} == {15}
 
 
 def test_a_step_of_another_cost_is_paid_from_the_same_budget() -> None:
@@ -106,7 +105,19 @@ def test_a_step_of_another_cost_is_paid_from_the_same_budget() -> None:
         if cadence.due(step, spent, kappa):
             spent = spent.plus(kappa)
 
-    assert 99 <= spent.plain_steps <= 100.75
+    assert 99 <= spent.plain_steps <= 100
+
+
+@pytest.mark.parametrize("kappa", COSTS)
+def test_in_pairs_the_next_step_is_measured_in_advance_from_the_same_budget(kappa: float) -> None:
+    spent, found = Spent(), []
+    for step in range(1, 3_001):
+        if Cadence("auto").due(step, spent, kappa, in_pairs=True):
+            spent = spent.plus(kappa)
+            found.append(step)
+
+    assert {b - a for a, b in zip(found[::2], found[1::2], strict=True)} == {1}
+    assert len(found) == pytest.approx(len(measured(Cadence("auto"), 3_000, kappa)), abs=1)
 
 
 def test_every_n_steps_begins_with_the_first() -> None:

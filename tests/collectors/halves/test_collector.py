@@ -136,10 +136,7 @@ def test_the_short_last_step_of_an_epoch_is_tried_by_halves_once_if_it_is_refuse
 
 
 def test_few_steps_have_a_pass_more_and_more_are_measured_that_need_none() -> None:
-    """The budget of 60 steps pays for 9: 3 steps, and 4.1 of the first hundred, at 0.75 each.
-
-    The tenth is the second one of a pair, which is measured in advance.
-    """
+    """The budget of 60 steps pays for 9: 3 steps, and 4.1 of the first hundred, at 0.75 each."""
     model = network()
     passes = []
     model[1].register_full_backward_pre_hook(lambda *_: passes.append(measuring()))
@@ -147,13 +144,29 @@ def test_few_steps_have_a_pass_more_and_more_are_measured_that_need_none() -> No
         warnings.simplefilter("ignore")
         meter = measured(model, every_n_steps="auto")
         steps(meter, model, *[[batch(i)] for i in range(60)])
-        assert meter.measured_steps == 10
-        assert sum(passes) >= 1 + 10  # the first has to be proved
+        assert meter.measured_steps == 9
+        assert sum(passes) >= 1 + 9  # the first has to be proved
 
         steps(meter, model, *[[batch(i), batch(i + 1)] for i in range(20)])
-    # Not in the first of them is it known that the next step needs none. The others cost an eighth,
-    # and the budget ends after four of them.
-    assert meter.measured_steps == 10 + 5
+    # Not in the first three is it known that the next step needs none. The others cost an eighth,
+    # and the budget ends before six of them.
+    assert meter.measured_steps == 9 + 14
+
+
+def test_where_rows_may_be_alike_successive_steps_are_measured() -> None:
+    model = network()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        meter = measured(model, every_n_steps="auto")
+    found: Any = meter._capture.collector
+    found._apart.suspects_rows = True
+    those = []
+    for i in range(60):
+        before = meter.measured_steps
+        steps(meter, model, [batch(i)])
+        those += [i] * (meter.measured_steps - before)
+
+    assert [b - a for a, b in zip(those[::2], those[1::2], strict=True)] == [1] * 5
 
 
 class Running(nn.Module):
