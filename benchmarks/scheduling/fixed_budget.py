@@ -299,6 +299,9 @@ TRIED_ON = ("autoencoder, momentum", SMOKE.name)
 POLICIES: dict[str, tuple[Callable[[], Any], LearningRateScaling]] = {
     KEPT: (lambda: None, "none"),
     "auto": (lambda: "auto", "auto"),
+    "find": (lambda: "find", "auto"),
+    "a thousandth": (lambda: lambda b, plan, run: run.examples_of_run / 1000, "auto"),
+    "nanochat": (lambda: "nanochat", "auto"),
     SHORTER: (lambda: BoundedSeesaw(least_steps=1000), "auto"),
     LONGER: (lambda: BoundedSeesaw(least_steps=4000), "auto"),
     LIFTED: (lambda: BoundedSeesaw(least_steps=0), "sqrt"),
@@ -366,6 +369,7 @@ def final_loss(task: tuple[str, str, int, float, int]) -> tuple[float, int, list
         if controller.settings.needs_noise_scale:
             meter = NoiseScaleMeter(model, unit=workload.unit)
             meter.follow()
+        controller.begin()
     data = workload.data()[0]
     generator = torch.Generator().manual_seed(1000 + seed)
     done, steps = 0, 0
@@ -379,6 +383,8 @@ def final_loss(task: tuple[str, str, int, float, int]) -> tuple[float, int, list
         chosen = torch.randint(len(data[0]), (size,), generator=generator)
         x, y = (part[chosen].to(budget.device) for part in data)
         loss = workload.loss(model, (x, y))
+        if controller is not None:
+            controller.add_loss(loss, size)
         if meter is None:
             loss.backward()
         else:

@@ -12,7 +12,7 @@ from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Bounds, Plan, plan_for
 from noisescale.refusal import Refusal
-from noisescale.scheduling.learning_rate import NO_FACTORS, Factors, factors_for
+from noisescale.scheduling.learning_rate import BY_NOISE_SCALE, NO_FACTORS, Factors, factors_for
 from noisescale.scheduling.policy import Progress, Wanted
 from noisescale.scheduling.settings import Settings
 from noisescale.tradeoff.run_sums import gain_of, worth
@@ -21,6 +21,9 @@ FIRST_DECISION = 4
 """Least steps from which the scatter of two moments can be estimated."""
 
 NOTHING_MEASURED = NoiseScale.unknown()
+
+_ALL_NOISE = 1e30
+"""A noise scale at which the gain is the ratio of the batch sizes."""
 
 
 class RunSoFar(NamedTuple):
@@ -295,7 +298,10 @@ def adopt_plan(
     wanted: float | None = None,
 ) -> tuple[ControllerState, Move | None]:
     """Return the state with a plan and its learning rate, and the move; None if nothing changes."""
-    b = _noise_scale_of_the_run(state, average, rising=plan.batch_size > state.base_batch_size)
+    rising = plan.batch_size > state.base_batch_size
+    b = _noise_scale_of_the_run(state, average, rising=rising)
+    if not (b or rising) and settings.lr_scaling in BY_NOISE_SCALE:
+        b = _ALL_NOISE  # not known yet: as linear scaling, or the run may diverge
     sizes = {"batch_size": plan.batch_size, "base_batch_size": state.base_batch_size}
     changes: dict[str, Any] = {
         "wanted": state.wanted if wanted is None else wanted,

@@ -271,3 +271,24 @@ def test_auto_says_once_what_it_makes_of_the_schedule(
     said = capsys.readouterr().out
     assert said.count('policy="auto" is "bounded_seesaw"') == 1
     assert "never falls" in said
+
+
+def test_the_loss_of_a_training_reaches_a_policy_that_finds_a_batch(hf: Any) -> None:
+    """Also a loss that is divided by the labels of the whole step."""
+    from noisescale.hugging_face import BatchSizeCallback
+
+    callback = BatchSizeCallback("find", max_batch_size=64)
+    hf.fit(
+        callback,
+        model=hf.language_model,
+        examples=lambda: hf.sentences() * 40,
+        max_steps=-1,
+        num_train_epochs=1,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+    )
+
+    losses = callback._controller.losses
+    assert not losses.has_a_floor
+    assert len(losses.slices) > 3
+    assert all(1 < one.loss < 2 * math.log(64) for one in losses.slices)

@@ -697,3 +697,15 @@ def test_the_learning_rate_of_a_loop_is_recorded_as_its_steps_had_it() -> None:
         controller.update(meter)
 
     assert meter.history["learning_rate"].tolist() == pytest.approx([0.1, 0.1, 0.2, 0.2])
+
+
+@pytest.mark.parametrize(("size", "factor"), [(8.0, 0.25), (32.0, 1.0), (64.0, 1.0)])
+def test_before_it_is_measured_a_smaller_batch_has_a_rate_in_proportion(
+    size: float, factor: float
+) -> None:
+    controller = BatchSizeController(Plan(4, 8), sgd(), lambda *_: size, lr_scaling="adascale")
+
+    controller.decide()
+
+    assert controller.plan.batch_size == size
+    assert controller.lr_factor == pytest.approx(factor)
