@@ -22,8 +22,8 @@ results it came from single examples, which earlier versions compared.
 from __future__ import annotations
 
 import math
-import statistics
 import re
+import statistics
 import sys
 import time
 import warnings

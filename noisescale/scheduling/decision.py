@@ -22,9 +22,6 @@ FIRST_DECISION = 4
 
 NOTHING_MEASURED = NoiseScale.unknown()
 
-_ALL_NOISE = 1e30
-"""A noise scale at which the gain is the ratio of the batch sizes."""
-
 
 class RunSoFar(NamedTuple):
     """Sum up what the steps of a run are worth while it goes on; see `Parts`.
@@ -301,7 +298,7 @@ def adopt_plan(
     rising = plan.batch_size > state.base_batch_size
     b = _noise_scale_of_the_run(state, average, rising=rising)
     if not (b or rising) and settings.lr_scaling in BY_NOISE_SCALE:
-        b = _ALL_NOISE  # not known yet: as linear scaling, or the run may diverge
+        b = math.inf  # not known yet: as linear scaling, or the run may diverge
     sizes = {"batch_size": plan.batch_size, "base_batch_size": state.base_batch_size}
     changes: dict[str, Any] = {
         "wanted": state.wanted if wanted is None else wanted,
