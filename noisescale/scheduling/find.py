@@ -15,7 +15,7 @@ BLIND_STEPS = 1000
 """The steps that a run has at the batch size that is taken before anything is measured."""
 
 CAP = 0.15
-"""Before the decision a batch is at most this share of the critical batch size of the run."""
+"""The largest batch before the decision, as a share of the critical batch size of the run."""
 
 KAPPA = 0.03
 """B* = √(E/1000 · KAPPA·r/σ), see `best_batch_size`."""
