@@ -19,9 +19,9 @@ APART = 3.0
 0.625 of the steps. It is too large above three times that, where halving it saves at least 37 % of
 the examples."""
 
-ONE, PAIR = 0.7, 0.9
-"""A verdict needs a larger probability than this: one of three, or one of two that border. At 0.6
-more runs have one of three, but one in seven was wrong, see benchmarks/prediction/verdicts."""
+ONE, PAIR = 0.75, 0.9
+"""A verdict needs a larger probability than this: one of three, or one of two that border. At 0.7
+more runs have one of three, but one in eleven was wrong, see benchmarks/prediction/verdicts."""
 
 LIKELY = 0.8
 """The share of runs in which a likely range held."""

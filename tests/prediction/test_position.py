@@ -73,7 +73,8 @@ def test_the_chance_is_that_of_two_halves_of_log_normals(
         (20, (229, 94, 778), "larger"),
         (300, (340, 190, 590), "keep"),
         (2048, (340, 190, 700), "smaller"),
-        (20, (100, 20, 1000), "larger"),
+        (20, (115, 20, 1000), "larger"),
+        (20, (100, 20, 1000), "keep_or_larger"),  # 0.73 above 60
         (64, (180, 30, 3000), "keep_or_larger"),  # 0.48 above 192, 0.99 above 21
         (64, (21, 3, 120), "keep_or_smaller"),
         (64, (64, 0.01, 4e5), "unknown"),
