@@ -86,7 +86,8 @@ class BatchSizeController:
         plan: The plan that the run starts with.
         optimizers: One, or all of them.
         policy: "auto": see `Auto`; "tradeoff", "ratio", "norm_test", "doubling"; "seesaw",
-            "bounded_seesaw", "smith"; a mapping from steps to batch sizes; a `Policy`; or a
+            "bounded_seesaw", "smith"; "find", which needs `add_loss` and `clock.end_with`;
+            "nanochat"; "0:64 500k:128"; a mapping from steps to batch sizes; a `Policy`; or a
             function from (noise scale, plan, progress) to the global batch that is wanted. A
             function is called at every step, unless it has the attribute
             `needs_noise_scale = True`.
@@ -257,7 +258,7 @@ steps on
         """
         state = self._state
         policy = self.settings.policy
-        if (due := policy.due(self.progress)) is not None:
+        if (due := policy.due(self.clock.share(self.steps))) is not None:
             return due
         if not (self.settings.needs_noise_scale or policy.at_every_step):
             return True
@@ -284,7 +285,8 @@ steps on
 
         All ranks must call it. `windows` does.
         """
-        return self.decide() if self.settings.policy.due(self.progress) else None
+        due = self.settings.policy.due(self.clock.share(self.steps))
+        return self.decide() if due else None
 
     def windows(self, batches: Iterable[Batch]) -> Iterator[list[Batch]]:
         """Yield the batches of each step of an epoch, as many as the plan has at that step.

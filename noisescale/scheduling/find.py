@@ -83,7 +83,7 @@ class Find(Policy):
     """
 
     _saved = ("_asked", "_logs", "_examples")
-    needs_noise_scale = by_reduced_values = needs_loss = True
+    needs_noise_scale = by_reduced_values = True
 
     def __init__(self) -> None:
         self._asked = -math.inf
@@ -93,20 +93,24 @@ class Find(Policy):
         self._examples: float | None = None
         """Examples of the run, since the first estimate."""
 
-    def due(self, progress: Progress) -> bool:
+    @property
+    def needs_loss(self) -> bool:
+        """Whether the last decision is still to come."""
+        return self._asked < DECIDED
+
+    def due(self, share: float | None) -> bool:
         """Return whether to ask now: at the first step, and as slices of the run begin."""
-        if progress.share is None:
-            return False
-        return self._asked < _slice(progress.share) <= DECIDED
+        return share is not None and self._asked < _slice(share) <= DECIDED
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
         """Return the wanted batch size with a reason; the plan's own batch size to stay."""
         now, share = float(plan.batch_size), progress.share
         examples = self._examples or progress.examples_of_run
-        if share is None or examples is None:
-            return Wanted(now, "the examples of the run are not known")
-        number, blind = _slice(share), examples / BLIND_STEPS
+        number = _slice(share or 0.0)
         state: dict[str, Any] = {"asked": number, "logs": self._logs, "examples": self._examples}
+        if share is None or examples is None:
+            return Wanted(now, "the examples of the run are not known", state)
+        blind = examples / BLIND_STEPS
         if number < MEASURED:
             decides = 100 * BEGINS * math.exp(WIDTH * DECIDES)
             why = f"for now (a thousandth of the run); decides at {decides:.0f} % of it"

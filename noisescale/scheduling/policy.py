@@ -103,8 +103,6 @@ class Policy(State):
     """
     extra: type[ExtraMeasurement] | None = None
     """What the meter has to measure beside the noise scale; `Progress.extra` has it by name."""
-    needs_loss: bool = False
-    """Whether the policy needs the slope of the training loss, `Progress.loss_slope`."""
     takes_noise_scale: bool = False
     """Whether the policy gets the noise scale, resolved or not, even if it does not need one."""
     follows_schedule: bool = False
@@ -129,8 +127,16 @@ class Policy(State):
         """
         raise NotImplementedError
 
-    def due(self, progress: Progress) -> bool | None:
-        """Return whether to ask the policy now, by what all ranks know; None: as the flags say."""
+    @property
+    def needs_loss(self) -> bool:
+        """Whether the policy still needs the slope of the training loss, `Progress.loss_slope`."""
+        return False
+
+    def due(self, share: float | None) -> bool | None:
+        """Return whether to ask now, at a share of the run; None: as the flags say.
+
+        It is asked at every step, and on all ranks alike.
+        """
         return None
 
     def take(self, wanted: float) -> None:

@@ -134,17 +134,15 @@ class TrainingLoss(State):
             return
         sums = [self._sums.pop(number) for number in finished]
         device = sums[0].loss.device
-        numbers = [[one.examples, one.share] for one in sums]
+        numbers = [[one.examples, one.share, float(self.has_a_floor)] for one in sums]
         beside = torch.tensor(numbers, dtype=sums[0].loss.dtype, device=device)
         packed = torch.cat([torch.stack([one.loss for one in sums])[:, None], beside], 1)
         if world_size() > 1:
             packed = packed.to(device_for(None, device))
             dist.all_reduce(packed)
-        new = [
-            (number, over / examples, loss / examples)
-            for number, (loss, examples, over) in zip(finished, packed.tolist(), strict=True)
-        ]
-        self._slices = (*self._slices, *new)
+        for number, (loss, examples, over, floors) in zip(finished, packed.tolist(), strict=True):
+            self.has_a_floor |= floors > 0
+            self._slices = (*self._slices, (number, over / examples, loss / examples))
 
     @property
     def slices(self) -> list[Slice]:

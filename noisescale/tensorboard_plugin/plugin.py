@@ -165,7 +165,7 @@ def _predict(runs: LoggedRuns, measured: Measured, asked: Mapping[str, str]) -> 
 
 def _unmeasured_optimizers(runs: LoggedRuns, measured: Measured, p: Prediction) -> Iterator[str]:
     """Yield why further optimizers of a run were not measured: they are in no list."""
-    for optimizer in {*p.history.optimizers} - {measured.optimizer}:
+    for optimizer in sorted({*p.history.optimizers} - {measured.optimizer}):
         try:
             runs.history(measured._replace(optimizer=optimizer))
         except ValueError as reason:

@@ -30,7 +30,7 @@ def asked_along(
             loss_slope=slope if step >= 75 else math.nan,
             **{"examples_of_run": EXAMPLES, **other},
         )
-        if policy.due(progress):
+        if policy.due(progress.share):
             wanted = policy(noise_scale, Plan(size, 1), progress)
             policy.take(wanted)
             if wanted != size:
@@ -48,10 +48,13 @@ def test_it_begins_with_a_thousandth_of_the_run_whatever_the_start(start: int) -
 
 def test_it_decides_by_the_formula_from_13_percent_on_and_stays_after_37() -> None:
     """By hand: r = 2.1·2000·√(.1/s), B = √(200·.03·r/.1)."""
-    found = asked_along(Find(), measured(2_000))
+    policy = Find()
+    assert policy.needs_loss
+    found = asked_along(policy, measured(2_000))
 
     first = math.sqrt(200 * 0.03 * 2.1 * 2_000 * math.sqrt(0.1 / 0.136) / 0.1)
     assert list(found) == [0.0, 0.136]
+    assert not policy.needs_loss
     assert found[0.136] == pytest.approx(first, rel=0.01)
 
 
@@ -90,7 +93,10 @@ def test_without_a_falling_loss_a_thousandth_is_kept(slope: float) -> None:
 
 
 def test_where_the_examples_are_not_known_the_batch_stays() -> None:
-    assert asked_along(Find(), measured(2_000), examples_of_run=None) == {}
+    policy = Find()
+
+    assert asked_along(policy, measured(2_000), examples_of_run=None) == {}
+    assert not policy.due(0.3)  # each question waits for the device
 
 
 def test_before_the_decision_another_length_counts_and_after_it_the_first_one() -> None:
@@ -106,4 +112,4 @@ def test_before_the_decision_another_length_counts_and_after_it_the_first_one() 
 
     assert second == pytest.approx(first, rel=0.1)
     assert fresh == pytest.approx(2 * first, rel=0.1)
-    assert not resumed.due(at)
+    assert not resumed.due(at.share)

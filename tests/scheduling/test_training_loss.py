@@ -6,9 +6,11 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from ranks import on_ranks
 from torch.nn import functional
 
-from noisescale.scheduling.training_loss import TrainingLoss, is_cross_entropy, slice_of
+from noisescale.scheduling.training_loss import Slice, TrainingLoss, is_cross_entropy, slice_of
 
 
 def of_a_power(exponent: float, steps: int, *, until: float, factor: float = 3.0) -> TrainingLoss:
@@ -101,6 +103,24 @@ def test_a_loss_that_may_have_a_floor_has_no_slope(kind: str) -> None:
 
     assert losses.has_a_floor
     assert math.isnan(losses.slope)
+
+
+def read_on_a_rank() -> tuple[list[Slice], bool]:
+    """Of the second rank, one loss has a penalty, and batches are three times as large."""
+    rank, losses = dist.get_rank(), TrainingLoss()
+    loss = torch.tensor(1.0 + rank, requires_grad=True)
+    losses.add(loss.square() if rank else loss.detach(), 10 * 3**rank, share=0.05)
+    losses.read(share=0.07)
+    return losses.slices, losses.has_a_floor
+
+
+def test_ranks_know_the_same() -> None:
+    first, second = on_ranks(2, read_on_a_rank)
+
+    assert first == second
+    ((one,), has_a_floor) = first
+    assert one.loss == pytest.approx((10 * 1 + 30 * 4) / 40)
+    assert has_a_floor
 
 
 def test_two_slices_have_no_slope_yet() -> None:

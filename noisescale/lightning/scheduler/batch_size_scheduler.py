@@ -94,7 +94,9 @@ class BatchSizeScheduler(trainer_access.Callback):
             "tradeoff". "tradeoff": √(r·B_simple), where r is the run's critical batch size so
             far; "ratio": B_simple; "norm_test": 4·B_simple; "doubling": twice the batch once
             B_simple exceeds twice the batch; "seesaw", "smith": grow when your schedule lowers the
-            learning rate; "bounded_seesaw": the same, as far as √(r·B_simple) allows. Or a mapping
+            learning rate; "bounded_seesaw": the same, as far as √(r·B_simple) allows; "find": see
+            `Find`; "nanochat": a quarter, then half of the batch in the first tenth of the run; a
+            text as "0:64 500k:128", by examples. Or a mapping
             to global batch sizes from steps ({0: 64, 1000: 128}) or from examples ({"0": 64, "2M":
             128}), a `Policy`, or a function from (noise scale, plan, progress) to a global batch
             size.
