@@ -55,7 +55,7 @@ SETTINGS = [
 """Optimizer, batch size and learning rate; the last rate is at the edge of stability or beyond."""
 
 
-def in_pairs(_: Cadence, step: int, *__: Any) -> bool:
+def in_pairs(_: Cadence, step: int, *__: Any, **___: Any) -> bool:
     """Measure two successive steps of eight, as the default measures two of thirty, say."""
     return (step - 1) % (2 * EVERY) < 2
 

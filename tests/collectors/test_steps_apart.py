@@ -18,7 +18,9 @@ from noisescale import NoiseScaleMeter
 from noisescale.collectors import steps_apart
 from noisescale.collectors.coordinates import Coordinates
 from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.rows.step_rows import Beside
 from noisescale.collectors.steps_apart import StepsApart
+from noisescale.estimation.row_similarity import RowSimilarity, Similarity
 
 ROWS, STEPS = 8, 220
 
@@ -67,6 +69,24 @@ def test_the_numbers_are_those_of_gradients_at_the_same_coordinates(left_out: li
     assert beside.ends
     assert isinstance(beside.numbers, Tensor)
     assert (2 * beside.numbers).tolist() == pytest.approx([float(x) for x in expected])
+
+
+@pytest.mark.parametrize("low", [0.005, 0.03])
+def test_steps_apart_that_show_a_little_are_a_reason_to_measure_pairs(low: float) -> None:
+    apart = apart_of([nn.Parameter(torch.randn(5))])
+    seen = Similarity(1.0, 0.8, 1.0, 0.0, -0.1, apart=0.08, apart_low=low)
+    norms = mock.MagicMock(big_sq_norm=1.0)
+    norms.moments.return_value.grad_sq_norm = 0.5
+    step = mock.MagicMock(at_coordinates=norms, beside=Beside(True, [1.0, 1.0, 1.0], math.nan))
+
+    with (
+        mock.patch.object(RowSimilarity, "is_due", True),
+        mock.patch.object(RowSimilarity, "look", return_value=seen),
+    ):
+        apart.take(step)
+
+    assert apart.suspects_rows == (low > 0.01)
+    assert not apart.withheld
 
 
 def test_steps_of_another_size_say_nothing_at_the_same_time() -> None:

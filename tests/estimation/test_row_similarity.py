@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from noisescale.estimation import row_similarity
 from noisescale.estimation.row_similarity import FEWEST, LOOKS, RowSimilarity, Similarity
 
 ROWS, COORDINATES = 16, 64
@@ -117,6 +118,20 @@ def test_steps_apart_must_show_more_than_successive_ones(
     assert look.apart == pytest.approx(far / (1 + far), abs=0.06)
     assert look.by_rows == shown
     assert look.suspected  # before pairs were measured
+
+
+def test_a_lower_bound_is_wrong_as_seldom_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Successive differences share means, so that fewer than there are count."""
+    monkeypatch.setattr(row_similarity, "BY_CHANCE", 0.05)
+    rng, shared, wrong = np.random.default_rng(0), 0.5, 0
+    for _ in range(1500):
+        found = RowSimilarity()
+        rows = shared * rng.normal(size=(60, 1)) + rng.normal(size=(60, ROWS))
+        for mean, variance in zip(rows.mean(1), rows.var(1, ddof=1), strict=True):
+            found.add_rows(ROWS, mean, variance)
+        wrong += found.look().correlation_low > shared**2 / (1 + shared**2)
+
+    assert 0.04 < wrong / 1500 < 0.065
 
 
 def test_few_numbers_and_numbers_that_are_not_finite_show_nothing() -> None:

@@ -3,6 +3,7 @@
 
 import copy
 import gc
+import math
 import random
 import warnings
 from collections.abc import Callable
@@ -151,6 +152,21 @@ def test_few_steps_have_a_pass_more_and_more_are_measured_that_need_none() -> No
     # Not in the first three is it known that the next step needs none. The others cost an eighth,
     # and the budget ends before six of them.
     assert meter.measured_steps == 9 + 14
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_rows_of_successive_steps_are_compared_apart_from_others(every: int) -> None:
+    model = network()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        meter = measured(model, every_n_steps=every)
+    steps(meter, model, *[[batch(i)] for i in range(40 * every)])
+    assert meter.measured_steps == 40
+
+    collector: Any = meter._capture.collector
+    look = collector._apart.found.look()
+    assert math.isnan(look.apart) == (every == 1)
+    assert math.isnan(look.correlation) == (every == 4)
 
 
 def test_where_rows_may_be_alike_successive_steps_are_measured() -> None:
