@@ -71,7 +71,7 @@ def test_digits_are_measured_and_it_says_where_to_look(package: str, tmp_path: P
 
     assert re.search(r"Gradient noise scale at the end: .*\(.*95 %.* \d+ steps\)", output)
     assert re.search(r"Critical batch size +[\d.,]+ examples \(.* [\d.]+ to [\d.]+\)", output)
-    assert "batch size 32 on 2 devices" in output
+    assert "batch size 8 on 2 devices" in output
     assert list(tmp_path.glob("digits/version_0/noise_scale.html"))
     assert f"tensorboard --logdir {tmp_path}" in output
     assert list(tmp_path.glob("digits/version_0/events*"))
