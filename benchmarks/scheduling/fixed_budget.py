@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train a fixed number of examples, and ask what a scheduled batch size costs in loss.
+"""Train a fixed number of examples, and compare scheduled batch sizes with the front of fixed ones.
 
 People train a fixed number of examples, with warm-up and decay of the learning rate, and want the
 same final loss in fewer serial steps. Fixed batch sizes are trained first, each with its learning
-rate searched by factors of 2 and √2 with two seeds, and then with all seeds: the front of loss
-against steps. Batch sizes are added until the best one has others on both sides, and so are
-learning rates. Then each policy starts from the best fixed batch size, from a quarter of it and
-from four times it, at the learning rate that was the best there, with the seeds of the fixed runs.
+rate searched by factors of 2 and √2 with two seeds, and then with more: the *front* of loss against
+steps. Batch sizes are added until the best one has others on both sides. B* is the largest batch
+size that loses at most 0.15 %, between those trained. Then each policy starts from B*/8, B*/4, B*
+and 4 B*, rounded to powers of two, at the learning rate that was the best there.
 
     python benchmarks/scheduling/fixed_budget.py [--budget MINUTES] [--only NAME] [--report]
 
 The loss of a scheduled run is compared with that of the best fixed batch size at the same seed: the
-same initial weights. A policy passes if the upper end of the 95 % interval of the mean difference
-is at most 0.3 %, and fails if the lower end is above that. Results are saved as they come, and a
-later call goes on from there.
+same initial weights. Its steps are compared with those of B*, and with those of the front at equal
+loss: that is its *regret*. A start is well served within 1 % of the loss and 2.2 times the steps.
+Each run is a single one at the scheduler's default budget for measuring. Results are saved as they
+come, and a later call goes on from there.
 
-Runs are on one thread, two at a time. The noise scale comes from halves of each batch; in the saved
-results it came from single examples, which earlier versions compared.
+Runs are on one thread, two at a time. The noise scale comes from halves of each batch. Rows of
+"bounded seesaw" are of an earlier default, which grew where the schedule lowers the learning rate.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ import statistics
 import sys
 import time
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from scipy.stats import t as student
 from torch import nn
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
@@ -55,9 +56,9 @@ from benchmarks.lib.workloads import (
     convolutions,
 )
 from noisescale import BatchSizeController, NoiseScale, NoiseScaleMeter, Plan
-from noisescale.scheduling.gate import BoundedSeesaw, Gate
+from noisescale.scheduling import find
+from noisescale.scheduling.find import Find, blind_batch_size
 from noisescale.scheduling.learning_rate import LearningRateScaling
-from noisescale.scheduling.policies import TradeoffRule
 from noisescale.scheduling.policy import Progress, Wanted
 
 NAME = "scheduling/fixed_budget"
@@ -229,7 +230,7 @@ class Budgeted:
     seeds: int = 5
     device: str = "cpu"
     taken_for_best: int | None = None
-    """A batch size that runs start from where the best one was not searched to the end."""
+    """A batch size around which others are tried, where the best one was not searched."""
 
     @property
     def workload(self) -> Workload:
@@ -278,64 +279,28 @@ BUDGETS = {
 SMOKE = Budgeted("smoke", "digits", momentum, cosine, 1_200, 8, 0.05, seeds=2, taken_for_best=4)
 
 
-class Growing(Gate):
-    """A gate that never lets the batch shrink."""
+KEPT, BOUNDED = "kept", "bounded seesaw"
+
+
+class BySlopeAlone(Find):
+    """What `Find` would be without a noise scale: √E/σ^2.2, and a constant for these workloads."""
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
-        wanted = super().__call__(noise_scale, plan, progress)
-        return max(wanted, Wanted(plan.batch_size, "it never shrinks"))
+        with patch.object(find, "best_batch_size", lambda e, _, slope: e**0.5 / slope**2.2 / 450):
+            return super().__call__(noise_scale, plan, progress)
 
 
-KEPT, OTHER_LR = "kept", "auto, other lr"
-LIFTED, SHORTER, LONGER, GROWS = (
-    "auto, lifted freely",
-    "auto, 1,000 steps",
-    "auto, 4,000 steps",
-    "grows to 0.7√(r·b)",
-)
-BETAS, DECAY = "auto, betas follow", "auto, decay follows"
-TRIALS = (OTHER_LR, BETAS, DECAY, LIFTED, SHORTER, LONGER)
-TRIED_ON = ("autoencoder, momentum", SMOKE.name)
 POLICIES: dict[str, tuple[Callable[[], Any], LearningRateScaling]] = {
     KEPT: (lambda: None, "none"),
     "auto": (lambda: "auto", "auto"),
-    "find": (lambda: "find", "auto"),
-    "a thousandth": (lambda: lambda b, plan, run: run.examples_of_run / 1000, "auto"),
-    "nanochat": (lambda: "nanochat", "auto"),
-    SHORTER: (lambda: BoundedSeesaw(least_steps=1000), "auto"),
-    LONGER: (lambda: BoundedSeesaw(least_steps=4000), "auto"),
-    LIFTED: (lambda: BoundedSeesaw(least_steps=0), "sqrt"),
-    GROWS: (lambda: Growing(TradeoffRule(share=0.7)), "sqrt"),
+    "by the examples": (lambda: lambda b, plan, run: blind_batch_size(run.examples_of_run), "auto"),
+    "slope alone": (BySlopeAlone, "auto"),
     "seesaw": (lambda: "seesaw", "sqrt"),
-    OTHER_LR: (lambda: "auto", "none"),
-    BETAS: (lambda: "auto", "sqrt"),
-    DECAY: (lambda: "auto", "sqrt"),
+    "nanochat": (lambda: "nanochat", "auto"),
 }
-"""The other learning rate is AdaScale's under SGD, and the capped square root else.
-
-Betas follow by their half-life in examples (Marek et al. 2025; momentum likewise), and weight decay
-with the learning rate: a step of k times the batch then decays by k.
-"""
-
-
-def follow(policy: str, optimizers: Sequence[torch.optim.Optimizer], ratio: float) -> None:
-    """Let betas or weight decay follow a batch size that is `ratio` times the first one."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            first = group.setdefault("first", {name: group.get(name) for name in _FOLLOWING})
-            if policy == DECAY and first["weight_decay"]:
-                group["weight_decay"] = first["weight_decay"] * math.sqrt(ratio)
-            if policy == BETAS and first["betas"]:
-                group["betas"] = first["betas"][0], first["betas"][1] ** ratio
-            if policy == BETAS and first["momentum"]:
-                group["momentum"] = first["momentum"] ** ratio
-
-
-_FOLLOWING = ("weight_decay", "betas", "momentum")
-
-STARTS = {"best": 1.0, "1/4": 0.25, "4 x": 4.0}
-ALLOWED = 0.3
-"""How much larger the loss may be, in percent."""
+STARTS = {"B*/8": 1 / 8, "B*/4": 1 / 4, "B*": 1.0, "4 B*": 4.0}
+LOST, STEPS = 1.0, 2.2
+"""Of a start served well: the loss over the best one, in percent, and the steps over B*'s."""
 
 
 def budgeted(name: str) -> Budgeted:
@@ -352,8 +317,6 @@ def final_loss(task: tuple[str, str, int, float, int]) -> tuple[float, int, list
     model = workload.seeded_model(seed).to(budget.device)
     optimizers = budget.optimizers(model, lr)
     make, lr_scaling = POLICIES[policy]
-    if policy == OTHER_LR:
-        lr_scaling = "adascale" if budget.optimizers is momentum else "capped_sqrt"
     controller, meter = None, None
     if policy != KEPT:
         controller = BatchSizeController(
@@ -390,8 +353,6 @@ def final_loss(task: tuple[str, str, int, float, int]) -> tuple[float, int, list
         else:
             meter.backward(loss, local_batch_size=size)
             meter.step()
-        if policy in (BETAS, DECAY):
-            follow(policy, optimizers, size / start)
         for optimizer in optimizers:
             optimizer.step()
         done, steps = done + size, steps + 1
@@ -469,16 +430,6 @@ class Runs:
             size: self.tried(budget.name, size)[lr] for size, lr in rates.items() if lr is not None
         }
 
-    def best_batch_size(self, budget: Budgeted) -> int | None:
-        """The fixed batch size with the least loss, if others lie on both of its sides."""
-        if budget.taken_for_best:
-            return budget.taken_for_best
-        front = self.front(budget)
-        if not front:
-            return None
-        best = min(front, key=lambda size: front[size])
-        return best if min(front) < best < max(front) else None
-
 
 def largest_good(front: dict[int, float]) -> float:
     """B*: the largest fixed batch size within 0.15 % of the least loss, between those trained."""
@@ -499,8 +450,8 @@ def nearest_power(size: float) -> int:
 GOOD = 0.15
 """How much larger than the least one, in percent, the loss of a good batch size may be."""
 
-SEARCHED = 2
-"""Seeds of a search of the learning rate; the best one is trained with all seeds."""
+SEARCHED, SCHEDULED = 2, 3
+"""Seeds of a search of the learning rate, whose best one is trained with all; and of a policy."""
 
 
 def untried(runs: Runs, budget: Budgeted, size: int, first_lr: float) -> Iterator[list[float]]:
@@ -556,34 +507,73 @@ def train(runs: Runs, budget: Budgeted, deadline: float) -> bool:
             if len(runs.losses(budget.name, KEPT, size, lr)) >= budget.seeds:
                 break
             runs.make(budget.name, KEPT, size, [lr], budget.seeds)
-    best = runs.best_batch_size(budget)
-    if best is None:
-        return True
     for policy in POLICIES:
-        if policy in TRIALS and budget.name not in TRIED_ON:
-            continue  # what is not chosen needs no confirmation
-        if policy == OTHER_LR and budget.optimizers is not momentum:
-            continue  # the cap of the square root never acts on a batch that grows towards b
-        if policy == DECAY and budget.optimizers is momentum:
-            continue  # it has none
-        for start in starts_of(runs, budget, best).values():
-            lr = runs.best_rate(budget.name, start)
-            if lr is None:
-                continue
-            if time.monotonic() > deadline:
-                return False
-            runs.make(budget.name, policy, start, [lr], budget.seeds)
+        for start in starts_of(runs, budget).values():
+            if (lr := runs.best_rate(budget.name, start)) is not None:
+                if time.monotonic() > deadline:
+                    return False
+                runs.make(budget.name, policy, start, [lr], SCHEDULED)
     return True
 
 
-def starts_of(runs: Runs, budget: Budgeted, best: int) -> dict[str, int]:
+def starts_of(runs: Runs, budget: Budgeted) -> dict[str, int]:
     """The batch sizes that scheduled runs start from, as far as they were searched."""
-    found = {name: round(best * factor) for name, factor in STARTS.items()}
-    return {name: size for name, size in found.items() if runs.tried(budget.name, size)}
+    front = runs.front(budget)
+    if not front:
+        return {}
+    largest = largest_good(front)
+    found = {name: nearest_power(largest * factor) for name, factor in STARTS.items()}
+    return {name: size for name, size in found.items() if runs.best_rate(budget.name, size)}
+
+
+class Compared(NamedTuple):
+    """One scheduled run beside the front."""
+
+    lost: float
+    """Loss over that of the best fixed batch size at the same seed, in percent."""
+    steps: float
+    """Steps over those of B*."""
+    regret: float
+    """Steps over those of the front at equal loss; over those of B* if none is as good."""
+
+    @property
+    def served_well(self) -> bool:
+        return self.lost <= LOST and self.steps <= STEPS
+
+
+def compared(runs: Runs, budget: Budgeted, policy: str, start: int) -> list[Compared]:
+    """Each run of a policy from a start, at the learning rate that is the best there."""
+    front, lr = runs.front(budget), runs.best_rate(budget.name, start)
+    best = min(front, key=lambda size: front[size])
+    own = runs.losses(budget.name, KEPT, best, runs.best_rate(budget.name, best) or 0.0)
+    steps = budget.examples / largest_good(front)
+    found = []
+    for row in runs.of(budget.name, policy, start, lr or 0.0):
+        if row["seed"] in own:
+            ratio = (row["loss"] or math.inf) / own[row["seed"]]
+            of_front = steps_of_front(front, budget.examples, ratio * front[best]) or steps
+            lost = 100 * (ratio - 1)
+            found.append(Compared(lost, row["steps"] / steps, row["steps"] / of_front))
+    return found
+
+
+def steps_of_front(front: dict[int, float], examples: int, loss: float) -> float | None:
+    """The fewest steps in which a fixed batch size has this loss, between those trained."""
+    before = None
+    for size in sorted(front, reverse=True):
+        steps = examples / size
+        if front[size] <= loss:
+            if before is None:
+                return steps
+            share = (before[1] - loss) / (before[1] - front[size])
+            return float(before[0] * (steps / before[0]) ** share)
+        before = steps, front[size]
+    return None
 
 
 def report(runs: Runs, names: Sequence[str], console: Console) -> None:
-    """Print the front, and loss and steps of each policy beside the best fixed batch size."""
+    """Print the front, each policy beside it from each start, and all starts together."""
+    together: dict[str, list[Compared]] = defaultdict(list)
     for name in names:
         budget = budgeted(name)
         front = runs.front(budget)
@@ -595,43 +585,36 @@ def report(runs: Runs, names: Sequence[str], console: Console) -> None:
             console.print(
                 f"  fixed {size:>4}: loss {loss:.4f}, {budget.examples // size} steps, lr {lr:.3g}"
             )
-        best = runs.best_batch_size(budget)
-        if best is None:
-            console.print("  The best fixed batch size is not within the grid, or not known yet.")
+        if not front:
             continue
-        table = Table("start", "policy", "loss, %", "95 % interval", "steps", "verdict")
-        own = runs.losses(name, KEPT, best, runs.best_rate(name, best) or 0.0)
-        for label, start in starts_of(runs, budget, best).items():
-            lr = runs.best_rate(name, start)
-            if lr is None:
-                continue
-            tried = (row["policy"] for row in runs.rows if row["workload"] == name)
+        console.print(f"  B* {largest_good(front):.3g}")
+        table = Table("start", "policy", "runs", "loss, %", "steps, of B*'s", "regret")
+        tried = dict.fromkeys(row["policy"] for row in runs.rows if row["workload"] == name)
+        for label, start in starts_of(runs, budget).items():
             for policy in dict.fromkeys([*POLICIES, *tried]):
-                rows = runs.of(name, policy, start, lr)
-                if rows:
-                    table.add_row(label, policy, *compared(rows, own, budget.examples / best))
+                if found := compared(runs, budget, policy, start):
+                    together[policy] += found
+                    lost, steps, regret = (statistics.fmean(x) for x in zip(*found, strict=True))
+                    cells = f"{len(found)}", f"{lost:+.2f}", f"{steps:.2f}", f"{regret:.2f}"
+                    table.add_row(f"{label}, {start}", policy, *cells)
         console.print(table)
-
-
-def compared(rows: Sequence[Row], own: dict[int, float], steps: float) -> tuple[str, ...]:
-    """The mean difference of the loss, its interval, the share of the steps, and a verdict."""
-    differences = [
-        100 * ((row["loss"] or math.inf) / own[row["seed"]] - 1)
-        for row in rows
-        if row["seed"] in own
-    ]
-    share = statistics.fmean(row["steps"] for row in rows) / steps
-    mean = statistics.fmean(differences)
-    if len(differences) < 2 or not math.isfinite(mean):
-        return f"{mean:+.2f}", "", f"{share:.2f} x", "undecided"
-    error = statistics.stdev(differences) / math.sqrt(len(differences))
-    width = float(student.ppf(0.975, len(differences) - 1)) * error
-    verdict = "undecided"
-    if mean + width <= ALLOWED:
-        verdict = "passes"
-    elif mean - width > ALLOWED:
-        verdict = "fails"
-    return f"{mean:+.2f}", f"{mean - width:+.2f} to {mean + width:+.2f}", f"{share:.2f} x", verdict
+    table = Table("policy", "runs", "served well", "loss, %", "at most", "steps", "regret", "worst")
+    for policy, found in together.items():
+        lost, steps, regret = ([*x] for x in zip(*found, strict=True))
+        well = sum(one.served_well for one in found) / len(found)
+        middle = [statistics.median(x) for x in (lost, steps, regret)]
+        table.add_row(
+            policy,
+            f"{len(found)}",
+            f"{well:.0%}",
+            f"{middle[0]:+.2f}",
+            f"{max(lost):+.1f}",
+            f"{middle[1]:.2f}",
+            f"{middle[2]:.2f}",
+            f"{max(regret):.1f}",
+        )
+    console.print("\nAll starts")
+    console.print(table)
 
 
 def main() -> None:

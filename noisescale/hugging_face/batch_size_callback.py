@@ -102,8 +102,8 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
         TypeError: If an argument has a wrong type.
 
     Examples:
-        >>> BatchSizeCallback("bounded_seesaw", max_batch_size=512)
-        BatchSizeCallback(policy='bounded_seesaw', max_batch_size=512)
+        >>> BatchSizeCallback("tradeoff", max_batch_size=512)
+        BatchSizeCallback(policy='tradeoff', max_batch_size=512)
 
     References:
         McCandlish et al. 2018, arXiv:1812.06162, appendix D.
@@ -279,12 +279,7 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
         controller = self._controller
         if controller is None or logs is None or "loss" not in logs:
             return
-        known = {
-            "batch_size/wanted": controller.wanted,
-            "batch_size/planned": float(controller.plan.batch_size),
-            "batch_size/lr_factor": controller.lr_factor,
-        }
-        trainer_access.add_to_logs(known, logs, state)
+        trainer_access.add_to_logs(controller.metrics, logs, state)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -303,6 +298,8 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
     ) -> None:
         self._stop_hearing()
         if self._controller is not None:
+            if stayed := self._controller.reason_to_stay:
+                self._tell(state, stayed)
             self._controller.close()
             args.gradient_accumulation_steps = self._data.first
 

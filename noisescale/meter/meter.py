@@ -440,14 +440,19 @@ class Meter:
         self._counts.unmeasured_examples += local_examples
         self._open_step()
 
-    def follow(self) -> None:
+    def follow(self, decides: bool = True) -> None:
         """Measure for decisions. Call it before the first step.
 
         Unless `max_overhead` was given, more steps are then measured, as decisions wait for them.
+
+        Args:
+            decides: False once all is decided: steps are then measured as without a scheduler. All
+                ranks must call it after the same step.
         """
-        self._follows = True
-        if self._options.max_overhead is None:
-            self._cadence = Cadence.for_decisions(self._options.every_n_steps)
+        if self._options.max_overhead is None and decides != self._follows:
+            every = self._options.every_n_steps
+            self._cadence = Cadence.for_decisions(every) if decides else Cadence(every)
+        self._follows = decides
 
     def agree(
         self, seconds_per_step: float, costs: Iterable[float] = (), *, cheaper: bool = True

@@ -2,8 +2,7 @@
 """Which batch size to train at now, how to make it up, and which learning rate goes with it."""
 
 from noisescale.plan import Plan as Plan
-from noisescale.scheduling.gate import Auto as Auto
-from noisescale.scheduling.gate import BoundedSeesaw as BoundedSeesaw
+from noisescale.scheduling.find import Find as Find
 from noisescale.scheduling.gate import Gate as Gate
 from noisescale.scheduling.policies import DoublingRule as DoublingRule
 from noisescale.scheduling.policies import Given as Given

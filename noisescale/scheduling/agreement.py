@@ -32,11 +32,6 @@ class Agreement:
         self._device, self._checksum = device, checksum
         self._pending: _Range | None = None
 
-    @property
-    def several_ranks(self) -> bool:
-        """Whether there are other ranks to agree with."""
-        return world_size() > 1
-
     def check(self, wanted: float, *, in_background: bool = False) -> None:
         """Raise unless all ranks want the same, or have the same schedule. All ranks must call it.
 

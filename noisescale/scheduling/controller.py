@@ -36,7 +36,6 @@ from noisescale.scheduling.decision import (
     with_batches_of,
     with_noise_scale,
 )
-from noisescale.scheduling.gate import Auto
 from noisescale.scheduling.learning_rate import LearningRateScaling
 from noisescale.scheduling.policies import PolicyLike
 from noisescale.scheduling.policy import Progress
@@ -85,12 +84,11 @@ class BatchSizeController:
     Args:
         plan: The plan that the run starts with.
         optimizers: One, or all of them.
-        policy: "auto": see `Auto`; "tradeoff", "ratio", "norm_test", "doubling"; "seesaw",
-            "bounded_seesaw", "smith"; "find", which needs `add_loss` and `clock.end_with`;
-            "nanochat"; "0:64 500k:128"; a mapping from steps to batch sizes; a `Policy`; or a
-            function from (noise scale, plan, progress) to the global batch that is wanted. A
-            function is called at every step, unless it has the attribute
-            `needs_noise_scale = True`.
+        policy: "auto" or "find": see `Find`, which needs `add_loss` and `clock.end_with`;
+            "tradeoff", "ratio", "norm_test", "doubling"; "seesaw", "smith"; "nanochat";
+            "0:64 500k:128"; a mapping from steps to batch sizes; a `Policy`; or a function from
+            (noise scale, plan, progress) to the global batch that is wanted. A function is called
+            at every step, unless it has the attribute `needs_noise_scale = True`.
         lr_scaling: How the learning rate follows the batch size, see `factors_for`. "auto":
             "adascale" for SGD if the policy uses the noise scale, else "sqrt".
         min_batch_size: Least global batch, in examples. Default: one micro-batch a device.
@@ -165,7 +163,9 @@ steps on
             examples_per_row=examples_per_row,
         )
         self.moves: deque[Move] = deque(maxlen=_MOVES_KEPT)
-        """The last thousand changes of the batch size."""
+        """The last thousand changes of the batch size, those before a checkpoint included."""
+        self.reason: str | None = None
+        """Why the policy asked for what it asked for last; None: it was not asked, or said none."""
         self.clock = Clock()
         """How often a schedule that is sized in steps is due, see docs/scheduling.md."""
         base = base_batch_size or plan.batch_size
@@ -210,9 +210,15 @@ steps on
 
     @property
     def choice(self) -> str | None:
-        """What `policy="auto"` is in this run, and why; None for any other policy."""
-        policy = self.settings.policy
-        return policy.reason(self.progress) if isinstance(policy, Auto) else None
+        """What the policy says at the start of the run; None: nothing."""
+        return self.settings.policy.note(self.plan, self.progress)
+
+    @property
+    def reason_to_stay(self) -> str | None:
+        """What to say at the end of a run without a move; None if it had one, or none is due."""
+        if self.moves or self.reason is None:
+            return None
+        return f"the batch size stayed {self.plan}: {self.reason}"
 
     @property
     def progress(self) -> Progress:
@@ -231,6 +237,19 @@ steps on
         ends = math.isfinite(steps) and self.clock.ends_by(self.steps) == "examples"
         return steps * self.base_batch_size if ends else None
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What loggers get, under keys that begin with `batch_size/`."""
+        known = {
+            "wanted": self.wanted,
+            "planned": float(self.plan.batch_size),
+            "lr_factor": self.lr_factor,
+            **self.settings.policy.metrics,
+        }
+        if math.isfinite(slope := self.losses.slope):
+            known["loss_slope"] = slope
+        return {f"batch_size/{name}": value for name, value in known.items()}
+
     def add_loss(self, loss: Tensor, examples: float) -> None:
         """Add the loss of a micro-batch, for a policy that needs it.
 
@@ -247,14 +266,13 @@ steps on
         """The largest micro-batch to try, in rows; lowered after memory ran out."""
         return most_rows(self.settings, self._state)
 
-    def due_after(self, measured_step: int | None, device_batch_size: float | None = None) -> bool:
+    def due_after(self, measured_step: int | None) -> bool:
         """Return whether to ask the policy before the next step.
 
         Args:
             measured_step: The last measured step, `NoiseScaleMeter.last_measured_step`. A decision
                 on the noise scale waits until a step was measured since the last decision. None:
                 one was.
-            device_batch_size: What `decide` is going to be given.
         """
         state = self._state
         policy = self.settings.policy
@@ -267,14 +285,7 @@ steps on
             return True
         if policy.at_every_step:
             # All ranks have the same answer: they meet only where something changes.
-            # A learning rate may differ (a plateau of each rank's own): then they wait for news.
-            if policy.needs_noise_scale and self._agreement.several_ranks:
-                return False
-            wanted = self._ask_policy(state.noise_scale)
-            if policy.needs_noise_scale:
-                size = device_batch_size
-                return decision(self.settings, state, wanted, None, size)[1] is not None
-            return bool(wanted != state.wanted)
+            return bool(self._ask_policy() != state.wanted)
         # The learning rate follows the noise scale, but a schedule by steps is kept to the step.
         scheduled = policy.checksum is not None
         agreed = self._agreement.same_schedule
@@ -387,6 +398,7 @@ steps on
         stays = move is None and self.settings.policy.by_reduced_values
         self._agreement.check(state.wanted, in_background=stays)
         self.settings.policy.take(answer)
+        self.reason = getattr(answer, "reason", None)
         self._go_on(state, move)
         return move
 
@@ -404,8 +416,10 @@ steps on
             confidence: Coverage of the interval of the noise scale. Default: the meter's.
             device_batch_size: See `decide`.
         """
+        if meter is not None and self.settings.policy.done:
+            meter.follow(False)
         measured_step = 0 if meter is None else meter.last_measured_step
-        if not self.due_after(measured_step, device_batch_size):
+        if not self.due_after(measured_step):
             return None
         if meter is None:
             return self.decide(device_batch_size=device_batch_size)
@@ -480,6 +494,8 @@ steps on
             **to_builtins(self._state),
             "clock": self.clock.state_dict(),
             "losses": self.losses.state_dict(),
+            "moves": to_builtins([*self.moves]),
+            "reason": self.reason,
             "same_schedule": self._agreement.same_schedule,
             "policy": policy.state_dict(),
             "policy_kind": policy.kind,
@@ -511,6 +527,9 @@ steps on
         self._go_on(resume(self.settings, self.plan, saved, device_batch_size))
         self.clock.load_state_dict(state["clock"])
         self.losses.load_state_dict(state["losses"])
+        self.moves.clear()
+        self.moves.extend(Move.of(**move) for move in state["moves"])
+        self.reason = state["reason"]
         policy = self.settings.policy
         if state["policy"]:
             policy.go_on_from(state["policy"], state["policy_kind"])

@@ -108,10 +108,6 @@ class ControllerState(NamedTuple):
     """The lower bound of the noise scale at the last decision."""
     measured_step: int = 0
     """The last measured step before the last decision; 0: none, or not given."""
-    noise_scale: NoiseScale = NOTHING_MEASURED
-    """The noise scale at the last decision, for policies that are asked at every step."""
-    noise_scale_read: int = 0
-    """Optimizer steps taken by then."""
 
     def progress(self, learning_rate: float) -> Progress:
         """Return the progress of the run, with the learning rate of its own schedule."""
@@ -123,7 +119,6 @@ class ControllerState(NamedTuple):
             learning_rate,
             self.peak_learning_rate,
             self.base_batch_size,
-            self.steps - self.noise_scale_read,
             first_batch_size=self.first_share * self.base_batch_size,
         )
 
@@ -148,6 +143,11 @@ class Move:
     lr_factor: float
     """The factor on the learning rate from here on."""
     reason: str
+
+    @classmethod
+    def of(cls, before: dict[str, Any], after: dict[str, Any], **rest: Any) -> Move:
+        """Return a saved move."""
+        return cls(before=Plan(**before), after=Plan(**after), **rest)
 
     @property
     def changes_batch_size(self) -> bool:
@@ -210,8 +210,6 @@ def with_noise_scale(
         next_decision=steps + min(max(steps // 4, 1), settings.decide_every_n_steps),
         low=noise_scale.low,
         measured_step=measured_step,
-        noise_scale=noise_scale,
-        noise_scale_read=steps,
         peak_learning_rate=max(state.peak_learning_rate, learning_rate),
     )
 

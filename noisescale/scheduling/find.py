@@ -8,17 +8,23 @@ from typing import Any
 
 from noisescale.estimation.noise_scale import NoiseScale, three_digits
 from noisescale.plan import Plan
+from noisescale.scheduling.gate import Gate
+from noisescale.scheduling.policies import TradeoffRule
 from noisescale.scheduling.policy import Policy, Progress, Wanted
 from noisescale.scheduling.training_loss import BEGINS, WIDTH, slice_of
 
-BLIND_STEPS = 1000
-"""The steps that a run has at the batch size that is taken before anything is measured."""
+BLIND_STEPS, LONG_RUN = 1000, 200_000
+"""The steps that a run has at the batch size that is taken before anything is measured.
+
+Runs of more examples than the second number have more steps, as their square root: in sweeps of
+language models the best batch size grows as D^0.38 (Power Lines) to D^0.57 (Step Law).
+"""
 
 CAP = 0.15
 """The largest batch before the decision, as a share of the critical batch size of the run."""
 
 KAPPA = 0.03
-"""B* = √(E/1000 · KAPPA·r/σ), see `best_batch_size`."""
+"""See `best_batch_size`."""
 
 MEASURED, DECIDES, DECIDED = -8, 5, 10
 """The slices from which on the noise scale counts, and with which decisions begin and end.
@@ -32,8 +38,27 @@ WITHIN = 8.0
 LEAST_FACTOR, LEAST_CAP = 1.25, 1.5
 """The least factor of a move by a decision, and by the cap before it."""
 
+FAR_ABOVE = 4.0
+"""A batch so many times too large may train at a learning rate that stability bounds."""
+
+NO_EXAMPLES = "the examples of the run are not known, as a number of optimizer steps ends it"
+
 LIKELY = 2.0
 """The factor within which the best batch size is, in most runs."""
+
+
+def blind_batch_size(examples: float) -> float:
+    """Return the batch size for a run of so many examples, of which nothing is known yet.
+
+    Examples:
+        >>> blind_batch_size(60_000), blind_batch_size(20_000_000)
+        (60.0, 2000.0)
+
+    References:
+        Bergsma et al. 2025, "Power Lines", arXiv:2505.13738. Li et al. 2025, "Step Law",
+        arXiv:2503.04715.
+    """
+    return examples / BLIND_STEPS / math.sqrt(max(examples / LONG_RUN, 1.0))
 
 
 def critical_batch_size_at(noise_scale: float, share: float) -> float:
@@ -48,7 +73,7 @@ def critical_batch_size_at(noise_scale: float, share: float) -> float:
 def best_batch_size(examples: float, critical_batch_size: float, slope: float) -> float:
     """Return B*, the largest fixed batch size that costs a run next to no loss.
 
-    It is the geometric mean of two estimates: a thousandth of the run, and KAPPA·r/σ. A batch B
+    It is the geometric mean of two estimates: `blind_batch_size`, and KAPPA·r/σ. A batch B
     loses the share B/r of the progress of its examples, r being the critical batch size, and what
     is lost is worth σ = -d ln L/d ln E times that in the logarithm of the loss.
 
@@ -61,20 +86,21 @@ def best_batch_size(examples: float, critical_batch_size: float, slope: float) -
         >>> round(best_batch_size(200_000, 400.0, slope=0.1))
         155
     """
-    return math.sqrt(examples / BLIND_STEPS * KAPPA * critical_batch_size / slope)
+    return math.sqrt(blind_batch_size(examples) * KAPPA * critical_batch_size / slope)
 
 
 class Find(Policy):
     """Find the best batch size for the examples of a run, whatever it starts with.
 
-    - From the first step on a thousandth of the run.
+    - From the first step on a thousandth of the run, `blind_batch_size`.
     - From 1 % of the run at most a share of the critical batch size, as far as it is known.
     - From 13.6 % to 36.9 % of the run, six times, towards `best_batch_size`: the geometric mean of
-      the estimates so far, within a factor of 8 of a thousandth of the run.
+      the estimates so far, within a factor of 8 of the first one.
     - Then it stays.
 
-    It needs a run that examples or epochs end, and a loss that is a cross-entropy. Without the
-    slope of the loss or the noise scale a thousandth of the run is kept.
+    Without the noise scale, or the slope of a loss that is a cross-entropy, the first of these
+    batch sizes is kept. A run that optimizer steps end keeps its own batch size. In a run without a
+    known end it is `TradeoffRule` behind a `Gate`: only there may steps be paid for with examples.
 
     Examples:
         >>> start = Progress(0, 0.0, share=0.0, examples_of_run=200_000.0)
@@ -92,28 +118,60 @@ class Find(Policy):
         """Logarithms of the estimates of the best batch size so far."""
         self._examples: float | None = None
         """Examples of the run, since the first estimate."""
+        self._without_end = Gate(TradeoffRule())
 
     @property
     def needs_loss(self) -> bool:
         """Whether the last decision is still to come."""
-        return self._asked < DECIDED
+        return not self.done
 
-    def due(self, share: float | None) -> bool:
+    @property
+    def done(self) -> bool:
+        """Whether the last decision is over."""
+        return self._asked >= DECIDED
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The best batch size so far, with the ends of its band."""
+        if not self._logs:
+            return {}
+        best = math.exp(sum(self._logs) / len(self._logs))
+        return {"best": best, "best_low": best / LIKELY, "best_high": best * LIKELY}
+
+    def note(self, plan: Plan, progress: Progress) -> str | None:
+        """Say where it is another policy, and where the learning rate given is no guide."""
+        if progress.share is None:
+            return 'as the end of the run is not known, the policy is "tradeoff"'
+        examples, now = progress.examples_of_run, float(plan.batch_size)
+        if examples is None:
+            return f"the batch size stays {three_digits(now)}: {NO_EXAMPLES}"
+        if now <= FAR_ABOVE * (blind := blind_batch_size(examples)):
+            return None
+        return (
+            f"the batch size of {three_digits(now)} is far above {three_digits(blind)}, which fits"
+            f" a run of {examples:,.0f} examples, so the learning rate is no guide to a smaller"
+            " one: search for one there"
+        )
+
+    def due(self, share: float | None) -> bool | None:
         """Return whether to ask now: at the first step, and as slices of the run begin."""
-        return share is not None and self._asked < _slice(share) <= DECIDED
+        return None if share is None else self._asked < _slice(share) <= DECIDED
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
         """Return the wanted batch size with a reason; the plan's own batch size to stay."""
         now, share = float(plan.batch_size), progress.share
+        if share is None:
+            return self._without_end(noise_scale, plan, progress)
         examples = self._examples or progress.examples_of_run
-        number = _slice(share or 0.0)
+        number = _slice(share)
         state: dict[str, Any] = {"asked": number, "logs": self._logs, "examples": self._examples}
-        if share is None or examples is None:
-            return Wanted(now, "the examples of the run are not known", state)
-        blind = examples / BLIND_STEPS
+        if examples is None:
+            return Wanted(now, NO_EXAMPLES, state)
+        blind = blind_batch_size(examples)
         if number < MEASURED:
             decides = 100 * BEGINS * math.exp(WIDTH * DECIDES)
-            why = f"for now (a thousandth of the run); decides at {decides:.0f} % of it"
+            of_run = f"a run of {examples:,.0f} examples"
+            why = f"for now (by {of_run} alone); decides at {decides:.0f} % of it"
             return Wanted(blind, why, state)
         known = noise_scale.value if noise_scale.resolved else noise_scale.low
         if number < DECIDES:
@@ -131,8 +189,8 @@ class Find(Policy):
             state |= {"logs": (*self._logs, math.log(found)), "examples": examples}
         logs = state["logs"]
         if not logs:
-            missing = "slope of the loss" if known > 0 else "noise scale"
-            return Wanted(now, f"the {missing} is not known", state)
+            missing = "slope of a cross-entropy" if known > 0 else "noise scale"
+            return Wanted(blind, f"the {missing} is not known: by the examples alone", state)
         best = math.exp(sum(logs) / len(logs))
         why = (
             f"best batch for this budget about {three_digits(best)}"

@@ -339,7 +339,6 @@ PolicyLike = (
         "norm_test",
         "doubling",
         "seesaw",
-        "bounded_seesaw",
         "find",
         "nanochat",
         "smith",

@@ -36,8 +36,6 @@ class Progress(NamedTuple):
     """The largest learning rate of the run's own schedule so far."""
     base_batch_size: float = 1.0
     """The batch size that the learning rate was chosen for."""
-    noise_scale_age: int = 0
-    """Optimizer steps since the noise scale was read."""
     share: float | None = None
     """The share of the run that is over, from 0 to 1; None if its end is not known."""
     ends_by: Literal["examples", "steps"] | None = None
@@ -97,9 +95,8 @@ class Policy(State):
     at_every_step: bool = False
     """Whether a policy whose answer is the same on all ranks is asked at every step on each.
 
-    Ranks then meet only where the answer changes. A policy that needs the noise scale is given the
-    last one, see `Progress.noise_scale_age`; of several ranks it is asked with a new one alone. It
-    must be `by_reduced_values`.
+    Ranks then meet only where the answer changes. It must be `by_reduced_values`, and needs no
+    noise scale.
     """
     extra: type[ExtraMeasurement] | None = None
     """What the meter has to measure beside the noise scale; `Progress.extra` has it by name."""
@@ -131,6 +128,20 @@ class Policy(State):
     def needs_loss(self) -> bool:
         """Whether the policy still needs the slope of the training loss, `Progress.loss_slope`."""
         return False
+
+    @property
+    def done(self) -> bool:
+        """Whether the batch size stays from now on, so that no more steps need to be measured."""
+        return False
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """What it goes by, for loggers: keys are logged as `batch_size/...`."""
+        return {}
+
+    def note(self, plan: Plan, progress: Progress) -> str | None:
+        """Say at the start of a run what the user should know of it."""
+        return None
 
     def due(self, share: float | None) -> bool | None:
         """Return whether to ask now, at a share of the run; None: as the flags say.

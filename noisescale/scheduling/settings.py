@@ -14,7 +14,7 @@ from noisescale.checks import require_bounds, require_choice, require_count, req
 from noisescale.plan import Bounds, Plan
 from noisescale.refusal import Refusal, TypeRefusal
 from noisescale.scheduling.find import Find
-from noisescale.scheduling.gate import Auto, BoundedSeesaw, Gate
+from noisescale.scheduling.gate import Gate
 from noisescale.scheduling.learning_rate import BY_NOISE_SCALE, NAMES, LearningRateScaling
 from noisescale.scheduling.policies import (
     NANOCHAT,
@@ -32,14 +32,13 @@ from noisescale.scheduling.policies import (
 from noisescale.scheduling.policy import FunctionPolicy, Policy
 
 _NAMED: dict[str, Callable[[], Policy]] = {
-    "auto": Auto,
+    "auto": Find,
     "tradeoff": lambda: Gate(TradeoffRule()),
     "ratio": lambda: Gate(RatioRule()),
     "norm_test": lambda: Gate(NormTestRule()),
     "doubling": lambda: Gate(DoublingRule()),
     "seesaw": InsteadOfDecay,
     "smith": InsteadOfDecay,
-    "bounded_seesaw": BoundedSeesaw,
     "find": Find,
     "nanochat": lambda: GivenByShare(NANOCHAT),
 }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The controller in a loop of one's own: windows, decisions, state, several ranks."""
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ from refused import refused
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import BatchSizeController, GradientMoments, NoiseScale, NoiseScaleMeter, Plan
-from noisescale.scheduling import BoundedSeesaw, Gate, Given, Policy, Progress, RatioRule
+from noisescale.scheduling import Gate, Given, Policy, Progress, RatioRule
 
 KNOWN = NoiseScale(500.0, 400.0, 600.0, grad_sq_norm=1.0, noise_trace=500.0, steps=50.0)
 
@@ -417,19 +418,6 @@ def collectives(policy: Any) -> int:
     return reduce.call_count
 
 
-def due_after_a_decay() -> list[bool]:
-    """Four times without a measured step since, and once after one."""
-    group, controller = bounded(devices=2)
-    controller.step()
-    controller.decide(KNOWN, measured_step=1)
-    group["lr"] = 0.01
-    found = []
-    for measured_step in (1, 1, 1, 1, 9):
-        controller.step()
-        found.append(controller.due_after(measured_step))
-    return found
-
-
 def moves_of_a_run() -> list[str]:
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(20, 1))
@@ -471,7 +459,6 @@ def on_both() -> dict[str, list[Any]]:
                 collectives(policy)
                 for policy in (sizes, Given(sizes, by="examples"), lambda *_: 32.0)
             ],
-            "due": due_after_a_decay(),
             "moves": moves_of_a_run(),
         }
 
@@ -502,12 +489,10 @@ def test_ranks_that_disagree_or_have_schedules_of_their_own_are_told_on_all_of_t
     assert kinds("no learning rate") == [("RuntimeError", "Refusal"), other]
 
 
-def test_ranks_agree_where_a_schedule_changes_at_each_step_on_a_function_or_after_a_measurement(
+def test_ranks_agree_where_a_schedule_changes_and_at_each_step_on_a_function(
     on_both: dict[str, list[Any]],
 ) -> None:
-    """Each rank may have a learning rate of its own, and would meet nobody in a decision."""
     assert on_both["collectives"] == [[1, 1, 20]] * 2
-    assert on_both["due"] == [[False] * 4 + [True]] * 2
     first, second = on_both["moves"]
     assert first == second
     assert len(first) > 1
@@ -521,7 +506,6 @@ def test_ranks_agree_where_a_schedule_changes_at_each_step_on_a_function_or_afte
         (Gate(RatioRule()), "SGD SGD", "adascale"),
         ("tradeoff", "AdamW", "sqrt"),
         ("auto", "SGD", "adascale"),
-        ("bounded_seesaw", "SGD", "adascale"),
         ("norm_test", "SGD Adam", "sqrt"),
         ("doubling", "SGD", "sqrt"),
         ({0: 32}, "SGD", "sqrt"),
@@ -614,44 +598,6 @@ def test_seesaw_follows_the_schedule_of_the_optimizer() -> None:
     assert seen == [(32, 0.4), (128, 0.2), (128, 0.2), (512, 0.1), (512, 0.1), (2048, 0.05)]
 
 
-def bounded(devices: int = 1) -> tuple[Any, BatchSizeController]:
-    """The group of the optimizer, and a controller that follows its learning rate."""
-    optimizer = sgd()
-    plan, policy = Plan(8, 4, devices=devices), BoundedSeesaw(lift=0.25)
-    controller = BatchSizeController(plan, optimizer, policy, lr_scaling="sqrt")
-    return optimizer.param_groups[0], controller
-
-
-def test_a_policy_by_schedule_and_noise_scale_moves_between_measurements() -> None:
-    group, controller = bounded()
-    sizes: list[float] = []
-
-    def begin(step: int) -> None:
-        sizes.append(controller.plan.batch_size)
-        group["lr"] = 0.1 * min(1.0, 10 / step)
-
-    due = decided(controller, 40, lambda step: 8 * (step // 8), begin=begin)
-
-    sizes.append(controller.plan.batch_size)
-    assert sizes[1:8] == [32] * 7  # nothing is measured before
-    assert sizes[8] == 128  # the first measurement lifts it, to a quarter of 500
-    assert sizes[-1] == pytest.approx(128, rel=0.1)  # 32·4, by the decay
-    assert len([step for step in due if step % 8]) < 3
-    assert controller.lr_factor == pytest.approx(math.sqrt(sizes[-1] / 32))
-
-
-def test_a_schedule_moves_a_bounded_batch_at_its_own_steps() -> None:
-    group, controller = bounded()
-    controller.step()
-    controller.decide(KNOWN, measured_step=1)  # lifted to 128
-    rates = (0.1, 0.02, 0.015, 0.0149, 0.01, 0.001)
-
-    due = decided(controller, 6, lambda _: 1, begin=lambda step: group.update(lr=rates[step - 1]))
-
-    assert due == [2, 3, 5, 6]
-    assert controller.plan.batch_size == pytest.approx(500, abs=8)
-
-
 def test_the_batches_that_came_take_the_place_of_those_that_were_planned() -> None:
     controller = made(policy={0: 32, 2: 160}, max_batch_size=200)
     controller.step()
@@ -709,3 +655,45 @@ def test_before_it_is_measured_a_smaller_batch_has_a_rate_in_proportion(
 
     assert controller.plan.batch_size == size
     assert controller.lr_factor == pytest.approx(factor)
+
+
+def test_a_resumed_run_has_the_moves_and_the_reason_from_before() -> None:
+    controller, resumed = made(policy={0: 32, 2: 64}), made(policy={0: 32, 2: 64})
+    for _ in range(3):
+        controller.update()
+    assert controller.reason_to_stay is None
+
+    resumed.load_state_dict(json.loads(json.dumps(controller.state_dict())))
+
+    assert list(resumed.moves) == list(controller.moves)
+    assert [move.after.batch_size for move in resumed.moves] == [64]
+    assert resumed.reason == "scheduled from 2 steps on"
+
+
+def test_a_run_without_a_move_has_a_reason_to_stay() -> None:
+    controller = made(policy={0: 32})
+    assert controller.reason_to_stay is None  # it was not asked yet
+    controller.update()
+
+    assert "the batch size stayed 32" in str(controller.reason_to_stay)
+    assert "scheduled from 0 steps on" in str(controller.reason_to_stay)
+
+
+def test_once_all_is_decided_steps_are_measured_as_without_a_scheduler() -> None:
+    def measured_steps(share: float) -> int:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        controller = BatchSizeController(Plan(8, 1), optimizer, max_batch_size=8)
+        controller.clock.end_with(steps_of_epochs=100 / share)
+        meter = NoiseScaleMeter(model)
+        meter.follow()
+        for step in range(200):
+            meter.backward(model(torch.randn(8, 2)).square().mean(), local_batch_size=8)
+            meter.step()
+            optimizer.zero_grad()
+            controller.clock.advance(1 if step < 100 else 0)
+            controller.update(meter, examples=8)
+        return meter.measured_steps
+
+    assert measured_steps(0.9) < 0.8 * measured_steps(0.001)

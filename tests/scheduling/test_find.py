@@ -50,11 +50,13 @@ def test_it_decides_by_the_formula_from_13_percent_on_and_stays_after_37() -> No
     """By hand: r = 2.1·2000·√(.1/s), B = √(200·.03·r/.1)."""
     policy = Find()
     assert policy.needs_loss
+    assert not policy.done
     found = asked_along(policy, measured(2_000))
 
     first = math.sqrt(200 * 0.03 * 2.1 * 2_000 * math.sqrt(0.1 / 0.136) / 0.1)
     assert list(found) == [0.0, 0.136]
     assert not policy.needs_loss
+    assert policy.done
     assert found[0.136] == pytest.approx(first, rel=0.01)
 
 
@@ -92,6 +94,40 @@ def test_without_a_falling_loss_a_thousandth_is_kept(slope: float) -> None:
     assert asked_along(Find(), measured(2_000), slope=slope) == {0.0: 200.0}
 
 
+def test_what_was_lowered_before_the_decision_is_taken_back_without_a_slope() -> None:
+    found = asked_along(Find(), measured(50), slope=math.nan)
+
+    assert found[0.136] == 200
+    assert list(found)[-1] == 0.136
+
+
+def test_without_a_known_end_it_pays_for_steps_with_examples() -> None:
+    policy, run = Find(), Progress(100, 6400.0, critical_batch_size=100.0)
+
+    assert policy.due(None) is None
+    assert policy(measured(64.0), Plan(32, 1), run) == pytest.approx(80)
+    assert "tradeoff" in str(policy.note(Plan(32, 1), run))
+
+
+def test_it_says_where_the_learning_rate_is_no_guide_or_steps_end_the_run() -> None:
+    policy, run = Find(), Progress(0, 0.0, share=0.0, examples_of_run=EXAMPLES)
+
+    assert policy.note(Plan(800, 1), run) is None
+    assert "800 is far above 200" in str(policy.note(Plan(801, 1), run)).replace("801", "800")
+    assert "a number of optimizer steps" in str(
+        policy.note(Plan(800, 1), run._replace(examples_of_run=None))
+    )
+
+
+def test_loggers_get_the_estimate_with_its_band() -> None:
+    policy = Find()
+    assert policy.metrics == {}
+    asked_along(policy, measured(2_000))
+
+    best = policy.metrics["best"]
+    assert (policy.metrics["best_low"], policy.metrics["best_high"]) == (best / 2, best * 2)
+
+
 def test_where_the_examples_are_not_known_the_batch_stays() -> None:
     policy = Find()
 
@@ -111,5 +147,5 @@ def test_before_the_decision_another_length_counts_and_after_it_the_first_one() 
     second = resumed(measured(2_000), Plan(200, 1), longer)
 
     assert second == pytest.approx(first, rel=0.1)
-    assert fresh == pytest.approx(2 * first, rel=0.1)
+    assert fresh == pytest.approx(math.sqrt(2) * first, rel=0.1)  # a batch of 400 instead of 200
     assert not resumed.due(at.share)

@@ -192,15 +192,16 @@ def test_keys_that_are_no_numbers_of_examples_or_of_steps_are_refused(
 
 
 def test_settings_stay_as_they_were_checked_and_each_run_has_a_policy_of_its_own() -> None:
-    options = SchedulerOptions(policy="bounded_seesaw", max_batch_size=64)
+    options = SchedulerOptions(policy="find", max_batch_size=64)
     first, second = (Settings.from_options(options) for _ in range(2))
 
     with pytest.raises(FrozenInstanceError):
         first.bounds = Bounds()
-    first.policy.load_state_dict({"examples_at_lift": 8.0})
+    asked = {"asked": 5, "logs": [3.0], "examples": 8.0}
+    first.policy.load_state_dict(asked)
 
     assert first.bounds == Bounds(max_batch_size=64)
-    assert second.policy.state_dict() == {"examples_at_lift": -math.inf}
+    assert second.policy.state_dict() == {"asked": -math.inf, "logs": [], "examples": None}
 
 
 def test_nanochats_ramp_has_the_shares_of_its_pull_request() -> None:

@@ -90,13 +90,12 @@ class BatchSizeScheduler(trainer_access.Callback):
     nothing is measured.
 
     Args:
-        policy: "auto": "bounded_seesaw" if the end of the run is known, else
-            "tradeoff". "tradeoff": √(r·B_simple), where r is the run's critical batch size so
-            far; "ratio": B_simple; "norm_test": 4·B_simple; "doubling": twice the batch once
-            B_simple exceeds twice the batch; "seesaw", "smith": grow when your schedule lowers the
-            learning rate; "bounded_seesaw": the same, as far as √(r·B_simple) allows; "find": see
-            `Find`; "nanochat": a quarter, then half of the batch in the first tenth of the run; a
-            text as "0:64 500k:128", by examples. Or a mapping
+        policy: "auto" or "find": the best batch size for the examples of the run, see `Find`; if
+            its end is not known, "tradeoff". "tradeoff": √(r·B_simple), where r is the run's
+            critical batch size so far; "ratio": B_simple; "norm_test": 4·B_simple; "doubling":
+            twice the batch once B_simple exceeds twice the batch; "seesaw", "smith": grow when your
+            schedule lowers the learning rate; "nanochat": a quarter, then half of the batch in the
+            first tenth of the run; a text as "0:64 500k:128", by examples. Or a mapping
             to global batch sizes from steps ({0: 64, 1000: 128}) or from examples ({"0": 64, "2M":
             128}), a `Policy`, or a function from (noise scale, plan, progress) to a global batch
             size.
@@ -294,6 +293,7 @@ class BatchSizeScheduler(trainer_access.Callback):
                 self._fit = self._begin(trainer, batch)
                 if choice := self._fit.controller.choice:
                     self._tell(trainer, choice)
+                    self._warn_of_steps(trainer, self._fit)
                 self._warn_of_schedule(trainer, self._fit)
             except NotMeasured as uncountable:
                 if not self._measured:
@@ -355,8 +355,12 @@ class BatchSizeScheduler(trainer_access.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         step = max(trainer_access.log_step(trainer) - 1, 0)
-        if self._fit is not None and step != self._fit.logged_step:
+        if self._fit is None:
+            return
+        if step != self._fit.logged_step:
             self._log(trainer, self._fit, step, in_step=False)
+        if stayed := self._fit.controller.reason_to_stay:
+            self._tell(trainer, stayed)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._loaded = None  # what validate and test load belongs to no fit
@@ -419,7 +423,8 @@ class BatchSizeScheduler(trainer_access.Callback):
         )
         if move is not None:
             self._tell(trainer, str(move))
-            self._warn_of_steps(trainer, fit, move)
+            if move.after.batch_size > move.before.batch_size:
+                self._warn_of_steps(trainer, fit)
             if fit.schedules.drifts(trainer) and not self._warned:
                 self._warned = True
                 trainer_access.rank_zero_warn(
@@ -432,13 +437,11 @@ class BatchSizeScheduler(trainer_access.Callback):
         """Say what a policy that follows the schedule makes of one that does not fall."""
         policy, given = fit.controller.settings.policy, self._options.policy
         ahead = fit.controller.ahead
-        if not policy.follows_schedule or fit.controller.choice is not None:
+        if not policy.follows_schedule:
             return
         name = repr(given) if isinstance(given, str) else policy.kind
         grows = f"`policy={name}` grows the batch where a schedule lowers the learning rate"
         stays = "The batch size stays"
-        if policy.needs_noise_scale:
-            stays = "Only a batch that is far too small grows"
         remedy = '`policy="tradeoff"` needs no schedule: it pays for fewer steps with some loss.'
         if not trainer.lr_scheduler_configs:
             trainer_access.rank_zero_warn(
@@ -451,24 +454,24 @@ class BatchSizeScheduler(trainer_access.Callback):
                 f"BatchSizeScheduler: {grows}, and this run's schedule never lowers it. {stays}."
                 f" {remedy}"
             )
-        elif ahead is not None and ahead.restarts and not policy.needs_noise_scale:
+        elif ahead is not None and ahead.restarts:
             trainer_access.rank_zero_warn(
                 f"BatchSizeScheduler: {grows}, and this run's schedule raises it again"
                 f" {ahead.restarts} times: the batch size falls there. Leave `policy` at"
-                ' "auto", which never falls.'
+                ' "auto", which goes by no schedule.'
             )
 
-    def _warn_of_steps(self, trainer: pl.Trainer, fit: ScheduledFit, move: Move) -> None:
+    def _warn_of_steps(self, trainer: pl.Trainer, fit: ScheduledFit) -> None:
         """Say once that a run of a number of steps takes more examples for a larger batch."""
-        grows = move.after.batch_size > move.before.batch_size
-        if not grows or self._warned_of_steps or fit.controller.progress.ends_by != "steps":
+        if self._warned_of_steps or fit.controller.progress.ends_by != "steps":
             return
         self._warned_of_steps = True
         examples = trainer.max_steps * fit.controller.base_batch_size
         trainer_access.rank_zero_warn(
             f"`max_steps={trainer.max_steps}` ends this run, whatever the size of a step. So a"
             " larger batch takes more examples here, and no fewer steps. For the same examples in"
-            f" fewer steps, pass `max_examples={examples:.0f}` to BatchSizeScheduler."
+            f" fewer steps, pass `max_examples={examples:.0f}` to BatchSizeScheduler, and leave"
+            " `max_steps` out."
         )
 
     def _log(self, trainer: pl.Trainer, fit: ScheduledFit, step: int, *, in_step: bool) -> None:
@@ -482,12 +485,7 @@ class BatchSizeScheduler(trainer_access.Callback):
 
     def _metrics(self, fit: ScheduledFit) -> dict[str, float]:
         controller = fit.controller
-        metrics = {
-            _ROOT + "wanted": controller.wanted,
-            _ROOT + "planned": float(controller.plan.batch_size),
-            _ROOT + "given": fit.given,
-            _ROOT + "lr_factor": controller.lr_factor,
-        }
+        metrics = controller.metrics | {_ROOT + "given": fit.given}
         if self._monitor is not None and (now := self._monitor.noise_scale).resolved:
             metrics[_ROOT + "noise_scale"] = now.value
         return metrics
