@@ -9,7 +9,7 @@ written.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -78,6 +78,20 @@ def charts(
     title = f"Noise scale, {monitor}" if monitor else "Noise scale"
     # In a category TensorBoard shows charts with a band after all others (2.21).
     return {title: bands, f"{title} in detail": details}
+
+
+def batch_size_charts(metrics: Iterable[str]) -> dict[str, Any]:
+    """Return the scheduler's part of the page, for the keys of a policy, `Policy.metrics`."""
+    found = {
+        "Batch size: planned and given": [
+            "Multiline",
+            ["^batch_size/planned$", "^batch_size/given$"],
+        ]
+    }
+    if "best" in metrics:
+        band = [f"batch_size/best{end}" for end in ("", "_low", "_high")]
+        found["Best batch size for this budget, with its band"] = ["Margin", band]
+    return {"Batch size": found}
 
 
 def add_charts(

@@ -110,6 +110,7 @@ class Find(Policy):
 
     _saved = ("_asked", "_logs", "_examples")
     needs_noise_scale = by_reduced_values = True
+    logged = ("best", "best_low", "best_high")
 
     def __init__(self) -> None:
         self._asked = -math.inf
@@ -136,7 +137,7 @@ class Find(Policy):
         if not self._logs:
             return {}
         best = math.exp(sum(self._logs) / len(self._logs))
-        return {"best": best, "best_low": best / LIKELY, "best_high": best * LIKELY}
+        return dict(zip(self.logged, (best, best / LIKELY, best * LIKELY), strict=True))
 
     def note(self, plan: Plan, progress: Progress) -> str | None:
         """Say where it is another policy, and where the learning rate given is no guide."""

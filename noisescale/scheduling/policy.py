@@ -134,6 +134,9 @@ class Policy(State):
         """Whether the batch size stays from now on, so that no more steps need to be measured."""
         return False
 
+    logged: tuple[str, ...] = ()
+    """The keys that `metrics` may have."""
+
     @property
     def metrics(self) -> Mapping[str, float]:
         """What it goes by, for loggers: keys are logged as `batch_size/...`."""

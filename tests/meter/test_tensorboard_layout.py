@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from noisescale import NoiseScaleMonitor
 from noisescale.guard import Guard
 from noisescale.meter import tensorboard_layout
-from noisescale.meter.tensorboard_layout import charts, merge_into
+from noisescale.meter.tensorboard_layout import batch_size_charts, charts, merge_into
 
 OURS = {"Noise scale": {"B_simple": ["Margin", ["value", "low", "high"]]}}
 THEIRS = {"Losses": {"both": ["Multiline", ["train/loss", "val/loss"]]}}
@@ -180,3 +180,15 @@ def test_bands_come_first_and_parameter_groups_last() -> None:
     assert "90 %" in next(iter(bands))
     assert "groups" in [*details][-1]
     assert all("[tokens]" in one for one in (next(iter(bands)), [*details][-1]))
+
+
+def test_the_scheduler_has_a_chart_of_what_its_policy_estimates() -> None:
+    (plain,), (with_band,) = (
+        batch_size_charts(logged).values() for logged in ((), ("best", "best_low", "best_high"))
+    )
+
+    assert len(plain) == 1
+    assert [*with_band.values()][1] == [
+        "Margin",
+        ["batch_size/best", "batch_size/best_low", "batch_size/best_high"],
+    ]

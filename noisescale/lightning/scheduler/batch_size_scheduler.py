@@ -295,6 +295,7 @@ class BatchSizeScheduler(trainer_access.Callback):
                     self._tell(trainer, choice)
                     self._warn_of_steps(trainer, self._fit)
                 self._warn_of_schedule(trainer, self._fit)
+                self._add_charts(trainer, self._fit)
             except NotMeasured as uncountable:
                 if not self._measured:
                     raise trainer_access.MisconfigurationException(str(uncountable)) from None
@@ -489,6 +490,16 @@ class BatchSizeScheduler(trainer_access.Callback):
         if self._monitor is not None and (now := self._monitor.noise_scale).resolved:
             metrics[_ROOT + "noise_scale"] = now.value
         return metrics
+
+    def _add_charts(self, trainer: pl.Trainer, fit: ScheduledFit) -> None:
+        """Show the batch size on TensorBoard's Custom Scalars page."""
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            with self._guard("The batch size is not on TensorBoard's Custom Scalars page"):
+                if writer := trainer_access.summary_writer_of(logger):
+                    from noisescale.meter.tensorboard_layout import batch_size_charts, merge_into
+
+                    page = batch_size_charts(fit.controller.settings.policy.logged)
+                    merge_into(writer, page, self._guard).close()
 
     def _publish(self, trainer: pl.Trainer) -> None:
         """Put all metrics where other callbacks look for them; NaN stands for unknown values."""

@@ -288,6 +288,9 @@ def test_tensorboard_gets_scalars_at_log_steps_and_every_move_as_text(
         f"BatchSizeScheduler: {text}" for text in texts
     ]
     assert fitting.callback_metrics["batch_size/given"] == 2
+    layout = logged.Tensors("custom_scalars__config__")[-1].tensor_proto.string_val[0]
+    assert b"batch_size/planned" in layout
+    assert b"batch_size/best" not in layout
 
 
 def test_the_noise_scale_that_is_decided_on_is_logged_once_a_step(tmp_path: Path) -> None:
