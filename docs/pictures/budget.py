@@ -21,12 +21,11 @@ sys.path.append(str(Path(__file__).parent))
 from make import browser, in_both_themes
 
 from benchmarks.lib.results import saved_rows
-from benchmarks.scheduling.fixed_budget import BUDGETS, GROWS, KEPT, NAME, Budgeted, Runs, starts_of
-from noisescale.report.colours import BLUE, GREEN, NOTHING, ORANGE
+from benchmarks.scheduling.fixed_budget import BUDGETS, NAME, Budgeted, Runs, starts_of
+from noisescale.report.colours import BLUE, NOTHING, ORANGE
 
-COLOURS = {"auto": BLUE, GROWS: GREEN, "seesaw": ORANGE}
-SHAPES = {"best": "circle", "1/4": "triangle-left", "4 x": "triangle-right"}
-STARTS = {"best": "the best batch size", "1/4": "a quarter of it", "4 x": "four times it"}
+COLOURS = {"auto": BLUE, "seesaw": ORANGE}
+SHAPES = {"B*/8": "star", "B*/4": "triangle-left", "B*": "circle", "4 B*": "triangle-right"}
 COLUMNS = 3
 
 
@@ -66,22 +65,19 @@ def main() -> None:
 
 
 def policies_of(runs: Runs, budget: Budgeted) -> list[str]:
-    """The policies that were tried, once the best fixed batch size is known."""
-    if runs.best_batch_size(budget) is None:
-        return []
+    """The policies that were tried."""
     tried = {row["policy"] for row in runs.rows if row["workload"] == budget.name}
     return [policy for policy in COLOURS if policy in tried]
 
 
 def draw(figure: go.Figure, runs: Runs, budget: Budgeted, row: int, column: int) -> None:
     """Draw the front of fixed batch sizes, and the scheduled runs."""
-    best = runs.best_batch_size(budget)
-    assert best is not None
     front = runs.front(budget)
+    least = min(front.values())
     first = row == column == 1
 
     def over(loss: float) -> float:
-        return 100 * (loss / front[best] - 1)
+        return 100 * (loss / least - 1)
 
     figure.add_scatter(
         x=[budget.examples / size for size in front],
@@ -98,10 +94,10 @@ def draw(figure: go.Figure, runs: Runs, budget: Budgeted, row: int, column: int)
     )
     highest = 4.0
     for policy in policies_of(runs, budget):
-        for label, start in starts_of(runs, budget, best).items():
+        for label, start in starts_of(runs, budget).items():
             lr = runs.best_rate(budget.name, start)
             found = runs.of(budget.name, policy, start, lr) if lr else []
-            if not found or policy == KEPT:
+            if not found:
                 continue
             height = over(statistics.fmean(one["loss"] or float("nan") for one in found))
             if policy == "auto":
@@ -111,7 +107,7 @@ def draw(figure: go.Figure, runs: Runs, budget: Budgeted, row: int, column: int)
                 y=[height],
                 mode="markers",
                 marker={"color": COLOURS[policy], "size": 11, "symbol": SHAPES[label]},
-                name=f"{policy} from {STARTS[label]}",
+                name=f"{policy} from {label}",
                 showlegend=first,
                 row=row,
                 col=column,

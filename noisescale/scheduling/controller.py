@@ -90,7 +90,8 @@ class BatchSizeController:
             (noise scale, plan, progress) to the global batch that is wanted. A function is called
             at every step, unless it has the attribute `needs_noise_scale = True`.
         lr_scaling: How the learning rate follows the batch size, see `factors_for`. "auto":
-            "adascale" for SGD if the policy uses the noise scale, else "sqrt".
+            "adascale" for SGD if the policy uses the noise scale; else "two_thirds" for `Find`, and
+            "sqrt" for others.
         min_batch_size: Least global batch, in examples. Default: one micro-batch a device.
         max_batch_size: Largest global batch, in examples. Default: none.
         max_device_batch_size: Largest micro-batch, in rows of the data. Default: micro-batches stay

@@ -125,7 +125,7 @@ class Settings:
         per_row = require_positive("examples_per_row", examples_per_row, "Leave it at 1.")
         every = require_count("decide_every_n_steps", options.decide_every_n_steps, remedy)
         if optimizers is not None and lr_scaling == "auto":
-            lr_scaling = scaling_for(optimizers, measured=policy.needs_noise_scale)
+            lr_scaling = scaling_for(optimizers, policy)
         return cls(
             policy,
             lr_scaling,
@@ -161,19 +161,23 @@ def default_cap(examples: float, plan: Plan) -> float | None:
     return max(examples / LEAST_STEPS, plan.batch_size) if math.isfinite(examples) else None
 
 
-def scaling_for(optimizers: Iterable[Optimizer], *, measured: bool) -> LearningRateScaling:
-    """Return what `"auto"` stands for: `"adascale"` for SGD if b is measured, else `"sqrt"`.
+def scaling_for(optimizers: Iterable[Optimizer], policy: Policy) -> LearningRateScaling:
+    """Return what `"auto"` stands for.
+
+    It is `"adascale"` for SGD if the policy needs the noise scale; else `"two_thirds"` for `Find`,
+    which grows no batch beyond the best one for the run's examples; else `"sqrt"`.
 
     Examples:
         >>> import torch
         >>> parameters = [torch.nn.Parameter(torch.ones(1))]
-        >>> scaling_for([torch.optim.SGD(parameters)], measured=True)
+        >>> scaling_for([torch.optim.SGD(parameters)], Find())
         'adascale'
-        >>> scaling_for([torch.optim.AdamW(parameters)], measured=True)
-        'sqrt'
+        >>> scaling_for([torch.optim.AdamW(parameters)], Find())
+        'two_thirds'
     """
-    by_gain = measured and all(isinstance(one, SGD) for one in optimizers)
-    return "adascale" if by_gain else "sqrt"
+    if policy.needs_noise_scale and all(isinstance(one, SGD) for one in optimizers):
+        return "adascale"
+    return "two_thirds" if isinstance(policy, Find) else "sqrt"
 
 
 def _policy_of(policy: PolicyLike) -> Policy:

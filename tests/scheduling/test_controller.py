@@ -506,6 +506,7 @@ def test_ranks_agree_where_a_schedule_changes_and_at_each_step_on_a_function(
         (Gate(RatioRule()), "SGD SGD", "adascale"),
         ("tradeoff", "AdamW", "sqrt"),
         ("auto", "SGD", "adascale"),
+        ("auto", "SGD AdamW", "two_thirds"),
         ("norm_test", "SGD Adam", "sqrt"),
         ("doubling", "SGD", "sqrt"),
         ({0: 32}, "SGD", "sqrt"),

@@ -79,13 +79,13 @@ def test_a_batch_far_above_what_is_known_is_lowered_before_the_decision() -> Non
     shares = list(found)
     assert found[0.0] == 200
     assert 0.01 <= shares[1] < 0.02
-    assert found[shares[1]] == pytest.approx(0.15 * 2.1 * 60 * math.sqrt(0.1 / shares[1]))
+    assert found[shares[1]] == 100
 
 
 def test_nothing_leaves_a_factor_of_eight_around_a_thousandth() -> None:
     tiny, huge = (asked_along(Find(), measured(b), slope=s) for b, s in ((1, 2.0), (1e7, 1e-3)))
 
-    assert list(tiny.values())[-1] == 25
+    assert list(tiny.values())[-1] == pytest.approx(25)
     assert list(huge.values())[-1] == pytest.approx(1600)
 
 
