@@ -91,8 +91,9 @@ def measure_checkpoints(
     Args:
         target: See `measure`.
         data: See `measure`.
-        checkpoints: A folder with files of ModelCheckpoint.
-        output: The folder of the record. Default: `noise_scale` beside the folder of checkpoints.
+        checkpoints: A folder with files of ModelCheckpoint, or with those of transformers' Trainer.
+        output: The folder of the record. Default: `noise_scale` beside the folder of files, or
+            beside the Trainer's checkpoints.
         progress: See `measure`.
         options: Further arguments of `measure`.
 
@@ -111,11 +112,12 @@ def measure_checkpoints(
     if not steps:
         raise Refusal(
             "checkpoints",
-            "be a folder with checkpoints of Lightning after the first step",
+            "be a folder with checkpoints after the first step",
             f"{folder} without any",
-            "Name the folder that ModelCheckpoint wrote to.",
+            "Name the folder that ModelCheckpoint wrote to, or the Trainer's `output_dir`.",
         )
-    record = Path(output) if output is not None else folder.parent / "noise_scale"
+    of_trainer = any(map(Path.is_dir, steps.values()))
+    record = Path(output or (folder if of_trainer else folder.parent) / "noise_scale")
     history: History | None = None
     found: list[Measurement] = []
     for place, (step, path) in enumerate(sorted(steps.items()), start=1):
@@ -132,7 +134,7 @@ def measure_checkpoints(
             history = History(
                 extra_columns=columns, unit=unit, confidence=confidence, optimizer=one.optimizer
             )
-            history.loop = "lightning"
+            history.loop = "transformers" if of_trainer else "lightning"
             recorder = Recorder(record)
         row = round_row(_row(one, history, Checkpoint.read(path).learning_rate))
         if is_first():

@@ -68,7 +68,7 @@ def measure(
     weight_fn: Callable[[Any], Any] | None = None,
     ways: Sequence[Literal["half"]] = ("half",),
     elementwise: bool = False,
-    unit: str = "examples",
+    unit: str | None = None,
     confidence: float = 0.95,
     devices: int = 1,
     nodes: int = 1,
@@ -92,7 +92,7 @@ def measure(
             and to validate on; or a function or a text as for `target`. Default: what the target
             returns, or has.
         batches: How many batches. "auto": until the interval is as narrow as `width`.
-        checkpoint: A checkpoint of Lightning, whose weights are measured.
+        checkpoint: A checkpoint of Lightning or transformers' Trainer, whose weights are measured.
         run: The folder of the checkpoint's run, which gets the noise scale as a look at that step.
             Default: the folder that the checkpoint is in, or the one above.
         loss: A function from the network and a batch to the mean loss of the batch, for a network
@@ -107,7 +107,8 @@ def measure(
         ways: Ways to judge beside micro-batches: halves, or none. Of several devices, the ranks.
         elementwise: Whether to return mean and variance of each element of the gradient, too. It
             takes a copy of the gradient more.
-        unit: What examples are called.
+        unit: What examples are called. Default: "sequences" for transformers' Trainer of a model
+            that takes token ids, else "examples".
         confidence: Coverage of the intervals.
         devices: Devices on each node. Their batches together are a batch.
         nodes: Number of nodes.
@@ -144,6 +145,7 @@ def measure(
     record = _record(checkpoint, run)
     began = time.monotonic()
     module, examples = module_and_train_data(target, data, loss)
+    own_unit: str = unit or str(getattr(module, "own_unit", "examples"))
     saved = None if checkpoint is None else Checkpoint.read(Path(checkpoint))
     judged = [
         JudgedMonitor(name=way, batch_size_fn=batch_size_fn, weight_fn=weight_fn) for way in ways
@@ -168,7 +170,7 @@ def measure(
 
     def enough(seen: BatchStatistics) -> bool:
         if record is not None and seen.batches <= 1:  # before the time is spent
-            runs_of(read_document(record).newest, unit, parameters_of(seen.optimizer), record)
+            runs_of(read_document(record).newest, own_unit, parameters_of(seen.optimizer), record)
         return rule.enough(seen)
 
     with refuse_out_of_memory("batch_size", "Give a smaller `batch_size`."):
@@ -188,7 +190,7 @@ def measure(
             again = replace(asked, successive=lambda _: False)
             random = _shuffled_fit(fit, seen, again, round(seen.batch_size / ranks), until)
     found = _Found(seen, random, ranks)
-    scale_of = partial(found.noise_scale, confidence=confidence, unit=unit)
+    scale_of = partial(found.noise_scale, confidence=confidence, unit=own_unit)
     measured = Measurement(
         noise_scale=scale_of(found.of.whole),
         groups={name: scale_of(found.of.entries[k]) for k, name in enumerate(found.of.group_names)},

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from noisescale.frozen.wrapped_network import WrappedNetwork
 from noisescale.history.optimizers import OptimizerMix
+from noisescale.hugging_face.trainer_access import takes_token_ids
 from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class _OfTrainer(WrappedNetwork):
         self._of = [trainer]  # no module of this one, and not copied with it
         args = trainer.args
         self.own_precision = "bf16-mixed" if args.bf16 else "16-mixed" if args.fp16 else None
+        self.own_unit = "sequences" if takes_token_ids(self.network) else "examples"
         with suppress(ImportError, TypeError, ValueError):  # of an optimizer that is not installed
             self.own_kind = OptimizerMix.of(trainer.optimizer or _optimizer_of(args))
 
@@ -67,6 +69,20 @@ class _OfTrainer(WrappedNetwork):
         made = type(self)(self._of[0])
         made.network = copy.deepcopy(self.network, memo)
         return made
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **options: Any) -> Any:
+        """Load weights, also under other names, which transformers gives many models in files."""
+        try:
+            return super().load_state_dict(state_dict, *args, **options)
+        except RuntimeError:
+            with suppress(AttributeError, TypeError):  # a network that is not made of its `config`
+                how = {"ignore_mismatched_sizes": True, "output_loading_info": True}
+                made, misfits = type(self.network).from_pretrained(
+                    None, config=self.network.config, state_dict=state_dict, **how
+                )
+                if not any(misfits.values()):
+                    return self.network.load_state_dict(made.state_dict())
+            raise
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss: Any = self._of[0].compute_loss(self.network, batch)

@@ -22,6 +22,8 @@ class WrappedNetwork(pl.LightningModule):
     """What the optimizer is that trains the network elsewhere; None if it is not known."""
     own_precision: str | None = None
     """The precision in which it is trained elsewhere, as Lightning names it."""
+    own_unit = "examples"
+    """What examples of it are called elsewhere."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
@@ -36,7 +38,10 @@ class WrappedNetwork(pl.LightningModule):
         return torch.optim.SGD((p for p in self.parameters() if p.requires_grad), lr=0.0)
 
     def load_state_dict(self, state_dict: Any, *args: Any, **options: Any) -> Any:
-        """Load weights of the network, or of a LightningModule that is this one."""
+        """Load weights of the network, or of this module. Tied ones need one of their names."""
         if all(name.startswith("network.") for name in state_dict):
             return super().load_state_dict(state_dict, *args, **options)
-        return self.network.load_state_dict(state_dict, *args, **options)
+        own = self.network.state_dict(keep_vars=True)
+        given = {id(own[name]): x for name, x in state_dict.items() if name in own}
+        tied = {name: given[id(x)] for name, x in own.items() if id(x) in given}
+        return self.network.load_state_dict({**tied, **state_dict}, *args, **options)

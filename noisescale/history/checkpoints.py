@@ -13,12 +13,18 @@ from noisescale.history.document import Document, Line
 from noisescale.printable import printable
 from noisescale.refusal import Refusal
 
-_OF_TRANSFORMERS = "trainer_state.json"
+OF_TRANSFORMERS = "trainer_state.json"
 
 
 def is_checkpoint(path: Path) -> bool:
     """Return whether a path is a checkpoint of Lightning or of transformers' Trainer."""
-    return path.suffix == ".ckpt" or (path / _OF_TRANSFORMERS).is_file()
+    return path.suffix == ".ckpt" or (path / OF_TRANSFORMERS).is_file()
+
+
+def weights_in(folder: Path) -> list[Path]:
+    """Return the files with all weights of the model in a checkpoint of transformers' Trainer."""
+    found = [*folder.glob("model[.-]*safetensors")] or [*folder.glob("pytorch_model[.-]*bin")]
+    return found if (folder / OF_TRANSFORMERS).is_file() else []
 
 
 def document_in_checkpoint(path: Path) -> Document:
@@ -69,7 +75,7 @@ def _of_lightning(path: Path) -> list[Line]:
 
 
 def _of_transformers(path: Path) -> list[Line]:
-    file = path / _OF_TRANSFORMERS
+    file = path / OF_TRANSFORMERS
     try:
         callbacks = json.loads(file.read_text(encoding="utf-8"))["stateful_callbacks"]
         states = [each["attributes"]["_loaded"] for each in _callbacks_of(callbacks)]

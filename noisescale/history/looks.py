@@ -58,8 +58,8 @@ def is_of(header: dict[str, Any], unit: str, parameters: int) -> bool:
 
 
 def record_beside(checkpoint: Path, name: str) -> Path | None:
-    """Return the record of the run whose folder a checkpoint lies in, or the folder above."""
-    places = [folder / name for folder in checkpoint.absolute().parents[:2]]
+    """Return the record in a checkpoint's folder, or in one of the two folders above it."""
+    places = [folder / name for folder in (checkpoint.absolute() / name).parents[:3]]
     return next(filter(Path.is_file, places), None)
 
 

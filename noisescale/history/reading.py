@@ -57,7 +57,7 @@ def read_run(
     path, run = only_run_in(Path(path)), ""
     if path.parent.name == RECORD:
         path, run = path.parent.parent, path.name
-    if is_checkpoint(path):
+    if is_checkpoint(path) and not (path / RECORD).is_file():
         return history_in(document_in_checkpoint(path), path, monitor or "", optimizer)
     return history_in(read_document(path / RECORD), path, monitor or "", optimizer, run)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from noisescale.bounded import Bounded
+from noisescale.history.checkpoints import weights_in
 from noisescale.history.optimizers import has_decayed
 from noisescale.prediction.position import Verdict
 from noisescale.prediction.second_run import informative_batch_size
@@ -233,14 +234,15 @@ def _next_steps(p: Prediction, verdict: Verdict, size: int) -> Sequence[str]:
 
 def _how_to_resolve(p: Prediction, run: str) -> str:
     """Return how the noise scale gets known: at frozen weights if these decide, or by two runs."""
-    decides = p.end_may_decide and p.look is None
-    if decides and (checkpoint := _last_checkpoint(p.history.source)) is not None:
+    source = p.history.source if p.end_may_decide and p.look is None else None
+    if source is not None and (checkpoint := _last_checkpoint(source)) is not None:
         took = _seconds_to_measure(p)
         about = "" if took is None else f" (about {took})"
+        into = f" --run {run}" if source.parent == checkpoint.parent / "runs" else ""
         return (
             f"measure it at the weights of the last checkpoint{about}. {TARGET} stands for your"
             " script and function:\n"
-            f"  noisescale measure {TARGET} --checkpoint {shlex.quote(str(checkpoint))}"
+            f"  noisescale measure {TARGET} --checkpoint {shlex.quote(str(checkpoint))}{into}"
         )
     own, middle = p.position.batch_size, p.position.critical.value
     other = informative_batch_size(own, middle) if 0 < middle < math.inf else 16 * own
@@ -250,14 +252,15 @@ def _how_to_resolve(p: Prediction, run: str) -> str:
     )
 
 
-def _last_checkpoint(source: Path | None) -> Path | None:
-    """Return the newest checkpoint of Lightning in a run's folder, or the one that was read."""
-    if source is None:
-        return None
+def _last_checkpoint(source: Path) -> Path | None:
+    """Return the newest checkpoint in a run's folder, or the one that was read."""
     if source.suffix == ".ckpt":
         return source
-    found = [*source.glob("checkpoints/*.ckpt")] if source.is_dir() else []
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+    output = source.parents[1] if source.parent.name == "runs" else source  # with TensorBoard
+    of_trainer = filter(weights_in, output.glob("checkpoint-*"))
+    found = [*source.glob("checkpoints/*.ckpt"), *of_trainer]
+    itself = source if weights_in(source) else None
+    return max(found, key=lambda path: path.stat().st_mtime, default=itself)
 
 
 def _seconds_to_measure(p: Prediction) -> str | None:

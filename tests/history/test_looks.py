@@ -90,3 +90,4 @@ def test_a_run_is_found_by_its_model_and_from_its_checkpoint(tmp_path: Path) -> 
     assert record_beside(tmp_path / "checkpoints" / "a.ckpt", RECORD) is None
     file = written(tmp_path, run(10))
     assert record_beside(tmp_path / "checkpoints" / "a.ckpt", RECORD) == file
+    assert record_beside(tmp_path, RECORD) == file  # a Trainer's folder with its last weights

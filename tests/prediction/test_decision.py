@@ -2,6 +2,7 @@
 """The decision that a prediction ends in, in each case."""
 
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -192,6 +193,26 @@ def test_what_resolves_it_is_the_next_step(tmp_path: Path) -> None:
     # a hundred batches for each of the noise scale's, at 80 and 64, of half a second
     assert "(about 60 s)" in first
     assert first.endswith(f"noisescale measure train.py:make --checkpoint {checkpoint}")
+
+
+@pytest.mark.parametrize("logs", ["", "runs/a"])
+def test_a_checkpoint_of_the_trainer_is_measured_if_it_has_all_weights(
+    logs: str, tmp_path: Path
+) -> None:
+    """The record is beside the checkpoints, or in TensorBoard's folder."""
+    p = predict(history(unresolved=40))
+    p.history.source = tmp_path / logs
+    for step, weights in enumerate(("model-00001-of-00002.safetensors", "adapter_model.bin")):
+        (folder := tmp_path / f"checkpoint-{step}").mkdir()
+        (folder / "trainer_state.json").touch()
+        (folder / weights).touch()
+        os.utime(folder, (step, step))
+
+    command = f"noisescale measure train.py:make --checkpoint {tmp_path / 'checkpoint-0'}"
+    into = f" --run {tmp_path / logs}" if logs else ""
+    assert p.decision.next[0].endswith(command + into)
+    p.history.source = tmp_path / "checkpoint-0"
+    assert replace(p).decision.next[0].endswith(command)
 
 
 @pytest.mark.parametrize("why", ["fell", "one-sided", "measured"])
