@@ -109,6 +109,14 @@ RULES: tuple[LearningRateRule, ...] = (
         above=False,
     ),
     LearningRateRule(
+        "power 2/3",
+        ("adam", "muon"),
+        lambda change: change.k ** (2 / 3),
+        "up to the best batch size of a fixed number of examples, within a factor of 8",
+        "ours: there tuned rates rise as k^0.6 to k^0.8, above it as the square root",
+        above=False,
+    ),
+    LearningRateRule(
         "gain",
         KINDS,
         lambda change: change.gain,
