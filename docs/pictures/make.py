@@ -39,6 +39,7 @@ import sys
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import optim
+from torch.utils.data import DataLoader
 
 from digits_ddp import DigitClassifier, digits
 from noisescale import NoiseScaleMonitor
@@ -53,8 +54,8 @@ def make(batch_size=64, lr=0.8):
     seed_everything(0)
     model = Model()
     model.lr = lr
-    train, _ = digits(batch_size)
-    return model, train
+    images = digits(batch_size)[0].dataset
+    return model, DataLoader(images, batch_size, shuffle=True, drop_last=True)
 
 
 if __name__ == "__main__":
@@ -123,12 +124,13 @@ def main() -> None:
         if not logs.exists():
             run([sys.executable, ROOT / "examples/digits_ddp.py", "--logs", logs], ROOT)
             (folder / "run").symlink_to(logs / "digits/version_0")
+        terminal("predict", "noisescale predict run --html report.html", folder)
+        terminal("watch", "noisescale watch run --once", folder)
+        if not (folder / "train.py").exists():
             (folder / "sweep.csv").write_text(SWEEP)
             (folder / "train.py").write_text(TRAIN)
             run([sys.executable, "train.py", "run_at_64", "64", "0.8", "300"], folder)
-            run([sys.executable, "train.py", "run_at_1024", "1024", "1.6", "200"], folder)
-        terminal("predict", "noisescale predict run --html report.html", folder)
-        terminal("watch", "noisescale watch run --once", folder)
+            run([sys.executable, "train.py", "run_at_1024", "1024", "1.0", "200"], folder)
         second = "--second-run run_at_1024 --goal 'accuracy>=0.93'"
         terminal("second_run", f"noisescale predict run_at_64 {second}", folder)
         terminal("fit", "noisescale fit sweep.csv", folder)
@@ -162,13 +164,17 @@ def main() -> None:
             for name, trained in (("fixed", logs), ("scheduled", scheduled / "lightning_logs")):
                 shutil.copytree(trained / "digits/version_0", both / name, dirs_exist_ok=True)
             with tensorboard(both) as address:
+                page.set_viewport_size({"width": 1200, "height": 900})  # with the table
                 page.goto(f"{address}/#noise_scale")
                 for theme, suffix in (("light", ""), ("dark", "_dark")):
                     page.emulate_media(color_scheme=theme)
                     page.reload()
-                    page.wait_for_timeout(8000)
+                    drawn = page.frame_locator("iframe").locator(".main-svg").first
+                    drawn.wait_for(timeout=120_000)
+                    page.wait_for_timeout(2000)
                     page.screenshot(path=PICTURES / f"tab{suffix}.png")
                 page.emulate_media(color_scheme="light")
+            page.set_viewport_size({"width": 1200, "height": 800})
             page.goto("about:blank")  # another part of the same address would not load anew
             with tensorboard(logs) as address:
                 page.goto(f"{address}/#custom_scalars")
