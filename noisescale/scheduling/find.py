@@ -11,23 +11,22 @@ from noisescale.plan import Plan
 from noisescale.scheduling.gate import Gate
 from noisescale.scheduling.policies import TradeoffRule
 from noisescale.scheduling.policy import Policy, Progress, Wanted
-from noisescale.scheduling.training_loss import BEGINS, WIDTH, slice_of
-
-BLIND_STEPS, LONG_RUN = 1000, 200_000
-"""The steps that a run has at the batch size that is taken before anything is measured.
-
-Runs of more examples than the second number have more steps, as their square root: in sweeps of
-language models the best batch size grows as D^0.38 (Power Lines) to D^0.57 (Step Law).
-"""
+from noisescale.tradeoff.budget import (
+    BEGINS,
+    LAST,
+    LIKELY,
+    WIDTH,
+    best_batch_size,
+    blind_batch_size,
+    critical_batch_size_at,
+    slice_of,
+)
 
 CAP, LOWERED = 0.15, 2.0
 """The largest batch before the decision, as a share of the critical batch size of the run, and how
 far that may lower it: at an eighth for 13 % of the run it took 0.9 times its steps more."""
 
-KAPPA = 0.03
-"""See `best_batch_size`."""
-
-MEASURED, DECIDES, DECIDED = -8, 5, 10
+MEASURED, DECIDES, DECIDED = -8, 5, LAST
 """The slices from which on the noise scale counts, and with which decisions begin and end.
 
 They begin at 1.0, 13.6 and 36.9 % of the run.
@@ -43,51 +42,6 @@ FAR_ABOVE = 4.0
 """A batch so many times too large may train at a learning rate that stability bounds."""
 
 NO_EXAMPLES = "the examples of the run are not known, as a number of optimizer steps ends it"
-
-LIKELY = 2.0
-"""The factor within which the best batch size is, in most runs."""
-
-
-def blind_batch_size(examples: float) -> float:
-    """Return the batch size for a run of so many examples, of which nothing is known yet.
-
-    Examples:
-        >>> blind_batch_size(60_000), blind_batch_size(20_000_000)
-        (60.0, 2000.0)
-
-    References:
-        Bergsma et al. 2025, "Power Lines", arXiv:2505.13738. Li et al. 2025, "Step Law",
-        arXiv:2503.04715.
-    """
-    return examples / BLIND_STEPS / math.sqrt(max(examples / LONG_RUN, 1.0))
-
-
-def critical_batch_size_at(noise_scale: float, share: float) -> float:
-    """Return the critical batch size of a run from the noise scale at a share of it, up to a third.
-
-    It is 2.1 times the noise scale at a tenth of the run. The noise scale rises as the square root
-    of the share.
-    """
-    return 2.1 * noise_scale * math.sqrt(0.1 / share)
-
-
-def best_batch_size(examples: float, critical_batch_size: float, slope: float) -> float:
-    """Return B*, the largest fixed batch size that costs a run next to no loss.
-
-    It is the geometric mean of two estimates: `blind_batch_size`, and KAPPA·r/σ. A batch B
-    loses the share B/r of the progress of its examples, r being the critical batch size, and what
-    is lost is worth σ = -d ln L/d ln E times that in the logarithm of the loss.
-
-    Args:
-        examples: Of the whole run.
-        critical_batch_size: r.
-        slope: σ.
-
-    Examples:
-        >>> round(best_batch_size(200_000, 400.0, slope=0.1))
-        155
-    """
-    return math.sqrt(blind_batch_size(examples) * KAPPA * critical_batch_size / slope)
 
 
 class Find(Policy):

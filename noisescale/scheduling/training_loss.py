@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -12,65 +11,9 @@ from torch import Tensor
 
 from noisescale.collectives import device_for, world_size
 from noisescale.collectors.squared_norms import wide_dtype
+from noisescale.meter.cross_entropy import is_cross_entropy
 from noisescale.state import State
-
-BEGINS = 0.05
-"""The share of the run from which losses count: before it they fall for other reasons."""
-
-WIDTH = 0.2
-"""The width of a slice, in the logarithm of the share of the run that is over."""
-
-LEAST_SLICES = 3
-
-
-_FACTORS = ("Div", "Mul", "Mean", "Sum", "ToCopy", "View", "Reshape", "Squeeze", "Unsqueeze")
-"""Operations that leave a loss as it is but for a factor."""
-
-
-def is_cross_entropy(loss: Tensor) -> bool:
-    """Return whether a loss is a mean of cross-entropies alone, but for a factor.
-
-    Another loss may have a floor: a penalty, soft labels, the entropy of what is reconstructed. Its
-    slope is then not that of what is left to learn. A loss without a graph is taken as given.
-
-    Examples:
-        >>> logits, labels = torch.zeros(2, 3, requires_grad=True), torch.tensor([0, 2])
-        >>> of_labels = torch.nn.functional.cross_entropy(logits, labels)
-        >>> is_cross_entropy(of_labels / 4), is_cross_entropy(of_labels + logits.square().sum())
-        (True, False)
-    """
-    node: Any = loss.grad_fn
-    if node is None:
-        return True
-    while True:
-        name = node.name()
-        if name.startswith("NllLoss"):
-            return True
-        before = [one for one, _ in node.next_functions if one is not None]
-        if len(before) != 1 or not name.startswith(_FACTORS):
-            return False
-        (node,) = before
-
-
-def slice_of(share: float) -> float:
-    """Return the number of the slice that a share of the run is in: 0 begins at 5 %.
-
-    Examples:
-        >>> [slice_of(share) for share in (0.0, 0.04, 0.05, 0.1, 0.35)]
-        [-inf, -2, 0, 3, 9]
-    """
-    return math.floor(math.log(share / BEGINS) / WIDTH) if share > 0 else -math.inf
-
-
-class Slice(NamedTuple):
-    """Losses of a part of the run."""
-
-    number: int
-    """See `slice_of`."""
-    share: float
-    """The mean share of the run that was over."""
-    loss: float
-    """The mean loss of its examples."""
+from noisescale.tradeoff.budget import Slice, slice_of, slope_of
 
 
 class _Sums:
@@ -153,14 +96,6 @@ class TrainingLoss(State):
     def slope(self) -> float:
         """-d ln L/d ln E, by least squares over the slices; NaN while it is not known.
 
-        It is not known before there are three slices, where a loss is not positive, or where it is
-        no cross-entropy alone.
+        It is not known where a loss is no cross-entropy alone, and see `slope_of`.
         """
-        slices = [] if self.has_a_floor else self.slices
-        if len(slices) < LEAST_SLICES or not all(0 < one.loss < math.inf for one in slices):
-            return math.nan
-        x = [math.log(one.share) for one in slices]
-        y = [math.log(one.loss) for one in slices]
-        mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-        across = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
-        return -across / sum((a - mean_x) ** 2 for a in x)
+        return math.nan if self.has_a_floor else slope_of(self.slices)

@@ -8,7 +8,7 @@ from fits import classifier, fit_here, loader
 from torch.nn import functional
 
 from noisescale import BatchSizeScheduler
-from noisescale.scheduling.training_loss import slice_of
+from noisescale.tradeoff.budget import slice_of
 
 EXAMPLES, EPOCHS, BATCH = 2_000, 4, 4
 
