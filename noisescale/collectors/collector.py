@@ -70,6 +70,9 @@ class Collector(HookErrors, State, ABC):
     )
     """The warning if all small batches have one gradient."""
 
+    divides_losses = False
+    """Whether an engine divides losses by the passes of a step, after they are heard."""
+
     compares: str = "ranks"
     """What is compared within a step, see `StepsApart`."""
 

@@ -138,6 +138,7 @@ class DeepSpeedCollector(MicroBatchCollector):
 
     gradients_dropped = False
     """The engine has the gradients, and drops them when it has stepped."""
+    divides_losses = True
     captures_freely = False
     """The average is captured in the step, whether it is asked for or not."""
     _average: _EngineAverage

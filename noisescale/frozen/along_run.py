@@ -19,7 +19,7 @@ from noisescale.frozen.stopping_rule import say
 from noisescale.guard import Guard
 from noisescale.history.document import round_row
 from noisescale.history.history import History
-from noisescale.history.increments import INCREMENTS, MEASURED
+from noisescale.history.increments import INCREMENTS, LOSS, MEASURED
 from noisescale.history.metric_names import ROOT
 from noisescale.history.record import Recorder
 from noisescale.lightning.checkpoints import Checkpoint, steps_in
@@ -206,7 +206,7 @@ def _increments(one: Measurement, steps: float) -> dict[str, float]:
     """
     scale, size = one.noise_scale, one.batch_size
     if not math.isfinite(scale.noise_trace):
-        return dict.fromkeys(INCREMENTS, 0.0)
+        return dict.fromkeys(INCREMENTS, 0.0) | {LOSS: math.nan}
     n = max(min(one.products.batches, int(steps)), 2)
     total, weight = size * steps, size * steps / n
     level = scale.grad_sq_norm + scale.noise_trace / size
@@ -214,7 +214,7 @@ def _increments(one: Measurement, steps: float) -> dict[str, float]:
     sums = n, total, weight * weight * n, total * scale.noise_trace / level
     values = (*sums, total * scale.grad_sq_norm / level)
     squares = [scatter * entry for entry in one.products.covariance]
-    return dict(zip(INCREMENTS, map(float, (*values, *squares)), strict=True))
+    return dict(zip(INCREMENTS, map(float, (*values, *squares, math.nan)), strict=True))
 
 
 def _value_or_nan(scale: NoiseScale) -> float:

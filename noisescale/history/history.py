@@ -79,6 +79,8 @@ class History(Mapping[str, NDArray[np.float64]]):
     | `peak_memory`, `device_memory` | the most memory so far on the device of rank 0, and its \
       memory, in bytes; NaN on the CPU |
     | `behind` | `step` minus the step of the trainer's logs |
+    | `training_loss` | mean loss of the steps measured since the row before, weighted by w; NaN \
+      if it is no cross-entropy alone |
     | `group/<name>` | B_simple of a parameter group; NaN if not resolved |
 
     The relative moments of a step are tr(Σ) and |G|², divided by the trailing |g|² of the steps

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -32,8 +33,11 @@ SQUARES = {
 }
 """Σw²(S - S̄)², Σw²(S - S̄)(Q - Q̄) and Σw²(Q - Q̄)² of a row, around its own weighted means."""
 
-INCREMENTS = (*SUMS, *SQUARES)
-"""The columns of a history that contain sums since the row before."""
+LOSS = "training_loss"
+"""Σw·L/Σw of the steps' mean losses L; NaN if they are not known."""
+
+INCREMENTS = (*SUMS, *SQUARES, LOSS)
+"""The columns of a history that contain sums and means since the row before."""
 
 
 class Increments(State):
@@ -59,7 +63,9 @@ class Increments(State):
         self._level = Level()
         self._row = _Row()
 
-    def add(self, moments: GradientMoments, batch_size: float, steps: int = 1) -> None:
+    def add(
+        self, moments: GradientMoments, batch_size: float, steps: int = 1, loss: float = math.nan
+    ) -> None:
         """Add one measured step.
 
         Args:
@@ -67,17 +73,19 @@ class Increments(State):
             batch_size: The global batch size of the step.
             steps: The number of steps that this step stands for: itself, and the steps before it
                 that were not measured.
+            loss: The mean loss of the step.
         """
         relative, self._level = self._level.step(moments, batch_size)
         if relative is not None:
-            self._row = self._row.add(relative, batch_size * steps)
+            self._row = self._row.add(relative, batch_size * steps, loss)
 
     def take(self) -> dict[str, float]:
         """Return the columns of a row, and begin the next row."""
         row, self._row = self._row, _Row()
         noise, signal = row.weight * row.s, row.weight * row.q
         sums = (float(row.steps), row.weight, row.sq_weight, noise, signal)
-        return dict(zip(INCREMENTS, (*sums, row.ss, row.sq, row.qq), strict=True))
+        loss = row.loss if row.steps else math.nan
+        return dict(zip(INCREMENTS, (*sums, row.ss, row.sq, row.qq, loss), strict=True))
 
 
 class _Row(NamedTuple):
@@ -98,8 +106,9 @@ class _Row(NamedTuple):
     offset_s: float = 0.0
     """Σw²(s - s̄); it is zero if all steps have the same weight."""
     offset_q: float = 0.0
+    loss: float = 0.0
 
-    def add(self, relative: GradientMoments, weight: float) -> _Row:
+    def add(self, relative: GradientMoments, weight: float, loss: float) -> _Row:
         """Add one step. As the mean shifts, all squares around the mean change."""
         q, s = relative.grad_sq_norm, relative.noise_trace
         share = weight / (self.weight + weight)
@@ -124,21 +133,24 @@ class _Row(NamedTuple):
             square + own,
             off_s + own * ds,
             off_q + own * dq,
+            self.loss + share * (loss - self.loss),
         )
 
 
 def merge_increments(first: Mapping[str, Array], second: Mapping[str, Array]) -> dict[str, Array]:
     """Merge the increments of two successive rows into the increments of one row.
 
-    Sums add. The squares around the common mean are the squares around each row's own mean, plus a
-    term for the distance of the row's mean from the common mean.
+    Sums add, and the loss is averaged. The squares around the common mean are the squares around
+    each row's own mean, plus a term for the distance of the row's mean from the common mean.
     """
     row = {name: first[name] + second[name] for name in SUMS}
     weight = np.maximum(row["increment_weight"], 1e-300)
     for name in SQUARES:
         row[name] = first[name] + second[name]
+    row[LOSS] = np.where(row["increment_weight"] > 0, 0.0, np.nan)
     for part in (first, second):
         own = np.maximum(part["increment_weight"], 1e-300)
+        row[LOSS] = row[LOSS] + np.where(own > 1e-300, own / weight * part[LOSS], 0.0)
         apart = {name: part[name] / own - row[name] / weight for name in (_NOISE, _SIGNAL)}
         sq_weight = part["increment_sq_weight"]
         for name, (one, other) in SQUARES.items():

@@ -364,11 +364,16 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                 if self._batch_size_fn is not None:
                     counts_tokens = self._options.counts_tokens
                     rows = rows_in(examples, None if counts_tokens else batch_size)
-                self.meters[0].meter.before_backward(
+                meter, share = self.meters[0].meter, trainer_access.loss_share(model, inputs)
+                loss = output.get("loss") if isinstance(output, Mapping) and meter.due else None
+                if loss is not None and share is not None:  # a part of the mean over the step
+                    loss = loss / share.sum()
+                meter.before_backward(
                     cast(Tensor, start),
                     batch_size,
+                    mean_loss=loss,
                     capture_average=trainer_access.is_last_micro_batch(),
-                    weight=trainer_access.loss_share(model, inputs),
+                    weight=share,
                     rows=rows,
                     last=trainer_access.is_last_micro_batch(),
                 )

@@ -21,9 +21,11 @@ from noisescale.collectors.ddp import refuse_join
 from noisescale.collectors.gathered import GatheredRows
 from noisescale.collectors.in_model import InModel
 from noisescale.collectors.loss_scale import LossScale
-from noisescale.collectors.rows.step_rows import NOTHING_BESIDE, StepRows
+from noisescale.collectors.rows.step_rows import NO_LOSS, NOTHING_BESIDE, LossSum, StepRows
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
+from noisescale.collectors.squared_norms import wide_dtype
 from noisescale.guard import Guard, NotMeasured, WarnOnce
+from noisescale.meter.cross_entropy import is_cross_entropy
 from noisescale.meter.loss_terms import LossTerms
 from noisescale.refusal import Refusal
 
@@ -47,6 +49,20 @@ class BackwardPass(NamedTuple):
     """The weight of the loss, or of each row of the batch."""
     batch: int | None
     mean_of_means: bool = False
+    loss: Tensor | None = None
+    """The loss without its scale, if it is a cross-entropy alone; times `size` if it is a mean."""
+    whole: bool = False
+    """Whether `loss` is a mean that was not divided for accumulation."""
+
+    def with_loss(self, loss: object, scale: LossScale | None) -> BackwardPass:
+        """Return the pass with its loss. Without a scale that is its mean, and whole."""
+        if type(loss) is not Tensor or loss.dim() or not is_cross_entropy(loss):
+            return self  # also for the start of several tensors, or a DTensor
+        found = loss.detach().to(wide_dtype(loss.device), copy=True)
+        if scale is None:
+            return self._replace(loss=found * self.size, whole=True)
+        found = scale.unscale_loss(found)
+        return self._replace(loss=found * self.size if self.weight is None else found)
 
     @property
     def total_weight(self) -> Weight:
@@ -103,6 +119,20 @@ class StepUnderWay:
         if reached is not None and all(one.weight is None for one in self.passes):
             pairs = zip(self.passes, reached, strict=True)
             self.passes = [one for one, here in pairs if here]
+
+    def loss(self, loss_divisor: float | None, *, later: bool) -> LossSum:
+        """Return the loss of the step, if it is known of all passes. An engine may divide later."""
+        losses = [one.loss for one in self.passes if one.loss is not None]
+        if not losses or len(losses) < len(self.passes):
+            return NO_LOSS
+        first, total, passes = self.passes[0], torch.stack(losses).sum(), len(losses)
+        examples = float(sum(one.size for one in self.passes))
+        if first.whole:
+            return total, examples
+        total = total / passes if later else total
+        if first.weight is None:
+            return total * (loss_divisor or passes), examples
+        return total, 1.0  # a part of one mean over the step
 
     def layout(self, collector: Collector, loss_divisor: float | None) -> WindowLayout:
         """Return what the norms that `collector` captured are norms of."""
@@ -175,6 +205,7 @@ class StepCapture:
         last: bool | None,
         terms: Weight | GuessedTerms | None = None,
         row_groups: RowGroups | None = None,
+        mean_loss: Tensor | None = None,
     ) -> None:
         """Arrange for the next backward pass to be captured, see `NoiseScaleMeter`.
 
@@ -195,6 +226,8 @@ class StepCapture:
             given = one.weight is not None
             seen = one.weight if given else terms
             self.terms.look(loss, seen, which=len(step.passes), given=given)
+            scaled = self._loss_scale if mean_loss is None else None
+            one = one.with_loss(loss if mean_loss is None else mean_loss, scaled)
             step.passes.append(one)
             step.gathered = self._gathered.find_in_graph(loss) or step.gathered
             step.begun_in_a_pass |= torch._C._current_graph_task_id() != -1
@@ -247,6 +280,7 @@ class StepCapture:
         small: Tensor | None = None
         big: Tensor | None = None
         layout = UNKNOWN
+        loss = NO_LOSS
         changes = UNTOUCHED
         try:
             with self._spoils_step:
@@ -259,6 +293,7 @@ class StepCapture:
                     self._in_model.check()
                 if not step.begun_in_a_pass:
                     layout = step.layout(collector, loss_divisor)
+                    loss = step.loss(loss_divisor, later=collector.divides_losses)
                 if not step.repeats_a_batch:
                     changes = self._changes(collector, step)
                 step.left_alone = collector.left_alone
@@ -275,6 +310,7 @@ class StepCapture:
                     unmeasured_steps=unmeasured_steps,
                     changes=changes,
                     beside=beside,
+                    loss=loss,
                 )
         if not self.accepted:
             self._note_unseen_passes(seen)

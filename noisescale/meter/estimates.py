@@ -106,6 +106,7 @@ class Estimates(State):
             weight=norms.examples,
             steps=1 + step.unmeasured_steps,
             learning_rate=learning_rate,
+            loss=step.loss,
         )
 
     def update(
@@ -115,6 +116,7 @@ class Estimates(State):
         weight: float,
         steps: int = 1,
         learning_rate: float = math.nan,
+        loss: float = math.nan,
     ) -> bool:
         """Add one step; False if it is left out, see `NoiseScaleEstimator.update`.
 
@@ -124,6 +126,7 @@ class Estimates(State):
             weight: See `NoiseScaleEstimator.update`.
             steps: The steps that it stands for, see `Increments.add`.
             learning_rate: The step's; NaN if it is not known.
+            loss: Its mean loss; NaN if it is not known.
         """
         if not self.whole.update(whole, weight, self.step, learning_rate=learning_rate):
             return False
@@ -131,7 +134,7 @@ class Estimates(State):
         self.base_batch_size = self.base_batch_size or weight
         of_run = weight_in_run(self.run, weight, self.base_batch_size)
         self.run = self.run.plus(whole, of_run * steps)
-        self.increments.add(whole, weight, steps)
+        self.increments.add(whole, weight, steps, loss)
         for estimator, moments in zip(self.groups.values(), entries, strict=False):
             estimator.update(moments, weight, self.step, learning_rate=learning_rate)
         beside = entries[len(self.groups) + 1 :]

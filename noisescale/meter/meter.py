@@ -322,6 +322,7 @@ class Meter:
         last: bool | None = None,
         terms: Weight | GuessedTerms | None = None,
         row_groups: RowGroupsLike | None = None,
+        mean_loss: Tensor | None = None,
     ) -> None:
         """Prepare for a `loss.backward()` that follows right after; `backward` does both.
 
@@ -351,6 +352,8 @@ class Meter:
                 copies. Numbers or names, in a tensor or a list; a tensor on the device makes a
                 measured step wait for the device. Whole groups are in one half then. What
                 `local_batch_size` counts is still up to you: rows or groups.
+            mean_loss: The mean loss of the examples, neither divided nor scaled, if it is not
+                `loss`. The history has it, see `History`.
         """
         check_batch_size(local_batch_size)
         one = BackwardPass(local_batch_size, weight, batch, mean_of_means)
@@ -373,6 +376,7 @@ class Meter:
                 last=last,
                 terms=terms,
                 row_groups=groups,
+                mean_loss=mean_loss,
             )
         except NotMeasured as reason:
             self.stop(reason)

@@ -202,6 +202,27 @@ def test_one_process_compares_micro_batches() -> None:
     check_all(1, lambda: [steps(Net(), s, 2) for s in STAGES])
 
 
+def heard_losses() -> tuple[list[float], list[float]]:
+    """The losses in a history, and as they were before the engine divides them."""
+    engine = engine_of(nn.Linear(5, 3), 1, 2)
+    meter = NoiseScaleMeter(engine, every_n_steps=1, log_every_n_steps=1)
+    losses = []
+    for step in range(6):
+        x = torch.randn(8, 5, generator=torch.Generator().manual_seed(step))
+        losses.append(nn.functional.cross_entropy(engine(x), torch.arange(8) % 3))
+        meter.backward(losses[-1], 8)
+        engine.step()
+        meter.step()
+    means = [(a.item() + b.item()) / 2 for a, b in zip(losses[::2], losses[1::2], strict=True)]
+    return meter.history["training_loss"].tolist(), means
+
+
+def test_losses_are_heard_before_the_engine_divides_them() -> None:
+    ((found, expected),) = on_ranks(1, as_torchrun(heard_losses))
+
+    assert found[1:] == pytest.approx(expected[1:], rel=1e-5)
+
+
 def trained(measured: bool, stage: int, **config: Any) -> list[torch.Tensor]:
     """The weights after some steps with accumulation."""
     net = Net()

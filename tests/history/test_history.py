@@ -66,7 +66,7 @@ def test_increments_of_dropped_rows_are_those_of_the_rows_that_stay(rows: int, e
     def recorded(ends: Collection[float], most_rows: int) -> History:
         increments, history = Increments(), History(most_rows)
         for step, moments in enumerate(drawn, start=1):
-            increments.add(moments, 32.0)
+            increments.add(moments, 32.0, loss=1 / step)
             if step in ends:
                 history.append(step=step, examples=32 * step, **increments.take())
         return history

@@ -12,7 +12,7 @@ from tiers import slow, slow_after
 
 from noisescale import GradientMoments, History, Tradeoff
 from noisescale.bounded import Bounded
-from noisescale.history.increments import INCREMENTS, Increments
+from noisescale.history.increments import INCREMENTS, SQUARES, SUMS, Increments
 from noisescale.history.rows import Rows
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Segments, noise_scale_at
@@ -313,7 +313,9 @@ def test_the_interval_of_a_block_is_fiellers_of_its_weighted_rows() -> None:
     rows = columns(weight.cumsum().tolist(), noise_scale=[math.nan] * 9)
     zero, once = np.zeros(9), np.full(9, 32.0)  # whatever the increments weigh
     sums = (np.ones(9), once, once**2, once * s, once * q, zero, zero, zero)
-    history = History.from_columns(rows | dict(zip(INCREMENTS, sums, strict=True)), confidence=0.9)
+    history = History.from_columns(
+        rows | dict(zip((*SUMS, *SQUARES), sums, strict=True)), confidence=0.9
+    )
 
     run = Segments.of(history)
 

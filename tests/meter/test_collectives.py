@@ -251,7 +251,7 @@ def test_only_measured_steps_have_collectives_of_their_own(way: str) -> None:
     parameters = sum(p.numel() for p in Net().parameters() if p.requires_grad)
     # An entry of norms at coordinates, and what is said of earlier steps.
     beside = 2 + 4 if way.startswith("DDP") else 0
-    row = 2 + 3 + 13 + beside
+    row = 2 + 3 + 15 + beside
 
     found = [sizes(calls) for calls in own(way, "every_second_step")]
 

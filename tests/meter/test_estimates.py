@@ -58,6 +58,6 @@ def test_where_no_signal_is_seen_a_step_counts_by_its_batch_size() -> None:
 def test_it_is_saved() -> None:
     saved, restored = (Estimates([], MeterOptions()) for _ in range(2))
     for batch_size, steps in ((64.0, 1), (64.0, 7), (16.0, 3)):
-        saved.update(GradientMoments(1.0, 50.0), [], batch_size, steps)
+        saved.update(GradientMoments(1.0, 50.0), [], batch_size, steps, loss=1.5)
     restored.load_state_dict(json.loads(json.dumps(saved.state_dict())))
     assert restored.state_dict() == saved.state_dict()

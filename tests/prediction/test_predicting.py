@@ -13,7 +13,7 @@ from refused import refused
 
 from noisescale import Calibration, Tradeoff, predict
 from noisescale.bounded import Bounded
-from noisescale.history.increments import INCREMENTS
+from noisescale.history.increments import SQUARES, SUMS
 
 STEP = np.arange(20.0, 1001, 20)
 
@@ -180,7 +180,7 @@ def increments(noise: float, signal: float, measured: Any = True) -> dict[str, A
     spread = 0.01 * 64 * weight
     sums = np.where(measured, 20, 0), weight, weight**2 / 20, noise * weight, signal * weight
     squares = max(noise, 1) ** 2 * spread, 0, signal**2 * spread
-    return dict(zip(INCREMENTS, (*sums, *squares), strict=True))
+    return dict(zip((*SUMS, *SQUARES), (*sums, *squares), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_that_the_logged_estimates_lag_is_said_where_they_are_taken() -> None:
     weight = np.full(50, 64.0 * 20)
     sums = (np.full(50, 20.0), weight, weight**2 / 20, weight * s, weight * q / 192)
     squares = weight**2 / 20 * 0.01, 0 * weight, weight**2 / 20 * 0.01 / 192**2
-    increments = dict(zip(INCREMENTS, (*sums, *squares), strict=True))
+    increments = dict(zip((*SUMS, *SQUARES), (*sums, *squares), strict=True))
 
     logged, own = predict(history()), predict(history(**increments))
 

@@ -35,7 +35,7 @@ interpreter ends the thread, and C++ the process: "terminate called without an a
 _SAID = 4
 """Numbers that a rank says of its pace."""
 
-_COUNTS = 9 + _SAID
+_COUNTS = 11 + _SAID
 """Numbers behind the norms of a row."""
 
 _BESIDE = 4
@@ -54,6 +54,12 @@ class Beside(NamedTuple):
 
 
 NOTHING_BESIDE = Beside(ends=False, numbers=None, draws=math.nan)
+
+
+LossSum = tuple[Tensor | None, float]
+"""A rank's loss, None if it is not known, times its weight in the mean over ranks; the weight."""
+
+NO_LOSS: LossSum = (None, 0.0)
 
 
 class MeasuredStep(NamedTuple):
@@ -75,6 +81,7 @@ class MeasuredStep(NamedTuple):
     """What its row says of an earlier step."""
     said: Sequence[float] = ()
     """The means over ranks of what each said, see `StepRows.said`."""
+    loss: float = math.nan
 
 
 class _Waiting(NamedTuple):
@@ -150,6 +157,7 @@ class StepRows:
         unmeasured_steps: int,
         changes: Changes = UNTOUCHED,
         beside: Beside = NOTHING_BESIDE,
+        loss: LossSum = NO_LOSS,
     ) -> None:
         """Sum a step's row over ranks, in one asynchronous collective that always runs.
 
@@ -164,14 +172,15 @@ class StepRows:
             unmeasured_steps: Steps since the last measured step, equal on all ranks.
             changes: What was done to the gradients; squared norms as captured.
             beside: What is said of an earlier step.
+            loss: Of this rank.
         """
         counts = examples, unmeasured_examples
         checked = changes.sq_norms is not None
         try:
-            row = self._row(small, big, layout, counts, changes, beside)
+            row = self._row(small, big, layout, counts, changes, beside, loss)
         except Exception:
             # The other ranks wait for this one's row, whatever became of it.
-            row = self._row(None, None, UNKNOWN, counts, UNTOUCHED, NOTHING_BESIDE)
+            row = self._row(None, None, UNKNOWN, counts, UNTOUCHED, NOTHING_BESIDE, NO_LOSS)
             self._reduce(row, unmeasured_steps, checked, beside.ends)
             raise
         self._reduce(row, unmeasured_steps, checked, beside.ends)
@@ -192,6 +201,7 @@ class StepRows:
         counts: tuple[float, float],
         changes: Changes,
         beside: Beside,
+        loss: LossSum,
     ) -> Tensor:
         examples, unmeasured_examples = counts
         if big is None:
@@ -210,6 +220,7 @@ class StepRows:
             examples,
             float(changes.gone),
             float(changes.in_pieces),
+            loss[1],
             *self.said,
         )
         if layout.small_scale != 1:
@@ -219,7 +230,9 @@ class StepRows:
             changed = changed * layout.big_scale
         # This one number changes at every step: filled in, it takes no copy of the others.
         unmeasured = big.new_full((1,), unmeasured_examples)
+        heard = unmeasured * math.nan if loss[0] is None else to_device(loss[0], big.device)
         row = [small, big, changed, *self._on_device(numbers, big), unmeasured]
+        row += [heard.to(big).view(1)]
         if self._beside:
             said = beside.numbers
             known = to_device(said, big.device).to(big) if isinstance(said, Tensor) else None
@@ -259,7 +272,7 @@ class StepRows:
             *norms, stale, between, within = row[:-_COUNTS]
             counted = [x / self._sharing for x in row[-_COUNTS:]]
             inverse_part_sizes, inverse_sizes, weights, total, *rest = counted
-            over_step, examples, gone, in_pieces, *told, unmeasured = rest
+            over_step, examples, gone, in_pieces, heard, *told, unmeasured, loss = rest
             weighted = (weights, total) != (self.ranks, self.ranks)
             bad = not 0 < total < math.inf or 0 < over_step < self.ranks
             if bad or over_step not in (0, self.ranks):
@@ -302,7 +315,8 @@ class StepRows:
                 at, word = of_entries.pop(), Beside(step.ends, said[:-1], said[-1])
             steps = step.unmeasured_steps
             means = [x / self.ranks for x in told]
-            yield MeasuredStep(whole, of_entries, unmeasured, steps, changes, at, word, means)
+            loss /= heard or math.nan
+            yield MeasuredStep(whole, of_entries, unmeasured, steps, changes, at, word, means, loss)
 
     def clear(self) -> None:
         """Drop what has not been read."""
