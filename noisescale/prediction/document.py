@@ -132,6 +132,8 @@ def assumptions_of(p: Prediction) -> list[str]:
         found.append(
             f"B_crit = kappa·B_simple, kappa = {kappa.value:.3g}{band}: {calibration.source}."
         )
+    if why := p.budget.why_unknown:
+        found.append(f"The best batch size for the {p.unit} of this run is not known: {why}.")
     if p.run.as_logged:
         found.append(
             "The noise scale is the one that was shown at each row, of the last measured steps."

@@ -18,6 +18,7 @@ from noisescale.history.looks import Look
 from noisescale.history.optimizers import has_decayed, is_warming_up
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Segments
+from noisescale.prediction.budget import Budget, budget_of
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import Hardware, PredictedRow
 from noisescale.prediction.decision import Decision, decision_of
@@ -135,6 +136,16 @@ class Prediction(Answer):
     def critical_batch_size_by_noise_scale(self) -> Bounded:
         """B_crit if the theory held exactly, with the bounds of the measurement alone."""
         return RunLaw.of(self.run, Bounded(1.0, 1.0, 1.0)).critical_batch_size
+
+    @cached_property
+    def budget(self) -> Budget:
+        """The examples of the run, and what they allow."""
+        return budget_of(self)
+
+    @property
+    def best_batch_size(self) -> Bounded:
+        """The largest batch size that keeps the loss of a run of as many examples, in `unit`."""
+        return self.budget.best_batch_size
 
     @property
     def critical_or_least(self) -> float:

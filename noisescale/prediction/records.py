@@ -33,6 +33,7 @@ def as_dict(p: Prediction) -> dict[str, Any]:
     | `resolved` | whether the critical batch size has a value, not only a lower bound |
     | `critical_batch_size` | B_crit = E_min/S_min, with errors of theory and measurement |
     | `critical_batch_size_by_noise_scale` | B_crit by the noise scale, with its own error only |
+    | `best_batch_size` | for as many examples as the run has; from its training loss |
     | `noise_scale_now` | the noise scale as it was shown last |
     | `decision` | verdict; the batch size to train with, None if it is not known; the likely \
       range of the critical batch size; headline, reason and next steps; the critical batch size \
@@ -63,7 +64,7 @@ def as_dict(p: Prediction) -> dict[str, Any]:
             "version": __version__,
             **fields_of(p, "unit", "confidence", "resolved", "critical_batch_size"),
             **fields_of(p, "critical_batch_size_by_noise_scale"),
-            "noise_scale_now": p.noise_scale_now,
+            **fields_of(p, "best_batch_size", "noise_scale_now"),
             "decision": fields_of(p.decision, *DECISION)
             | {"at_end": p.position.at_end, "critical": p.position.critical},
             "decisions": {

@@ -12,7 +12,7 @@ from noisescale.history.optimizers import has_decayed
 from noisescale.prediction.costing import PredictedRow
 from noisescale.prediction.second_run import advice_on
 from noisescale.report.document import Statement, Verdict
-from noisescale.report.numbers import count, number, plural, two_digits, with_bounds
+from noisescale.report.numbers import count, number, plural, rough, two_digits, with_bounds
 
 if TYPE_CHECKING:
     from noisescale.prediction.prediction import Prediction
@@ -29,6 +29,7 @@ def statements_of(p: Prediction) -> Iterator[Statement]:
     if max(p.device_counts) > p.own_devices:
         yield more_devices(p)
     yield from noise_scales_of(p)
+    yield from _best_for_budget(p)
     yield _how_sure(p)
     result = "the result that this run has reached so far" if p.under_way else "this run's result"
     yield Statement("Holds for", f"{result}, at the best learning rate of each batch size")
@@ -156,6 +157,18 @@ def critical_batch_size(p: Prediction) -> Statement:
     return Statement(
         CRITICAL, f"{_with_unit(p, band, what)}, of the whole run", band, basis="measured"
     )
+
+
+def _best_for_budget(p: Prediction) -> Iterator[Statement]:
+    """Yield the batch size that the run's number of examples allows, if it is known."""
+    if (best := p.best_batch_size).known:
+        of_run = f"{rough(p.budget.examples)} {p.unit}"
+        what = (
+            f"about {band_text(best)} {p.unit}: the largest batch that keeps the loss of a run of"
+            f" {of_run}, by its training loss and noise scale. The critical batch size is about the"
+            f" time to a result; this one is about a fixed number of {p.unit}"
+        )
+        yield Statement("Best for this budget", what, best, basis="measured")
 
 
 def verdict_on(ratio: Bounded) -> Verdict:

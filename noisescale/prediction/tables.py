@@ -159,5 +159,7 @@ def _speed_up(p: Prediction) -> Column:
 def _marks(p: Prediction, row: PredictedRow) -> list[str]:
     own = row.batch_size == p.own_batch_size and row.devices == p.own_devices
     best = row.is_same_choice(p.recommended) and (p.priced or p.fastest_timed is not None)
-    found = [(own, "this run"), (best, "recommended")]
+    fits = 2**-0.5 < row.batch_size / p.best_batch_size.value <= 2**0.5
+    budget = fits and row.devices == p.own_devices
+    found = [(own, "this run"), (best, "recommended"), (budget, "best for budget")]
     return [mark for marked, mark in found if marked]

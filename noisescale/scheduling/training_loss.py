@@ -94,8 +94,5 @@ class TrainingLoss(State):
 
     @property
     def slope(self) -> float:
-        """-d ln L/d ln E, by least squares over the slices; NaN while it is not known.
-
-        It is not known where a loss is no cross-entropy alone, and see `slope_of`.
-        """
+        """-d ln L/d ln E; NaN while it is not known, or if a loss is no cross-entropy alone."""
         return math.nan if self.has_a_floor else slope_of(self.slices)

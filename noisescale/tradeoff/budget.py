@@ -96,15 +96,7 @@ class Slice(NamedTuple):
 
 
 def slope_of(slices: Sequence[Slice]) -> float:
-    """Return σ = -d ln L/d ln E, by least squares over slices of a run.
-
-    It is NaN of fewer than three slices, and where a loss is not positive.
-
-    Examples:
-        >>> slices = [Slice(k, share, share**-0.1) for k, share in enumerate((0.05, 0.1, 0.2))]
-        >>> round(slope_of(slices), 3)
-        0.1
-    """
+    """Return σ = -d ln L/d ln E by least squares; NaN for few slices and losses not above 0."""
     if len(slices) < LEAST_SLICES or not all(0 < one.loss < math.inf for one in slices):
         return math.nan
     x = [math.log(one.share) for one in slices]
