@@ -46,7 +46,7 @@ def main() -> None:
     figure.update_layout(
         width=1150,
         height=300 * rows + 150,
-        margin={"l": 60, "r": 20, "t": 150, "b": 50},
+        margin={"l": 60, "r": 20, "t": 90, "b": 50},
         legend={"orientation": "h", "y": 1 + 35 / (300 * rows), "yanchor": "bottom", "x": 0},
         paper_bgcolor=NOTHING,
         plot_bgcolor=NOTHING,
@@ -99,6 +99,7 @@ def draw(figure: go.Figure, runs: Runs, budget: Budgeted, row: int, column: int)
             found = runs.of(budget.name, policy, start, lr) if lr else []
             if not found:
                 continue
+            name = f"{policy} from {label}"
             height = over(statistics.fmean(one["loss"] or float("nan") for one in found))
             if policy == "auto":
                 highest = max(highest, height)  # what the default costs is never cut off
@@ -107,8 +108,8 @@ def draw(figure: go.Figure, runs: Runs, budget: Budgeted, row: int, column: int)
                 y=[height],
                 mode="markers",
                 marker={"color": COLOURS[policy], "size": 11, "symbol": SHAPES[label]},
-                name=f"{policy} from {label}",
-                showlegend=first,
+                name=name,
+                showlegend=name not in {trace.name for trace in figure.data},
                 row=row,
                 col=column,
             )
