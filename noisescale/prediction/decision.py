@@ -15,6 +15,7 @@ import numpy as np
 from noisescale.bounded import Bounded
 from noisescale.history.checkpoints import weights_in
 from noisescale.history.optimizers import has_decayed
+from noisescale.history.segments import usual_batch_sizes
 from noisescale.prediction.position import Verdict
 from noisescale.prediction.second_run import informative_batch_size
 from noisescale.report.numbers import count, plural, two_digits
@@ -189,7 +190,7 @@ def _first_sentence(p: Prediction) -> str:
     on = "" if p.own_devices == 1 else f" on {plural(p.own_devices, 'device')}"
     last = count(round(p.position.batch_size))
     if p.own_batch_size is None:
-        sizes = np.asarray(p.history["batch_size"], dtype=np.float64)
+        sizes = usual_batch_sizes(p.history)
         least, most = (count(float(end(sizes))) for end in (np.nanmin, np.nanmax))
         return f"You trained at batch sizes from {least} to {most}, last at {last}{on}."
     return f"You train at batch size {last}{on}."

@@ -17,7 +17,7 @@ from noisescale.history.history import History
 from noisescale.history.looks import Look
 from noisescale.history.optimizers import has_decayed, is_warming_up
 from noisescale.history.run_law import RunLaw
-from noisescale.history.segments import Segments
+from noisescale.history.segments import Segments, usual_batch_sizes
 from noisescale.prediction.budget import Budget, budget_of
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import Hardware, PredictedRow
@@ -212,7 +212,7 @@ class Prediction(Answer):
                 critical, at_end = last * self.calibration.kappa, True
         sizes, which = np.unique(self.run.batch_size, return_inverse=True)
         steps = np.bincount(which, weights=self.run.steps)
-        last_size = float(np.median(self.history["batch_size"][-3:]))  # an epoch may end in a rest
+        last_size = float(np.median(usual_batch_sizes(self.history)[-3:]))
         return Position(
             self.own_batch_size or (last_size if last_size > 0 else self.run_batch_size),
             critical,
