@@ -319,8 +319,12 @@ class Prediction(Answer):
 
     @property
     def timed_rows(self) -> list[PredictedRow]:
-        """The rows on the run's own devices whose step time was timed, by rising batch size."""
-        return [row for row in self.rows_for(self.own_devices) if row.basis == "timed"]
+        """The rows on the run's own devices whose step time was timed, by rising batch size.
+
+        Batch sizes that are far off the run's are left out.
+        """
+        rows = self.rows_for(self.own_devices)
+        return [row for row in rows if row.basis == "timed" and not row.extrapolated]
 
     @property
     def fastest_timed(self) -> PredictedRow | None:

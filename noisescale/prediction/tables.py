@@ -56,12 +56,15 @@ def summary_of(p: Prediction) -> Table:
     return Table("", headings, [lines[size] for size in sorted(lines)])
 
 
-def _other_sizes(p: Prediction) -> list[float]:
+def _other_sizes(p: Prediction) -> set[float]:
     """Return the suggested batch size, and halvings or doublings around it and the run's own."""
     own, suggested = p.position.batch_size, p.decision.batch_size or p.position.batch_size
     power = round(math.log2(suggested / own))
     powers = {-1, 1, power} if power <= 0 else {1, power, min(power + 1, MOST_DOUBLINGS)}
-    return [n for k in sorted(powers - {0}) if (n := own * 2.0**k) >= p.own_devices]
+    sizes = {own * 2.0**k for k in powers - {power}}
+    if round(own) != suggested:
+        sizes.add(float(suggested))
+    return {size for size in sizes - {own} if size >= p.own_devices}
 
 
 def _own_line(p: Prediction) -> Line:
