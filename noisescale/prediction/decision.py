@@ -74,7 +74,9 @@ def decision_of(p: Prediction) -> Decision:
         headline = f"Optimizer {p.number} allows least. {headline}"
     if p.under_way or position.young:
         young = "" if p.why_young in ("", "few") else f" ({p.why_young})"
-        headline = f"So far, after {count(p.run.steps.sum())} steps{young}: {_lower(headline)}"
+        headline = (
+            f"So far, after {count(round(p.run.steps.sum()))} steps{young}: {_lower(headline)}"
+        )
     if not position.at_end and has_decayed(p.history) and verdict != "unknown":
         over = _steps_in_words(p)
         reason += f" The noise scale was measured over {over}, while the learning rate fell."
