@@ -185,26 +185,6 @@ def _weight(history: Mapping[str, Array], steps: Array) -> Array:
     return np.asarray(rate * steps.sum() / (rate @ steps))
 
 
-def usual_batch_sizes(history: Mapping[str, Array]) -> Array:
-    """Return the batch size of the steps of each row, where an epoch may end in a short batch.
-
-    The batch size of a row is that of its last measured step. If the mean of its steps is larger,
-    that step was short. Then it is the batch size of the other steps, or the mean if that of the
-    others is no whole number.
-
-    Examples:
-        >>> usual_batch_sizes({"step": np.array([2.0, 4.0]), "examples": np.array([16.0, 30.0]),
-        ...                    "batch_size": np.array([8.0, 6.0])})
-        array([8., 8.])
-    """
-    steps, examples = (np.diff(history[name], prepend=0) for name in ("step", "examples"))
-    logged, mean = history["batch_size"], examples / steps
-    others = (examples - logged) / np.maximum(steps - 1, 1)
-    whole = np.round(others)
-    usual = np.where(np.isclose(others, whole, rtol=1e-6, atol=0), whole, mean)
-    return np.where(mean > (1 + 1e-6) * logged, usual, logged)
-
-
 def noise_scale_at(history: Mapping[str, Array], step: float) -> Bounded:
     """Return B_simple with its interval at a step of the run.
 

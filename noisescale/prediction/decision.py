@@ -15,8 +15,8 @@ import numpy as np
 from noisescale.bounded import Bounded
 from noisescale.history.checkpoints import weights_in
 from noisescale.history.optimizers import has_decayed
-from noisescale.history.segments import usual_batch_sizes
 from noisescale.prediction.position import Verdict
+from noisescale.prediction.run_hardware import usual_batch_sizes
 from noisescale.prediction.second_run import informative_batch_size
 from noisescale.report.numbers import count, plural, two_digits
 

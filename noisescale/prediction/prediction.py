@@ -17,7 +17,7 @@ from noisescale.history.history import History
 from noisescale.history.looks import Look
 from noisescale.history.optimizers import has_decayed, is_warming_up
 from noisescale.history.run_law import RunLaw
-from noisescale.history.segments import Segments, usual_batch_sizes
+from noisescale.history.segments import Segments
 from noisescale.prediction.budget import Budget, budget_of
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import Hardware, PredictedRow
@@ -25,6 +25,7 @@ from noisescale.prediction.decision import Decision, decision_of
 from noisescale.prediction.document import assumptions_of, document_of, warnings_about
 from noisescale.prediction.position import Position
 from noisescale.prediction.records import as_dict
+from noisescale.prediction.run_hardware import usual_batch_sizes
 from noisescale.prediction.second_run import SecondRun
 from noisescale.refusal import Refusal
 from noisescale.report.answer import Answer

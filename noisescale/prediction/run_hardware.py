@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from noisescale.bounded import Bounded
-from noisescale.history.segments import Array, Segments, usual_batch_sizes
+from noisescale.history.segments import Array, Segments
 from noisescale.plan import Plan
 from noisescale.printable import printable
 from noisescale.step_time import FILE, DeviceTimes, FittedStepTime, StepTiming, fit_step_time
@@ -132,6 +132,26 @@ def _of_one_size(sizes: Array) -> Array:
 def largest_device_batch(history: Mapping[str, Array], run: Segments) -> float:
     """Return the most examples that a device had at once in a run, in steps of a usual size."""
     return float(np.nanmax(_device_batches(history, run.batch_size)))
+
+
+def usual_batch_sizes(history: Mapping[str, Array]) -> Array:
+    """Return the batch size of the steps of each row, where an epoch may end in a short batch.
+
+    The batch size of a row is that of its last measured step. If the mean of its steps is larger,
+    that step was short. Then it is the batch size of the other steps, or the mean if that of the
+    others is no whole number.
+
+    Examples:
+        >>> usual_batch_sizes({"step": np.array([2.0, 4.0]), "examples": np.array([16.0, 30.0]),
+        ...                    "batch_size": np.array([8.0, 6.0])})
+        array([8., 8.])
+    """
+    steps, examples = (np.diff(history[name], prepend=0) for name in ("step", "examples"))
+    logged, mean = history["batch_size"], examples / steps
+    others = (examples - logged) / np.maximum(steps - 1, 1)
+    whole = np.round(others)
+    usual = np.where(np.isclose(others, whole, rtol=1e-6, atol=0), whole, mean)
+    return np.where(mean > (1 + 1e-6) * logged, usual, logged)
 
 
 def own_batch_size(history: Mapping[str, Array], run: Segments) -> float | None:
