@@ -125,11 +125,11 @@ def cell_of(found: Bounded | str, *, whole: bool = False) -> Cell:
     if not band.known:
         return Cell("")
 
-    def written(value: float, write: Callable[[float], str]) -> str:
+    def number_text(value: float, write: Callable[[float], str]) -> str:
         return f"{value:.0f}" if whole and value < 999.5 else write(value)
 
-    low, high = written(band.low, rough), written(band.high, rough)
+    low, high = number_text(band.low, rough), number_text(band.high, rough)
     around = f">= {low}" if math.isinf(band.high) else f"{low}–{high}"
     if not math.isfinite(band.value):
         return Cell(around)
-    return Cell(written(band.value, number), "" if low == high else around)
+    return Cell(number_text(band.value, number), "" if low == high else around)
