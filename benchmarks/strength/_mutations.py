@@ -192,8 +192,8 @@ FRESH = [
     ),
     Mutation(
         "prediction/prediction.py",
-        'for row in self.rows_for(self.own_devices) if row.basis == "timed"]',
-        'for row in self.rows_for(self.own_devices) if row.basis != "timed"]',
+        'for row in rows if row.basis == "timed" and',
+        'for row in rows if row.basis != "timed" and',
     ),
     Mutation("meter/watched_steps.py", "NEARLY_ZERO).sum())) - 1", "NEARLY_ZERO).sum())) - 2"),
     Mutation(

@@ -16,6 +16,7 @@ from noisescale.bounded import Bounded
 from noisescale.history.checkpoints import weights_in
 from noisescale.history.optimizers import has_decayed
 from noisescale.prediction.position import Verdict
+from noisescale.prediction.run_hardware import usual_batch_sizes
 from noisescale.prediction.second_run import informative_batch_size
 from noisescale.report.numbers import count, plural, two_digits
 
@@ -73,7 +74,9 @@ def decision_of(p: Prediction) -> Decision:
         headline = f"Optimizer {p.number} allows least. {headline}"
     if p.under_way or position.young:
         young = "" if p.why_young in ("", "few") else f" ({p.why_young})"
-        headline = f"So far, after {count(p.run.steps.sum())} steps{young}: {_lower(headline)}"
+        headline = (
+            f"So far, after {count(round(p.run.steps.sum()))} steps{young}: {_lower(headline)}"
+        )
     if not position.at_end and has_decayed(p.history) and verdict != "unknown":
         over = _steps_in_words(p)
         reason += f" The noise scale was measured over {over}, while the learning rate fell."
@@ -90,13 +93,11 @@ def decision_of(p: Prediction) -> Decision:
 def _suggest_size(p: Prediction) -> int:
     """Return the batch size to train with, of whole examples for each device.
 
-    Of several batch sizes that were timed up to the suggested one, it is the fastest.
+    Of several batch sizes that were timed it is the fastest, if the verdict is on its side.
     """
     own, size = p.position.batch_size, p.position.suggested_size
-    if size != own and p.fastest_timed is not None:
-        least, most = sorted((own, size))
-        here = [row for row in p.timed_rows if least <= row.batch_size <= most]
-        size = min(here, key=lambda row: p.hours_ratio(row).value).batch_size if here else own
+    if size != own and (best := p.fastest_timed) is not None:
+        size = best.batch_size if (best.batch_size > own) == (size > own) else own
     each = p.own_devices
     return max(each, each * round(size / each)) if size != own else round(own)
 
@@ -189,7 +190,7 @@ def _first_sentence(p: Prediction) -> str:
     on = "" if p.own_devices == 1 else f" on {plural(p.own_devices, 'device')}"
     last = count(round(p.position.batch_size))
     if p.own_batch_size is None:
-        sizes = np.asarray(p.history["batch_size"], dtype=np.float64)
+        sizes = usual_batch_sizes(p.history)
         least, most = (count(float(end(sizes))) for end in (np.nanmin, np.nanmax))
         return f"You trained at batch sizes from {least} to {most}, last at {last}{on}."
     return f"You train at batch size {last}{on}."

@@ -14,6 +14,7 @@ from noisescale.prediction.run_hardware import devices_of
 from noisescale.prediction.statements import statements_of
 from noisescale.prediction.tables import summary_of, tables_of
 from noisescale.report.document import Document, Figure
+from noisescale.report.numbers import count, number
 
 if TYPE_CHECKING:
     from noisescale.prediction.prediction import Prediction
@@ -94,7 +95,7 @@ def warnings_about(p: Prediction) -> list[str]:
     least = 0.0 if not p.resolved else run.batch_size.min() / FAR  # a lower bound is no size
     near = least <= middle <= run.batch_size.max() * FAR
     if not (far or near) and middle > 0 and p.second_run is None:
-        size = f"{'' if p.resolved else 'at least '}{middle:,.4g} {p.unit}"
+        size = f"{'' if p.resolved else 'at least '}{number(middle)} {p.unit}"
         found.append(
             f"The critical batch size, {size}, is more than {FAR:g} times off the run's own:"
             " batch sizes around it are not shown. So far off, a learning rate at which"
@@ -146,7 +147,7 @@ def assumptions_of(p: Prediction) -> list[str]:
         found.append("No seconds a step are known: hours and costs are left out.")
         return found
     found.append(
-        f"A device takes at most {hardware.max_device_batch_size:,.4g} {p.unit} at once; larger"
+        f"A device takes at most {count(hardware.max_device_batch_size)} {p.unit} at once; larger"
         " batches are accumulated."
     )
     if math.isinf(hardware.devices_per_node):
@@ -156,12 +157,12 @@ def assumptions_of(p: Prediction) -> list[str]:
 
 def _reason_without_value(p: Prediction) -> str:
     """Return why the critical batch size has a lower bound alone, and what helps."""
-    least, batch = p.critical_batch_size.low, p.run.mean_batch_size
+    least, batch = p.critical_batch_size.low, count(round(p.run.mean_batch_size))
     steps = float(p.history["measured_steps"][-1])
     measured = f"{steps:,.0f} measured steps" if math.isfinite(steps) else "the measured steps"
     return (
         f"The critical batch size of the whole run is not resolved: it is at least {least:.3g}"
-        f" {p.unit}. At batch size {batch:,.4g}, {measured} do not tell the mean gradient from its"
+        f" {p.unit}. At batch size {batch}, {measured} do not tell the mean gradient from its"
         " noise. A longer run may not help: the mean gradient shrinks while a model trains. Measure"
         " more of the steps (`every_n_steps=1`), or train at a larger batch size."
     )

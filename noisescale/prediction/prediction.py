@@ -25,6 +25,7 @@ from noisescale.prediction.decision import Decision, decision_of
 from noisescale.prediction.document import assumptions_of, document_of, warnings_about
 from noisescale.prediction.position import Position
 from noisescale.prediction.records import as_dict
+from noisescale.prediction.run_hardware import usual_batch_sizes
 from noisescale.prediction.second_run import SecondRun
 from noisescale.refusal import Refusal
 from noisescale.report.answer import Answer
@@ -212,7 +213,7 @@ class Prediction(Answer):
                 critical, at_end = last * self.calibration.kappa, True
         sizes, which = np.unique(self.run.batch_size, return_inverse=True)
         steps = np.bincount(which, weights=self.run.steps)
-        last_size = float(np.median(self.history["batch_size"][-3:]))  # an epoch may end in a rest
+        last_size = float(np.median(usual_batch_sizes(self.history)[-3:]))
         return Position(
             self.own_batch_size or (last_size if last_size > 0 else self.run_batch_size),
             critical,
@@ -319,8 +320,12 @@ class Prediction(Answer):
 
     @property
     def timed_rows(self) -> list[PredictedRow]:
-        """The rows on the run's own devices whose step time was timed, by rising batch size."""
-        return [row for row in self.rows_for(self.own_devices) if row.basis == "timed"]
+        """The rows on the run's own devices whose step time was timed, by rising batch size.
+
+        Batch sizes that are far off the run's are left out.
+        """
+        rows = self.rows_for(self.own_devices)
+        return [row for row in rows if row.basis == "timed" and not row.extrapolated]
 
     @property
     def fastest_timed(self) -> PredictedRow | None:

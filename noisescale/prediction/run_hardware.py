@@ -104,7 +104,7 @@ def _device_batches(history: Mapping[str, Array], mean: Array) -> Array:
     accumulation = _column_or(history, "accumulation", 1.0)
     rest = (logged * ONE_SIZE < mean) & (accumulation < accumulation.max())
     shares = _column_or(history, "devices", 1.0) * np.where(rest, math.nan, accumulation)
-    return np.where(short, logged, mean) / shares
+    return np.where(short | (mean > logged), usual_batch_sizes(history), mean) / shares
 
 
 def is_nearly(plan: Plan, other: Plan) -> bool:
@@ -134,9 +134,29 @@ def largest_device_batch(history: Mapping[str, Array], run: Segments) -> float:
     return float(np.nanmax(_device_batches(history, run.batch_size)))
 
 
+def usual_batch_sizes(history: Mapping[str, Array]) -> Array:
+    """Return the batch size of the steps of each row, where an epoch may end in a short batch.
+
+    The batch size of a row is that of its last measured step. If the mean of its steps is larger,
+    that step was short. Then it is the batch size of the other steps, or the mean if that of the
+    others is no whole number.
+
+    Examples:
+        >>> usual_batch_sizes({"step": np.array([2.0, 4.0]), "examples": np.array([16.0, 30.0]),
+        ...                    "batch_size": np.array([8.0, 6.0])})
+        array([8., 8.])
+    """
+    steps, examples = (np.diff(history[name], prepend=0) for name in ("step", "examples"))
+    logged, mean = history["batch_size"], examples / steps
+    others = (examples - logged) / np.maximum(steps - 1, 1)
+    whole = np.round(others)
+    usual = np.where(np.isclose(others, whole, rtol=1e-6, atol=0), whole, mean)
+    return np.where(mean > (1 + 1e-6) * logged, usual, logged)
+
+
 def own_batch_size(history: Mapping[str, Array], run: Segments) -> float | None:
     """Return the batch size of more than half of the steps, if there is one."""
-    sizes, which = np.unique(history["batch_size"], return_inverse=True)
+    sizes, which = np.unique(usual_batch_sizes(history), return_inverse=True)
     steps = np.bincount(which.ravel(), weights=run.steps)
     most = int(np.argmax(steps))
     known = 0 < sizes[most] < math.inf and steps[most] > run.steps.sum() / 2
@@ -170,7 +190,7 @@ def own_steps_of(
     if plan is None:
         return None
     seconds = next((x.mean for x in plans if is_nearly(x.timing.plan, plan)), None)
-    ratio = run.batch_size / plan.batch_size
+    ratio = usual_batch_sizes(history) / plan.batch_size
     other = (ratio > ONE_SIZE) | (ratio * ONE_SIZE < 1)
     other |= _column_or(history, "devices", 1.0) != plan.devices
     steps = float(run.steps.sum())
@@ -186,12 +206,12 @@ def own_plan(
     size = own_batch_size(history, run)
     if size is None:
         return None
+    those = usual_batch_sizes(history) == size
     devices, accumulation = (
-        _column_or(history, name, 1.0)[history["batch_size"] == size]
-        for name in ("devices", "accumulation")
+        _column_or(history, name, 1.0)[those] for name in ("devices", "accumulation")
     )
     ways, which = np.unique(np.stack([devices, accumulation], axis=1), axis=0, return_inverse=True)
-    steps = np.bincount(which.ravel(), weights=run.steps[history["batch_size"] == size])
+    steps = np.bincount(which.ravel(), weights=run.steps[those])
     if 2 * steps.max() <= run.steps.sum():
         return None
     count, micro_batches = map(round, ways[int(np.argmax(steps))].tolist())

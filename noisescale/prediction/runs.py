@@ -118,7 +118,7 @@ def _cells(p: Prediction | None, word: str) -> list[Cell]:
     if p is None:
         return [*(Cell("") for _ in HEADINGS[1:]), Cell(word)]
     return [
-        Cell(count(float(p.run.steps.sum()))),
+        Cell(count(round(p.run.steps.sum()))),
         Cell(count(p.run_batch_size)),
         Cell(count(p.own_devices)),
         cell_of(p.noise_scale_now),

@@ -137,7 +137,7 @@ def noise_scales_of(p: Prediction) -> Iterator[Statement]:
             what += f", of {of_steps}"
         if (found := p.measuring) is not None:
             steps, share = found
-            of = f"{count(steps)} of {count(p.run.steps.sum())} steps"
+            of = f"{count(round(steps))} of {count(round(p.run.steps.sum()))} steps"
             what += f"; {of} were measured (about {100 * share:.1f} % of the time)"
         yield Statement(NOW, what, now, basis="measured")
     if (look := p.look) is not None:

@@ -56,12 +56,15 @@ def summary_of(p: Prediction) -> Table:
     return Table("", headings, [lines[size] for size in sorted(lines)])
 
 
-def _other_sizes(p: Prediction) -> list[float]:
+def _other_sizes(p: Prediction) -> set[float]:
     """Return the suggested batch size, and halvings or doublings around it and the run's own."""
     own, suggested = p.position.batch_size, p.decision.batch_size or p.position.batch_size
     power = round(math.log2(suggested / own))
     powers = {-1, 1, power} if power <= 0 else {1, power, min(power + 1, MOST_DOUBLINGS)}
-    return [n for k in sorted(powers - {0}) if (n := own * 2.0**k) >= p.own_devices]
+    sizes = {own * 2.0**k for k in powers - {power}}
+    if round(own) != suggested:
+        sizes.add(float(suggested))
+    return {size for size in sizes - {own} if size >= p.own_devices}
 
 
 def _own_line(p: Prediction) -> Line:
@@ -70,13 +73,13 @@ def _own_line(p: Prediction) -> Line:
     if hours.known:
         unit = duration_for([hours])
         took = f"{unit(middle(hours))} {unit.name}, timed"
-    cells = [_own_size(p), count(p.run.steps.sum()), rough(p.run.examples), took]
+    cells = [_own_size(p), count(round(p.run.steps.sum())), rough(p.run.examples), took]
     return Line([*map(Cell, cells)], ["this run"])
 
 
 def _own_size(p: Prediction) -> str:
     if p.own_batch_size is not None:
-        return count(p.own_batch_size)
+        return count(round(p.own_batch_size))
     sizes = [size for size, _ in p.position.course]
     return f"{count(min(sizes))} to {count(max(sizes))}"
 
@@ -86,7 +89,7 @@ def _summary_line(p: Prediction, size: float) -> Line:
     timed = row.basis == "timed"
     time = f"{ratio_text(p.hours_ratio(row, likely))} x" if timed else "not timed"
     steps, examples = p.position.steps(size, likely), p.position.examples(size, likely)
-    cells = [count(size), f"{ratio_text(steps)} x", f"{ratio_text(examples)} x", time]
+    cells = [count(round(size)), f"{ratio_text(steps)} x", f"{ratio_text(examples)} x", time]
     return Line([*map(Cell, cells)], ["suggested"] if size == p.decision.batch_size else [])
 
 
@@ -133,7 +136,10 @@ def _table(
     columns: Sequence[Column],
     *notes: str,
 ) -> Table:
-    lines = [Line([cell_of(of(row)) for _, of in columns], _marks(p, row)) for row in rows]
+    lines = [
+        Line([cell_of(of(row), whole=name == "steps") for name, of in columns], _marks(p, row))
+        for row in rows
+    ]
     starred = [STARRED] if any(row.extrapolated for row in rows) else []
     return Table(title, [heading for heading, _ in columns], lines, [*notes, *starred], detail=True)
 

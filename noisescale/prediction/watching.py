@@ -41,7 +41,12 @@ def state_of(
     history = run.history
     if history is None:
         return Group(_title(run), Text(_waiting(run)).append(note and f" {note}", style="dim"))
-    said = [*_state(history)]
+    last = {name: float(values[-1]) for name, values in history.items()}
+    if isinstance(found, Prediction):  # the last step may be of an epoch's short batch
+        last["batch_size"] = round(found.position.batch_size)
+        if found.hardware.own is not None:
+            last["accumulation"] = found.hardware.own.plan.accumulation
+    said = [*_state(history, last)]
     if isinstance(found, Prediction):
         decision = found.decision
         verdict = Statement("Verdict", f"{decision.headline} {decision.reason}")
@@ -71,9 +76,8 @@ def _waiting(run: FollowedRun) -> str:
     return "Waiting for the first row of NoiseScaleMonitor."
 
 
-def _state(history: History) -> Iterator[Statement]:
-    """Yield the values of the last row."""
-    last = {name: float(values[-1]) for name, values in history.items()}
+def _state(history: History, last: dict[str, float]) -> Iterator[Statement]:
+    """Yield the values of the last row, with the batch size of the run's usual steps."""
     unit = history.unit
     yield Statement("Step", f"{count(last['step'])} ({count(last['examples'])} {unit})")
     size = f"{count(last['batch_size'])} {unit}"

@@ -119,7 +119,7 @@ def profile(
         file.add(fit)
         if progress is not None:
             progress(
-                f"{timing.device_batch_size} examples x {timing.accumulation}:"
+                f"{timing.device_batch_size:,} examples x {timing.accumulation}:"
                 f" {number(1000 * timing.seconds)} ms/step,"
                 f" {number(timing.examples_per_second)} examples/s"
             )

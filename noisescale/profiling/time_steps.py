@@ -100,7 +100,7 @@ def time_steps(
             if fit is None:
                 if on_too_large is not None:
                     on_too_large(size)
-                why.append(f"A device batch size of {size} does not fit in memory.")
+                why.append(f"A device batch size of {size:,} does not fit in memory.")
                 break
             timings.append(fit.timing)
             if on_fit is not None:
@@ -119,11 +119,13 @@ def _ladder(timings: list[StepTiming], most: float, why: list[str]) -> Iterator[
         speeds.append(max(t.examples_per_second for t in timings if t.device_batch_size == size))
         if len(speeds) > 2 and max(speeds[-2:]) <= ENOUGH_GROWTH * speeds[-3]:
             why.append(
-                f"Beyond a device batch size of {size} the examples per second grow no more."
+                f"Beyond a device batch size of {size:,} the examples per second grow no more."
             )
             return
         size *= 2
-    why.append(f"A device batch size of {size} would be more than all data ({most:g} examples).")
+    why.append(
+        f"A device batch size of {size:,} would be more than all data ({most:,.0f} examples)."
+    )
 
 
 def _check_counts(name: str, counts: Sequence[int], least: int = 1) -> None:

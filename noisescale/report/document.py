@@ -117,15 +117,19 @@ def _as_dict(one: Statement) -> dict[str, Any]:
     return fields_of(one, "label", "sentence", "bounds", "verdict", "basis") | parts
 
 
-def cell_of(found: Bounded | str) -> Cell:
-    """Return a value with its bounds as a cell of a table."""
+def cell_of(found: Bounded | str, *, whole: bool = False) -> Cell:
+    """Return a value with its bounds as a cell of a table; in whole numbers, such as of steps."""
     if isinstance(found, str):
         return Cell(found)
     band = value_from_bounds(found)
     if not band.known:
         return Cell("")
-    low, high = rough(band.low), rough(band.high)
+
+    def number_text(value: float, write: Callable[[float], str]) -> str:
+        return f"{value:.0f}" if whole and value < 999.5 else write(value)
+
+    low, high = number_text(band.low, rough), number_text(band.high, rough)
     around = f">= {low}" if math.isinf(band.high) else f"{low}–{high}"
     if not math.isfinite(band.value):
         return Cell(around)
-    return Cell(number(band.value), "" if low == high else around)
+    return Cell(number_text(band.value, number), "" if low == high else around)

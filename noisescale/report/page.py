@@ -164,8 +164,8 @@ def _line(line: Line) -> str:
 
 def _cell(cell: Cell) -> str:
     bounds = f'<span class="bounds">{escape(cell.bounds)}</span>' if cell.bounds else ""
-    # On a phone a cell may break between its parts: "900, this run".
-    return f"<td>{escape(cell.text).replace(', ', ', <wbr>')}{bounds}</td>"
+    text = escape(cell.text).replace(" x", "&nbsp;x")  # on a phone a cell may break
+    return f"<td>{text}{bounds}</td>"
 
 
 def _list(heading: str, sentences: Sequence[str]) -> str:

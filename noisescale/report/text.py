@@ -79,7 +79,7 @@ def plain(content: RenderableType, width: int) -> str:
 
 
 def statements_of(statements: Iterable[Statement]) -> Grid:
-    """Return a line for each statement, in bold, and for its parts, indented."""
+    """Return a line for each statement, and for its parts, indented. A verdict is in bold."""
     grid = Grid.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
@@ -89,7 +89,7 @@ def statements_of(statements: Iterable[Statement]) -> Grid:
 
 def _add(grid: Grid, statements: Iterable[Statement], indent: str) -> None:
     for one in statements:
-        style = "" if indent else "bold"
+        style = "bold" if one.label == "Verdict" else ""
         grid.add_row(Text(printable(indent + one.label)), Text(printable(one.sentence), style))
         _add(grid, one.parts, indent + "  ")
 
@@ -119,10 +119,7 @@ class Compact:
         for place in range(len(widths)):
             grid.add_column(justify="left" if place else "right", no_wrap=True)
         for k, cells in enumerate(lines):
-            bold = k and self.table.lines[k - 1].marks
-            grid.add_row(
-                *(Text(cell, "dim" if not k else "bold" if bold else "") for cell in cells)
-            )
+            grid.add_row(*(Text(cell, "" if k else "dim") for cell in cells))
         yield grid
         yield from (Text(printable(note), style="dim") for note in self.table.notes)
 

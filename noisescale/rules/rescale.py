@@ -251,7 +251,7 @@ class _Read(NamedTuple):
             OptimizerKind.SPECTRAL: "muon",
         }
         return cls(
-            float(history["batch_size"][-1]),
+            found.position.batch_size,
             found.critical_batch_size_by_noise_scale,
             None if history.optimizer is None else kinds.get(history.optimizer.kind),
             float(rates.max()) if rates.size else None,

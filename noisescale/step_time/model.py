@@ -77,7 +77,7 @@ class FittedStepTime:
 
         1. The number of devices was timed, or lies between numbers that were. Devices in one node
            are compared with timings in one node, devices on several nodes with those across nodes.
-        2. A device batch within a factor of 2 was timed, and no extreme is exceeded.
+        2. The device batch was timed, or lies between two timed ones at most a factor of 4 apart.
         3. The number of micro-batches was timed, or several were: micro-batches repeat one another.
         """
         alike = [timing for timing in self.timings if (timing.nodes > 1) == (nodes > 1)]
@@ -88,9 +88,8 @@ class FittedStepTime:
             and _is_within(devices, [timing.devices for timing in alike])
             and _is_within(nodes, [timing.nodes for timing in alike])
             and _is_within(device_batch_size, sizes)
-            and any(
-                2 * SLACK * min(device_batch_size / b, b / device_batch_size) >= 1 for b in sizes
-            )
+            and min(b for b in sizes if b * SLACK >= device_batch_size)
+            <= 4 * SLACK * max(b for b in sizes if b <= device_batch_size * SLACK)
             and (accumulation in counts or len(counts) > 1)
         )
 

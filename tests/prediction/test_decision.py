@@ -19,6 +19,8 @@ from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.history.record import Recorder
 from noisescale.prediction.decision import Decision, short_verdict
 from noisescale.prediction.position import Position
+from noisescale.prediction.statements import time_here
+from noisescale.prediction.tables import summary_of
 
 NAN, INF = math.nan, math.inf
 
@@ -109,9 +111,10 @@ def test_a_batch_of_one_example_each_is_kept_and_fractions_become_whole_ones() -
     assert (on_three.verdict, on_three.batch_size) == ("smaller", 3)
 
 
-def timed(*seconds: float) -> Decision:
-    """Of a run at 64 whose critical batch size is 400, timed at 64, 128 and 256."""
-    p = predict(history(devices=1, noise_scale=1000.0), [64, 128, 256], [1])
+def timed(*seconds: float, noise_scale: float = 1000.0) -> Prediction:
+    """Of a run at 64 whose critical batch size is 1,000, timed at 64, 128, 256, ..."""
+    sizes = [64 << k for k in range(len(seconds))]
+    p = predict(history(devices=1, noise_scale=noise_scale), sizes, [1])
     rows = tuple(
         replace(row, basis="timed", seconds_per_step=Bounded(took, took, took))
         for row, took in zip(p.rows, seconds, strict=True)
@@ -120,12 +123,15 @@ def timed(*seconds: float) -> Decision:
     def row_at(_: Prediction, batch_size: float, __: int) -> object:
         return next(row for row in rows if row.batch_size == batch_size)
 
+    found = replace(p, rows=rows)
     with mock.patch.object(Prediction, "row_at", row_at):
-        return replace(p, rows=rows).decision
+        assert found.decision
+    return found
 
 
 def test_larger_pays_where_it_was_timed_and_is_kept_where_no_time_is_saved() -> None:
-    pays, middle, slower = timed(0.5, 0.52, 0.56), timed(0.5, 0.6, 1.3), timed(0.5, 1.0, 2.0)
+    seconds = (0.5, 0.52, 0.56), (0.5, 0.6, 1.3), (0.5, 1.0, 2.0), (0.5, 0.937, 3.0)
+    pays, middle, slower, probably = (timed(*took).decision for took in seconds)
 
     # (1 + 1000/256)/(1 + 1000/64)·0.56/0.5 at 1000, 800 and 1250
     assert pays.headline.startswith(
@@ -134,12 +140,35 @@ def test_larger_pays_where_it_was_timed_and_is_kept_where_no_time_is_saved() -> 
     assert "not measured" not in pays.reason
     assert (pays.batch_size, middle.batch_size, slower.batch_size) == (256, 128, 64)
     # 0.530·0.937/0.5 = 0.993, and 1.006 at the end
-    assert timed(0.5, 0.937, 3.0).headline.startswith("Larger probably pays: 128 likely takes 0.99")
+    assert probably.headline.startswith("Larger probably pays: 128 likely takes 0.99")
     assert slower.verdict == "keep"
     assert (
         slower.headline
         == "Keep 64: a larger batch saves steps, but no time on this device, as timed."
     )
+
+
+def test_the_verdict_and_the_time_name_one_batch_size_as_the_fastest() -> None:
+    """512 costs 1.4 x the examples, more than a size that was not timed may cost."""
+    within = timed(0.5, 0.5, 0.5, 0.5)
+    far = timed(0.5, 0.5, 0.5, 0.5, 0.5)  # 1,024 is 16 times as large as the run's
+    other_side = timed(0.5, 0.5, noise_scale=10.0)
+
+    for p in (within, far):
+        assert p.decision.batch_size == 512
+        assert "512 is the fastest of 64, 128, 256, 512, as timed" in time_here(p).sentence
+    assert other_side.position.verdict == "smaller"
+    assert other_side.decision.headline.startswith("Keep 64: a smaller batch saves examples, but")
+
+
+def test_a_suggested_batch_size_that_is_no_doubling_is_in_the_table() -> None:
+    p = timed(0.5, 0.5, 0.5)
+    object.__setattr__(p, "decision", replace(p.decision, batch_size=300))
+
+    lines = summary_of(p).lines
+
+    assert [line.cells[0].text for line in lines] == ["64", "128", "300", "512"]
+    assert lines[2].marks == ["suggested"]
 
 
 def test_young_runs_and_runs_under_way_say_so_first() -> None:

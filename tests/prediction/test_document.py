@@ -215,6 +215,23 @@ def test_the_runs_own_batch_size_is_the_fastest_as_surely_as_the_bounds_say(
     assert found.verdict == verdict
 
 
+def test_steps_and_batch_sizes_are_whole_numbers() -> None:
+    """A run to a goal ends between two rows; a batch of tokens is a mean."""
+    steps = {"rows": 40, "every": 2.405, "measured_steps": 10.4, "measuring_cost": 1.0}
+    p = predict(history(**steps, batch_size=66.35, noise_scale=600.4))
+
+    assert p.decision.headline.startswith("So far, after 96 steps")
+    assert "; 10 of 96 steps were measured" in statements(p)["Noise scale now"].sentence
+    table = p.document().summary
+    assert table is not None
+    assert [line.cells[0].text for line in table.lines] == ["66", "132", "265"]
+    assert table.lines[0].cells[1].text == "96"
+    detail = [line.cells[1] for line in p.document().tables[0].lines]
+    assert not [cell for cell in detail if "." in cell.text + cell.bounds]
+    (far,) = (doubt for doubt in p.warnings if doubt.startswith("The critical batch size"))
+    assert "The critical batch size, 600 examples, is" in far
+
+
 def test_the_page_the_text_and_the_notebook_begin_with_the_decision() -> None:
     p = predict(history(noise_scale=300.0))
     document, decision = p.document(), p.decision

@@ -63,6 +63,34 @@ def test_the_time_of_a_run_with_several_batch_sizes_is_that_of_its_steps() -> No
     assert prediction.hardware.max_device_batch_size == 128
 
 
+def test_a_run_whose_rows_all_end_in_a_short_batch_has_the_batch_size_of_its_other_steps() -> None:
+    """Epochs of 1,024 and 413 examples, with a row at the end of each."""
+    step = np.arange(2.0, 401, 2)
+    course = {"step": step, "examples": 1437 * step / 2, "batch_size": 413.0}
+
+    prediction = predict(history(rows=200, devices=1, **course))
+
+    assert prediction.own_batch_size == 1024
+    assert "You train at batch size 1,024." in prediction.decision.reason
+    own = prediction.own_row
+    assert (own.device_batch_size, own.basis, own.steps.value) == (1024, "timed", 400)
+    assert own.seconds_per_step.value == pytest.approx(0.1)
+    course |= {"step": 5 * step, "examples": 5 * course["examples"]}  # only the mean is known
+    assert predict(history(rows=200, devices=1, **course)).own_batch_size == 718.5
+
+
+def test_a_run_that_changed_its_batch_size_and_ends_in_short_batches_has_the_last_usual_one() -> (
+    None
+):
+    size, late = np.where(STEP <= 500, 64.0, 128.0), STEP > 940
+    examples = np.cumsum(20 * size) - 123 * np.cumsum(late)
+
+    prediction = predict(history(batch_size=np.where(late, 5.0, size), examples=examples))
+
+    assert prediction.own_batch_size is None
+    assert "You trained at batch sizes from 64 to 128, last at 128" in prediction.decision.reason
+
+
 def test_the_short_last_batches_of_epochs_leave_the_runs_own_batch_as_it_is() -> None:
     """`drop_last=False`: 22 batches of 64 and one of 29 in an epoch. The mean is 62.5."""
     step = np.arange(10.0, 1001, 10)

@@ -64,6 +64,18 @@ def test_the_last_row_its_course_and_the_advice_are_shown(tmp_path: Path) -> Non
     assert len(lines) <= 19
 
 
+def test_a_last_row_of_an_epochs_short_batch_is_shown_with_the_batch_size_of_the_verdict(
+    tmp_path: Path,
+) -> None:
+    of = history(accumulation=4)
+    of.append(step=240, examples=15354, batch_size=58, accumulation=1, devices=2)
+
+    text = said(followed(of, tmp_path), predict(of))
+
+    assert "Batch size           64 examples on 2 devices, 4 micro-batches each" in text
+    assert "at batch size 64 on" in text
+
+
 def test_a_noise_scale_that_is_not_resolved_has_its_lower_bound(tmp_path: Path) -> None:
     of = history(resolved=False, accumulation=4, seconds=2.5)
 

@@ -69,7 +69,10 @@ def plans(timings: list[StepTiming]) -> list[tuple[float, int]]:
 @pytest.mark.parametrize(
     ("takes", "examples", "sizes", "said"),
     [
-        ({"per_batch": 0.003}, 20, (1, 2, 4, 8, 16), "size of 32 would be more than all data"),
+        (
+            *({"per_batch": 0.003}, 1437, (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)),
+            "size of 2,048 would be more than all data (1,437 examples)",
+        ),
         ({"per_batch": 0.0, "per_example": 0.02}, 1000, (1, 2, 4), "size of 4 the examples per"),
         ({"too_large": 5}, 1000, (1, 2, 4), "size of 8 does not fit in memory"),
     ],

@@ -154,6 +154,19 @@ def test_a_browser_draws_the_page_in_silence_and_in_its_width(
 
 
 @pytest.mark.slow
+def test_a_phone_shows_the_whole_time_column(browser: "Browser", tmp_path: Path) -> None:
+    p = predict(history(batch_size=8, noise_scale=150, rows=72, seconds=0.0066, devices=1))
+
+    page, _ = opened(browser, p.to_html(tmp_path / "report.html"), 390)
+
+    table = page.locator(".scroll").first
+    assert "0.52 to 0.53\xa0x" in table.inner_text()
+    assert "23.8 seconds, timed" in table.inner_text()
+    assert table.evaluate("e => e.scrollWidth - e.clientWidth") == 0
+    page.close()
+
+
+@pytest.mark.slow
 def test_a_hostile_unit_is_shown_as_it_is_written(browser: "Browser", tmp_path: Path) -> None:
     unit = "<b>&tokens</b>"
     path = predict(history(seconds=math.nan), unit=unit).to_html(tmp_path / "report.html")

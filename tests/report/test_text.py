@@ -107,7 +107,18 @@ def test_a_terminal_gets_the_same_words() -> None:
     words = re.sub(r"\x1b\[[\d;]*m", "", file.getvalue())
     expected = p.to_text(100, details=True).splitlines()
     assert [line.rstrip() for line in words.splitlines()] == expected
-    assert "\x1b[1m" in file.getvalue()
+
+
+def test_of_what_predict_says_first_only_the_verdict_is_bold() -> None:
+    file = io.StringIO()
+    p = predict(history(noise_scale=300.0))
+
+    Console(file=file, width=100, force_terminal=True, color_system="standard").print(
+        text_of(replace(p.document(), doubts=[]))
+    )
+
+    bold = re.findall(r"\x1b\[1m(.*?)\x1b\[0m", file.getvalue())
+    assert bold == [p.decision.headline]
 
 
 def test_what_does_not_print_is_escaped_everywhere() -> None:

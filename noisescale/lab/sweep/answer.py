@@ -23,7 +23,7 @@ from noisescale.lab.sweep.results import DIVERGED, OUT_OF_STEPS, PRUNED
 from noisescale.lab.sweep.settings import SweepJob
 from noisescale.lab.sweep.swept_size import SweptSize
 from noisescale.report.document import Cell, Document, Figure, Line, Statement, Table
-from noisescale.report.numbers import count, hours, number, plural
+from noisescale.report.numbers import count, hours, plural
 from noisescale.report.records import finite
 
 SWEEP, TRIALS = "sweep.csv", "trials.csv"
@@ -257,7 +257,7 @@ def _line_of(size: SweptSize, *, out: bool, failed: bool) -> Line:
         count(size.count(PRUNED)),
         *([count(size.count(OUT_OF_STEPS))] if out else []),
         *([count(size.count(FAILED))] if failed else []),
-        number(size.steps) if known else "",
+        count(round(size.steps)) if known else "",
         f"{size.learning_rate:.3g}" if known else "",
         "done" if size.finished else "",
     ]
@@ -271,10 +271,10 @@ def _next(found: Sweep) -> list[str]:
         return []
     reached = f"{goal.metric}{goal.side}{'' if goal.strict else '='}{goal.value!r}"
     compare = ["noisescale", "compare", str(folder / TRIALS), "--goal", reached]
-    after = [f"Compare the trainings: {shlex.join([*compare, '--html', 'sweep.html'])}"]
+    after = [f"Compare the trainings:\n  {shlex.join([*compare, '--html', 'sweep.html'])}"]
     if found.law is not None and found.law.regimes is not None:
         fit = shlex.join(["noisescale", "fit", str(folder / SWEEP)])
-        after.insert(0, f"See how well the law fits: {fit}")
+        after.insert(0, f"See how well the law fits:\n  {fit}")
     return after
 
 
