@@ -93,11 +93,13 @@ def decision_of(p: Prediction) -> Decision:
 def _suggest_size(p: Prediction) -> int:
     """Return the batch size to train with, of whole examples for each device.
 
-    Of several batch sizes that were timed it is the fastest, if the verdict is on its side.
+    Of several batch sizes that were timed up to the suggested one, it is the fastest.
     """
     own, size = p.position.batch_size, p.position.suggested_size
-    if size != own and (best := p.fastest_timed) is not None:
-        size = best.batch_size if (best.batch_size > own) == (size > own) else own
+    if size != own and p.fastest_timed is not None:
+        least, most = sorted((own, size))
+        here = [row for row in p.timed_rows if least <= row.batch_size <= most]
+        size = min(here, key=lambda row: p.hours_ratio(row).value).batch_size if here else own
     each = p.own_devices
     return max(each, each * round(size / each)) if size != own else round(own)
 

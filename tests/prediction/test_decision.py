@@ -148,15 +148,13 @@ def test_larger_pays_where_it_was_timed_and_is_kept_where_no_time_is_saved() -> 
     )
 
 
-def test_the_verdict_and_the_time_name_one_batch_size_as_the_fastest() -> None:
-    """512 costs 1.4 x the examples, more than a size that was not timed may cost."""
-    within = timed(0.5, 0.5, 0.5, 0.5)
-    far = timed(0.5, 0.5, 0.5, 0.5, 0.5)  # 1,024 is 16 times as large as the run's
+def test_the_suggested_batch_size_never_costs_more_examples_for_time() -> None:
+    """512 costs 1.4 x the examples, and is the fastest: *Time* says so, the verdict does not."""
+    p = timed(0.5, 0.5, 0.5, 0.5)
     other_side = timed(0.5, 0.5, noise_scale=10.0)
 
-    for p in (within, far):
-        assert p.decision.batch_size == 512
-        assert "512 is the fastest of 64, 128, 256, 512, as timed" in time_here(p).sentence
+    assert p.decision.batch_size == 256
+    assert "512 is the fastest of 64, 128, 256, 512, as timed" in time_here(p).sentence
     assert other_side.position.verdict == "smaller"
     assert other_side.decision.headline.startswith("Keep 64: a smaller batch saves examples, but")
 
