@@ -13,7 +13,7 @@ from tiers import slow_after
 
 from noisescale import GradientMoments, NoiseScale, NoiseScaleEstimator, gradient_moments
 from noisescale.estimation.estimator import LARGEST_MOMENT
-from noisescale.history.increments import Increments
+from noisescale.history.increments import LOSS, Increments
 
 
 def estimator_after(noise: Any, signal: Any, **options: object) -> NoiseScaleEstimator:
@@ -105,7 +105,9 @@ def test_a_run_that_diverges_is_estimated_up_to_the_end_of_floats() -> None:
         assert estimate.low <= estimate.high  # neither is NaN
 
     assert estimator.estimate().grad_sq_norm < LARGEST_MOMENT
-    assert all(math.isfinite(value) for value in increments.take().values())
+    taken = increments.take()
+    assert math.isnan(taken.pop(LOSS))  # none was given
+    assert all(map(math.isfinite, taken.values()))
 
 
 def test_a_damaged_state_changes_nothing() -> None:
