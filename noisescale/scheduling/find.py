@@ -134,7 +134,7 @@ class Find(Policy):
             r = critical_batch_size_at(noise_scale.high, share)
             most = max(CAP * r, blind / LOWERED)
             if now > LEAST_CAP * most:
-                why = f"at most {CAP:g} of the critical batch size so far, {three_digits(r)}"
+                why = f"less for now: the critical batch size so far is at most {three_digits(r)}"
                 return Wanted(most, why, state)
             return Wanted(now, "it is decided later", state)
         slope = progress.loss_slope
