@@ -264,6 +264,8 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
         meter = None if self._monitor is None else self._monitor.meter
         if move := controller.decide_if_due(meter, confidence=self._confidence):
             self._tell(state, str(move))
+        if meter is not None:
+            controller.tell(meter)
         if controller.clock.time >= self._data.steps:
             _end(args, state, control)
         self._begin_window(args)

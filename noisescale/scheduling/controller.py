@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 Batch = TypeVar("Batch")
 
 _MOVES_KEPT = 1000
+_ROUNDING = 1e-6
 
 
 def _read(path: str) -> Any:
@@ -251,6 +252,13 @@ steps on
             known["loss_slope"] = slope
         return {f"batch_size/{name}": value for name, value in known.items()}
 
+    def tell(self, meter: Meter) -> None:
+        """Tell a meter the factor on the learning rate, and the last step of the run."""
+        meter.lr_factor = self.lr_factor
+        if (examples := self._examples_of_run) is not None:
+            left = max(examples - self.examples, 0.0) / self.plan.batch_size
+            meter.last_step = self.steps + math.ceil(left - _ROUNDING)
+
     def add_loss(self, loss: Tensor, examples: float) -> None:
         """Add the loss of a micro-batch, for a policy that needs it.
 
@@ -334,7 +342,7 @@ steps on
         self.step(examples)
         move = self.decide_if_due(meter if self.settings.takes_noise_scale else None)
         if meter is not None:
-            meter.lr_factor = self.lr_factor  # for the learning rate that is recorded
+            self.tell(meter)
         return move
 
     def step(self, examples: float | None = None) -> None:

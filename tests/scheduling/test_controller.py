@@ -671,6 +671,21 @@ def test_a_resumed_run_has_the_moves_and_the_reason_from_before() -> None:
     assert resumed.reason == "scheduled from 2 steps on"
 
 
+def test_a_meter_is_told_the_last_step_of_the_run_as_the_batch_size_is_now() -> None:
+    controller, meter = made(policy={0: 32, 2: 64}), mock.Mock(last_step=None)
+    controller.tell(meter)
+    assert meter.last_step is None  # the end of the run is not known
+    controller.clock.end_with(steps_of_epochs=10)
+    told = []
+    for _ in range(6):
+        controller.tell(meter)
+        told.append(meter.last_step)
+        controller.clock.advance(controller.plan.batch_size / 32)
+        controller.update()
+
+    assert told == [10, 10, 6, 6, 6, 6]
+
+
 def test_a_run_without_a_move_has_a_reason_to_stay() -> None:
     controller = made(policy={0: 32})
     assert controller.reason_to_stay is None  # it was not asked yet

@@ -307,7 +307,7 @@ class BatchSizeScheduler(trainer_access.Callback):
             self._decide(trainer, self._fit)
             self._fit.begin_step(trainer, batch_idx)
             for logged in (logged for monitor in self._monitors for logged in monitor.meters):
-                logged.meter.lr_factor = self._fit.controller.lr_factor
+                self._fit.controller.tell(logged.meter)
         self._count(trainer, self._fit, batch)
 
     def on_before_backward(
