@@ -178,13 +178,13 @@ BEST_BELOW: dict[Kind, tuple[str, str]] = {
     "sgd": ("gain", "1.0 x off the best rate in one pair of swept batch sizes"),
     "momentum": (
         "linear",
-        "1.1 x off the best rate in 6 pairs to a goal, 1.1 x in 34 of a fixed budget",
+        "1.1 x off the best rate in 6 pairs to a goal, 1.1 x in 37 of a fixed budget",
     ),
     "adam": (
         "square root",
-        "1.1 x off the best rate in 6 pairs to a goal, 1.2 x in 73 of a fixed budget",
+        "1.1 x off the best rate in 6 pairs to a goal, 1.2 x in 91 of a fixed budget",
     ),
-    "muon": ("square root", "1.5 x off the best rate, and below it, in 10 pairs of one workload"),
+    "muon": ("power 2/3", "1.2 x off the best rate in 10 pairs of one workload"),
 }
 BEST_ABOVE: dict[Kind, tuple[str, str]] = {
     "sgd": ("gain", "1.1 x off the best rate in 17 pairs of swept batch sizes"),

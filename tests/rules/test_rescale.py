@@ -70,7 +70,7 @@ def test_back_again_all_rules_give_the_old_settings() -> None:
         ("momentum", 10.0, "gain"),
         ("adam", 1000.0, "square root"),
         ("adam", 10.0, "square root of the gain"),
-        ("muon", 1000.0, "square root"),
+        ("muon", 1000.0, "power 2/3"),
         ("muon", 10.0, None),
         (None, 1000.0, None),
         ("adam", None, None),
