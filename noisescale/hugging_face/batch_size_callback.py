@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,6 @@ from noisescale.plan import Plan
 from noisescale.printable import arguments
 from noisescale.refusal import Refusal
 from noisescale.scheduling.accumulation import Accumulation
-from noisescale.scheduling.ahead import schedule_ahead
 from noisescale.scheduling.controller import BatchSizeController
 from noisescale.scheduling.decision import Move
 from noisescale.scheduling.learning_rate import LearningRateScaling
@@ -170,8 +170,9 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
+        self._stop_hearing()  # an earlier training may have ended by an error
         if self._controller is not None:
-            self._controller.close()  # an earlier training may have ended by an error
+            self._controller.close()
         self._check(args, kwargs["model"])
         schedule = kwargs.get("lr_scheduler")
         schedule = getattr(schedule, "scheduler", schedule)  # accelerate wraps it
@@ -212,13 +213,11 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
         )
         self._go_on(state, skips=not args.ignore_data_skip)
         controller.clock.end_with(steps_of_epochs=self._data.steps)
-        if controller.settings.policy.follows_schedule:
-            controller.ahead = schedule_ahead(schedule, state.max_steps - state.global_step)
         if controller.settings.takes_noise_scale:
             self._find_monitor(state, needed=controller.settings.needs_noise_scale)
-        self._stop_hearing()
         if controller.settings.policy.needs_loss:
-            hook = kwargs["model"].register_forward_hook(self._hear(args), with_kwargs=True)
+            hears = _Hears(partial(self._hear, args))
+            hook = kwargs["model"].register_forward_hook(hears, with_kwargs=True)
             self._stop_hearing = hook.remove
         if controller.steps == 0 and (move := controller.begin()):
             self._tell(state, str(move))
@@ -266,6 +265,8 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
             self._tell(state, str(move))
         if meter is not None:
             controller.tell(meter)
+        if controller.settings.policy.done:
+            self._stop_hearing()
         if controller.clock.time >= self._data.steps:
             _end(args, state, control)
         self._begin_window(args)
@@ -388,21 +389,23 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
         self._of_epoch, self._goes_on = in_epoch * data.first, in_epoch > 0
         clock.go_on(taken, time=float(step), steps_per_epoch=per_epoch, already=float(in_epoch))
 
-    def _hear(self, args: TrainingArguments) -> Callable[..., None]:
-        """Return a hook on the model that adds the loss of each training pass."""
+    def _hear(
+        self, args: TrainingArguments, model: nn.Module, inputs: Mapping[str, Any], output: Any
+    ) -> None:
+        """Add the loss of a training pass."""
+        loss = output.get("loss") if isinstance(output, Mapping) else None
+        if loss is None or self._controller is None or not trainer_access.trains(model):
+            return
+        # A sum of losses over the labels of the whole step, or the micro-batch's own mean.
+        of_step = inputs.get("num_items_in_batch") is not None
+        parts = self._batches_of_step(args) if of_step else 1
+        self._controller.add_loss(loss * parts, args.train_batch_size)
 
-        def on_forward(
-            called: nn.Module, _: tuple[Any, ...], inputs: Mapping[str, Any], output: Any
-        ) -> None:
-            loss = output.get("loss") if isinstance(output, Mapping) else None
-            if loss is None or self._controller is None or not trainer_access.trains(called):
-                return
-            # A sum of losses over the labels of the whole step, or the micro-batch's own mean.
-            of_step = inputs.get("num_items_in_batch") is not None
-            parts = int(args.gradient_accumulation_steps) if of_step else 1
-            self._controller.add_loss(loss * parts, args.train_batch_size)
-
-        return on_forward
+    def _batches_of_step(self, args: TrainingArguments) -> int:
+        """Return the micro-batches of the step under way: an epoch's last one may have fewer."""
+        window = args.gradient_accumulation_steps
+        begin = window.begin if isinstance(window, Accumulation) else 0
+        return int(min(window, max(self._data.batches - begin, 1)))
 
     def _begin_window(self, args: TrainingArguments) -> None:
         """Let the next step have the plan's micro-batches."""
@@ -414,6 +417,22 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
     def _tell(self, state: TrainerState, text: str) -> None:
         if state.is_world_process_zero:
             tqdm.write(f"BatchSizeCallback: {text}")
+
+
+class _Hears:
+    """A forward hook that tells inputs and output; in a copied or saved model it tells nothing."""
+
+    def __init__(self, tell: Callable[..., None] | None = None) -> None:
+        self._tell = tell
+
+    def __call__(
+        self, model: nn.Module, _: tuple[Any, ...], inputs: Mapping[str, Any], output: Any
+    ) -> None:
+        if self._tell is not None:
+            self._tell(model, inputs, output)
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return _Hears, ()
 
 
 def _end(args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:

@@ -63,13 +63,19 @@ class Clock(State):
         by_examples = self.steps_of_examples
         if not math.isfinite(min(self.steps_of_schedules, by_examples)):
             return None
-        by_steps = optimizer_steps / self._of_steps > self.time / by_examples
+        steps, time = max(optimizer_steps, 1e-9), max(self.time, 1e-9)  # at first by the limits
+        by_steps = steps / self._of_steps > time / by_examples
         return "steps" if by_steps or math.isinf(by_examples) else "examples"
 
     @property
     def steps_of_examples(self) -> float:
         """Steps of the first batch size in the run; infinite if examples do not end it."""
         return min(self._of_epochs, self._of_run)
+
+    @property
+    def most_steps(self) -> float:
+        """The optimizer steps that the run is limited to; infinite if it is not."""
+        return self._of_steps
 
     def end_with(
         self,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from operator import attrgetter
 from types import MappingProxyType
@@ -212,15 +213,18 @@ steps on
 
     @property
     def choice(self) -> str | None:
-        """What the policy says at the start of the run; None: nothing."""
-        return self.settings.policy.note(self.plan, self.progress)
+        """What the policy says at the start of a new run; None: nothing."""
+        return None if self.steps else self.settings.policy.note(self.plan, self.progress)
 
     @property
     def reason_to_stay(self) -> str | None:
         """What to say at the end of a run without a move; None if it had one, or none is due."""
         if self.moves or self.reason is None:
             return None
-        return f"the batch size stayed {self.plan}: {self.reason}"
+        least = ""
+        if self.wanted < 0.8 * self.plan.batch_size:
+            least = ", and there is no smaller one: give smaller micro-batches"
+        return f"the batch size stayed {self.plan}: {self.reason}{least}"
 
     @property
     def progress(self) -> Progress:
@@ -229,9 +233,17 @@ steps on
             share=self.clock.share(self.steps),
             ends_by=self.clock.ends_by(self.steps),
             examples_of_run=self._examples_of_run,
+            most_steps=self.clock.most_steps,
             loss_slope=self.losses.slope if self.settings.policy.needs_loss else math.nan,
-            ahead=self.ahead,
         )
+
+    @property
+    def _settings_now(self) -> Settings:
+        """Of a run without a known end the best batch is not known: `"two_thirds"` is `"sqrt"`."""
+        known = self.clock.share(self.steps) is not None
+        if known or self.settings.lr_scaling != "two_thirds":
+            return self.settings
+        return replace(self.settings, lr_scaling="sqrt")
 
     @property
     def _examples_of_run(self) -> float | None:
@@ -260,10 +272,11 @@ steps on
             meter.last_step = self.steps + math.ceil(left - _ROUNDING)
 
     def add_loss(self, loss: Tensor, examples: float) -> None:
-        """Add the loss of a micro-batch, for a policy that needs it.
+        """Add the loss of a micro-batch, for a policy that needs it. Call it on all ranks.
 
         Args:
-            loss: Its mean loss, before it is divided by the number of micro-batches or scaled.
+            loss: Its mean loss, before it is divided by the number of micro-batches or scaled, with
+                its graph: that tells whether it is a cross-entropy.
             examples: How much it weighs: its examples, or its tokens if the loss is a mean of them.
         """
         share = self.clock.share(self.steps)
@@ -399,7 +412,7 @@ steps on
         )
         try:
             answer = self._ask_policy(noise_scale, extra)
-            state, move = decision(self.settings, before, answer, average, device_batch_size)
+            state, move = decision(self._settings_now, before, answer, average, device_batch_size)
         except Exception:
             self._agreement.check(0.0)  # the other ranks would wait for this one
             raise

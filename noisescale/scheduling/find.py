@@ -47,7 +47,7 @@ NO_EXAMPLES = "the examples of the run are not known, as a number of optimizer s
 class Find(Policy):
     """Find the best batch size for the examples of a run, whatever it starts with.
 
-    - From the first step on a thousandth of the run, `blind_batch_size`.
+    - From the first step on a thousandth of the run, `blind_batch_size`, at most 8 times the start.
     - From 1 % of the run half of that, where it is above a share of the critical batch size.
     - From 13.6 % to 36.9 % of the run, six times, towards `best_batch_size`: the geometric mean of
       the estimates so far, within a factor of 8 of the first one.
@@ -97,7 +97,7 @@ class Find(Policy):
     def note(self, plan: Plan, progress: Progress) -> str | None:
         """Say where it is another policy, and where the learning rate given is no guide."""
         if progress.share is None:
-            return 'as the end of the run is not known, the policy is "tradeoff"'
+            return 'as the share of the run that is over is not known, the policy is "tradeoff"'
         examples, now = progress.examples_of_run, float(plan.batch_size)
         if examples is None:
             return f"the batch size stays {three_digits(now)}: {NO_EXAMPLES}"
@@ -111,7 +111,7 @@ class Find(Policy):
 
     def due(self, share: float | None) -> bool | None:
         """Return whether to ask now: at the first step, and as slices of the run begin."""
-        return None if share is None else self._asked < _slice(share) <= DECIDED
+        return None if share is None else self._asked < min(_slice(share), DECIDED)
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
         """Return the wanted batch size with a reason; the plan's own batch size to stay."""
@@ -123,30 +123,34 @@ class Find(Policy):
         state: dict[str, Any] = {"asked": number, "logs": self._logs, "examples": self._examples}
         if examples is None:
             return Wanted(now, NO_EXAMPLES, state)
-        blind = blind_batch_size(examples)
+        blind = min(blind_batch_size(examples), WITHIN * (progress.first_batch_size or now))
+        blind = max(blind, least := examples / progress.most_steps)
         if number < MEASURED:
-            decides = 100 * BEGINS * math.exp(WIDTH * DECIDES)
-            of_run = f"a run of {examples:,.0f} examples"
-            why = f"for now (by {of_run} alone); decides at {decides:.0f} % of it"
+            decides = f"{100 * BEGINS * math.exp(WIDTH * DECIDES):.0f} %"
+            why = f"for now, by the run's {examples:,.0f} examples; it decides at {decides} of them"
             return Wanted(blind, why, state)
         known = noise_scale.value if noise_scale.resolved else noise_scale.low
         if number < DECIDES:
             r = critical_batch_size_at(noise_scale.high, share)
-            most = max(CAP * r, blind / LOWERED)
+            most = max(CAP * r, blind / LOWERED, least)
             if now > LEAST_CAP * most:
                 why = f"less for now: the critical batch size so far is at most {three_digits(r)}"
                 return Wanted(most, why, state)
             return Wanted(now, "it is decided later", state)
-        slope = progress.loss_slope
+        slope = progress.loss_slope if number <= DECIDED else math.nan
         if slope > 0 and known > 0:
             r = critical_batch_size_at(known, share)
             found = best_batch_size(examples, r, slope)
-            found = min(max(found, blind / WITHIN), blind * WITHIN)
+            by_examples = blind_batch_size(examples)
+            found = min(max(found, by_examples / WITHIN), by_examples * WITHIN)
+            found = max(found, least)
             state |= {"logs": (*self._logs, math.log(found)), "examples": examples}
         logs = state["logs"]
+        if not logs and number > DECIDED:
+            return Wanted(now, "no step began in the part of the run where it decides", state)
         if not logs:
             missing = "slope of a cross-entropy" if known > 0 else "noise scale"
-            return Wanted(blind, f"the {missing} is not known: by the examples alone", state)
+            return Wanted(blind, f"by the run's examples alone: the {missing} is not known", state)
         best = math.exp(sum(logs) / len(logs))
         why = (
             f"best batch for this budget about {three_digits(best)}"

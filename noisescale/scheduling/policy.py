@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.meter.extra import ExtraMeasurement
 from noisescale.plan import Plan
-from noisescale.scheduling.ahead import ScheduleForecast
 from noisescale.state import State
 
 
@@ -41,11 +40,10 @@ class Progress(NamedTuple):
     ends_by: Literal["examples", "steps"] | None = None
     """What ends the run first, as it goes now: a number of examples, or of epochs, or a number of
     optimizer steps; None if its end is not known."""
-    ahead: ScheduleForecast | None = None
-    """What the run's schedule of the learning rate does until the end, as was known at the first
-    batch, for policies with `follows_schedule`; None if it does not tell."""
     examples_of_run: float | None = None
     """The examples of the whole run; None if they are not known, as optimizer steps end it."""
+    most_steps: float = math.inf
+    """The optimizer steps that the run is limited to."""
     loss_slope: float = math.nan
     """-d ln L/d ln E of the training loss so far, see `TrainingLoss`; NaN if it is not known."""
     first_batch_size: float | None = None

@@ -71,12 +71,12 @@ class TrainingLoss(State):
 
     def read(self, share: float) -> None:
         """Read the slices that are finished at a share of the run. All ranks have to call it."""
-        now = slice_of(share)
-        finished = sorted(number for number in self._sums if number < now)
+        begun = int(self._slices[-1][0]) + 1 if self._slices else 0
+        finished = range(begun, int(max(slice_of(share), 0)))  # the same on all ranks
         if not finished:
             return
-        sums = [self._sums.pop(number) for number in finished]
-        device = sums[0].loss.device
+        device = next((one.loss.device for one in self._sums.values()), torch.device("cpu"))
+        sums = [self._sums.pop(number, _Sums(device)) for number in finished]
         numbers = [[one.examples, one.share, float(self.has_a_floor)] for one in sums]
         beside = torch.tensor(numbers, dtype=sums[0].loss.dtype, device=device)
         packed = torch.cat([torch.stack([one.loss for one in sums])[:, None], beside], 1)
@@ -85,7 +85,8 @@ class TrainingLoss(State):
             dist.all_reduce(packed)
         for number, (loss, examples, over, floors) in zip(finished, packed.tolist(), strict=True):
             self.has_a_floor |= floors > 0
-            self._slices = (*self._slices, (number, over / examples, loss / examples))
+            if examples:
+                self._slices = (*self._slices, (number, over / examples, loss / examples))
 
     @property
     def slices(self) -> list[Slice]:

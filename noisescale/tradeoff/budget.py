@@ -96,11 +96,19 @@ class Slice(NamedTuple):
 
 
 def slope_of(slices: Sequence[Slice]) -> float:
-    """Return σ = -d ln L/d ln E by least squares; NaN for few slices and losses not above 0."""
+    """Return σ = -d ln L/d ln E by least squares.
+
+    It is NaN for few slices, for losses not above 0, and where it is within two standard errors of
+    zero: its sign would be chance.
+    """
     if len(slices) < LEAST_SLICES or not all(0 < one.loss < math.inf for one in slices):
         return math.nan
     x = [math.log(one.share) for one in slices]
     y = [math.log(one.loss) for one in slices]
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
     across = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
-    return -across / sum((a - mean_x) ** 2 for a in x)
+    width = sum((a - mean_x) ** 2 for a in x)
+    slope = across / width
+    left = sum((b - mean_y - slope * (a - mean_x)) ** 2 for a, b in zip(x, y, strict=True))
+    error = math.sqrt(left / (len(slices) - 2) / width)
+    return -slope if abs(slope) > 2 * error else math.nan

@@ -3,10 +3,12 @@
 
 import json
 import math
+import pickle
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from refused import refused
 from tiers import slow
 from torch import Tensor
 
+from noisescale import BatchSizeController
 from noisescale.plan import Plan
 from noisescale.scheduling.policy import Progress
 
@@ -290,3 +293,37 @@ def test_the_loss_of_a_training_reaches_a_policy_that_finds_a_batch(hf: Any) -> 
     assert not losses.has_a_floor
     assert len(losses.slices) > 3
     assert all(1 < one.loss < 2 * math.log(64) for one in losses.slices)
+
+
+def test_the_loss_of_an_epochs_short_last_step_is_that_of_its_batches(hf: Any) -> None:
+    """Transformers divides by the labels of the batches that came, not of the planned ones."""
+    from noisescale.hugging_face import BatchSizeCallback
+
+    heard: list[float] = []
+    with mock.patch.object(
+        BatchSizeController, "add_loss", lambda _, loss, __: heard.append(float(loss.detach()))
+    ):
+        hf.fit(
+            BatchSizeCallback("find", max_batch_size=8),
+            model=hf.language_model,
+            examples=lambda: hf.sentences()[:1] * 11,
+            max_steps=-1,
+            num_train_epochs=2,
+            learning_rate=0.0,
+            per_device_train_batch_size=1,
+            gradient_accumulation_steps=4,
+        )
+
+    assert len(heard) >= 11
+    assert max(heard) < 1.01 * min(heard)
+
+
+def test_a_model_that_is_saved_while_it_trains_hears_nothing(hf: Any) -> None:
+    from noisescale.hugging_face.batch_size_callback import _Hears
+
+    def tell(*_: Any) -> None:
+        raise AssertionError
+
+    saved = pickle.loads(pickle.dumps(_Hears(tell)))
+
+    saved(None, (), {}, None)

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import BatchSizeController, GradientMoments, NoiseScale, NoiseScaleMeter, Plan
 from noisescale.scheduling import Gate, Given, Policy, Progress, RatioRule
+from noisescale.scheduling.policy import Wanted
 
 KNOWN = NoiseScale(500.0, 400.0, 600.0, grad_sq_norm=1.0, noise_trace=500.0, steps=50.0)
 
@@ -713,3 +714,43 @@ def test_once_all_is_decided_steps_are_measured_as_without_a_scheduler() -> None
         return meter.measured_steps
 
     assert measured_steps(0.9) < 0.8 * measured_steps(0.001)
+
+
+@pytest.mark.parametrize(("epochs", "ends_by"), [(100.0, "steps"), (3.0, "examples")])
+def test_before_the_first_step_the_nearer_limit_ends_the_run(epochs: float, ends_by: str) -> None:
+    controller = made()
+    controller.clock.end_with(steps_of_epochs=epochs, optimizer_steps=10)
+
+    assert controller.progress.ends_by == ends_by
+    assert controller.progress.most_steps == 10
+
+
+def test_without_a_known_end_adam_follows_the_square_root_alone() -> None:
+    """There the batch may grow beyond the best one."""
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])
+    controllers = [BatchSizeController(Plan(8, 4), optimizer) for _ in range(2)]
+    controllers[1].clock.end_with(steps_of_epochs=4_000)
+    for controller in controllers:
+        controller.step()
+        controller.decide(KNOWN, measured_step=1)
+
+    endless, known_end = (controller.moves[-1] for controller in controllers)
+    k = endless.after.batch_size / 32
+    assert endless.lr_factor == pytest.approx(math.sqrt(k))
+    assert known_end.lr_factor == pytest.approx((known_end.after.batch_size / 32) ** (2 / 3))
+
+
+def test_a_resumed_run_is_not_told_again_what_a_new_one_is() -> None:
+    controller = made()
+    assert controller.choice is not None
+    controller.step()
+
+    assert controller.choice is None
+
+
+def test_a_batch_that_cannot_be_smaller_says_what_helps() -> None:
+    controller = made(8, 1, policy=lambda *_: Wanted(2, "it is too large"))
+    controller.update()
+
+    assert "8 x 1" in str(controller.reason_to_stay)
+    assert str(controller.reason_to_stay).endswith("give smaller micro-batches")

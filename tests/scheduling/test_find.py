@@ -28,7 +28,7 @@ def asked_along(
             step * EXAMPLES / 1000,
             share=step / 1000,
             loss_slope=slope if step >= 75 else math.nan,
-            **{"examples_of_run": EXAMPLES, **other},
+            **{"examples_of_run": EXAMPLES, "first_batch_size": start, **other},
         )
         if policy.due(progress.share):
             wanted = policy(noise_scale, Plan(size, 1), progress)
@@ -39,11 +39,32 @@ def asked_along(
     return found
 
 
-@pytest.mark.parametrize("start", [4, 200, 5_000])
-def test_it_begins_with_a_thousandth_of_the_run_whatever_the_start(start: int) -> None:
+@pytest.mark.parametrize(("start", "first"), [(4, 32), (25, 200), (200, None), (5_000, 200)])
+def test_it_begins_with_a_thousandth_of_the_run_at_most_eight_times_the_start(
+    start: int, first: float | None
+) -> None:
     found = asked_along(Find(), NoiseScale.unknown(), start=start)
 
-    assert found == ({} if start == 200 else {0.0: 200.0})
+    assert found == ({} if first is None else {0.0: first})
+
+
+def test_a_run_that_steps_end_as_well_has_no_batch_that_would_lose_examples() -> None:
+    found = asked_along(Find(), measured(50), most_steps=500)
+
+    assert set(found.values()) == {400.0}  # 200,000 in 500 steps
+
+
+def test_a_run_that_another_policy_had_for_half_of_it_is_done() -> None:
+    policy = Find()
+    late = Progress(500, EXAMPLES / 2, share=0.5, examples_of_run=EXAMPLES, loss_slope=0.1)
+
+    assert policy.due(late.share)
+    wanted = policy(measured(2_000), Plan(64, 1), late)
+    policy.take(wanted)
+
+    assert wanted == 64
+    assert policy.done
+    assert not policy.due(0.6)
 
 
 def test_it_decides_by_the_formula_from_13_percent_on_and_stays_after_37() -> None:

@@ -115,3 +115,31 @@ def test_a_run_goes_on_from_its_state_without_the_slice_that_was_under_way() -> 
     resumed.read(share=0.3)
 
     assert resumed.slices == losses.slices
+
+
+def one_rank_alone() -> tuple[list[Slice], float]:
+    """Only rank 0 hears losses, and later rank 1 alone."""
+    rank, losses = dist.get_rank(), TrainingLoss()
+    for share, hears in ((0.055, 0), (0.07, 0), (0.08, 1)):
+        if rank == hears:
+            losses.add(torch.tensor(2.0 - share), 8, share)
+    losses.read(0.2)
+    return losses.slices, losses.slope
+
+
+@pytest.mark.slow
+def test_losses_that_one_rank_alone_hears_leave_ranks_in_step() -> None:
+    first, second = on_ranks(2, one_rank_alone)
+
+    assert first[0] == second[0]
+    assert [one.number for one in first[0]] == [0, 1, 2]
+
+
+def test_a_slope_that_may_be_chance_is_none() -> None:
+    losses, flat = TrainingLoss(), [1.0, 1.05, 0.97, 1.02, 0.99]
+    for number, loss in enumerate(flat):
+        losses.add(torch.tensor(loss), 8, share=0.055 * math.exp(0.2 * number))
+    losses.read(0.2)
+
+    assert len(losses.slices) == 5
+    assert math.isnan(losses.slope)
