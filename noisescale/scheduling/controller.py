@@ -239,7 +239,7 @@ steps on
 
     @property
     def _settings_now(self) -> Settings:
-        """Of a run without a known end the best batch is not known: `"two_thirds"` is `"sqrt"`."""
+        """The settings, with `"sqrt"` for `"two_thirds"` where the run's end is not known."""
         known = self.clock.share(self.steps) is not None
         if known or self.settings.lr_scaling != "two_thirds":
             return self.settings
