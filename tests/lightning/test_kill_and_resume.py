@@ -144,8 +144,8 @@ def test_a_killed_run_that_is_resumed_is_the_run_that_was_not(
     for ours, theirs in zip(resumed, whole.ranks, strict=True):
         assert (ours.pop("began"), theirs["began"]) == (saved, 0)
         moves = ours.pop("moves")
-        assert 2 < len(moves) < len(theirs["moves"])
-        assert moves == theirs["moves"][-len(moves) :]
+        assert len(moves) > 2
+        assert moves == theirs["moves"]  # also those before the checkpoint
         assert ours["history"]["step"].tolist() == list(range(1, steps + 1))
         for name, value in ours.items():
             np.testing.assert_equal(plain(value), plain(theirs[name]))
