@@ -221,7 +221,7 @@ def test_the_documented_keys_and_arguments_are_those_that_there_are() -> None:
 
     assert keys("noise_scale", loggers) == logged == {f"noise_scale/{name}" for name in LOGGED}
     assert keys("batch_size", loggers) == scheduled - {"batch_size/moves"}
-    assert len(scheduled) == 6
+    assert len(scheduled) == 10
     assert set(arguments) == set(inspect.signature(noisescale.NoiseScaleMonitor).parameters)
 
 

@@ -71,7 +71,8 @@ class BatchSizeScheduler(trainer_access.Callback):
     | `batch_size/planned` | global batch of the plan, from the mean of the batches that came |
     | `batch_size/given` | global batch that the steps had since the last log step, as they came |
     | `batch_size/lr_factor` | factor on the learning rate that the run's own schedule gives |
-    | `batch_size/best` | the estimate of `Find`, with `best_low`, `best_high` and `loss_slope` |
+    | `batch_size/best`, `batch_size/best_low`, `batch_size/best_high` | the estimate of `Find` |
+    | `batch_size/loss_slope` | slope of the training loss, which `Find` goes by |
     | `batch_size/noise_scale` | noise scale of the last steps, for decisions; only if resolved |
 
     Every move is printed on the console and written to TensorBoard as the text `batch_size/moves`.

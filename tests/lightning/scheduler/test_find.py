@@ -51,7 +51,6 @@ def test_losses_are_undivided_and_the_batch_begins_with_a_thousandth(accumulate:
         own = [(loss, n) for share, loss, n in seen if slice_of(share) == one.number]
         mean = sum(loss * n for loss, n in own) / sum(n for _, n in own)
         assert one.loss == pytest.approx(mean, rel=1e-6)
-    assert fit.controller.losses.slope > 0
 
 
 def test_a_loss_that_has_a_floor_leaves_the_batch_at_a_thousandth() -> None:
