@@ -27,6 +27,15 @@ class RowGroups(NamedTuple):
     """The index of each row's group, from 0 on, on the host."""
     number: int
     """The number of groups."""
+    names: tuple[Hashable, ...]
+    """What the groups were called, in the order of their indices."""
+    apart: bool = False
+    """Whether rows of one group are known not to act on each other in the loss."""
+
+    @property
+    def numbered_in_batch(self) -> bool:
+        """Whether groups are numbered from 0 on: in each batch anew, as far as one can tell."""
+        return set(self.names) == set(range(self.number))
 
     def sums(self, rows: Tensor) -> Tensor:
         """Sum numbers of rows over each group."""
@@ -41,7 +50,7 @@ def checked_row_groups(groups: RowGroupsLike, name: str = "row_groups") -> RowGr
 
     Examples:
         >>> checked_row_groups(["a", "b", "a"])
-        RowGroups(of_rows=tensor([0, 1, 0]), number=2)
+        RowGroups(of_rows=tensor([0, 1, 0]), number=2, names=('a', 'b'), apart=False)
     """
     if isinstance(groups, RowGroups):
         return groups
@@ -51,7 +60,8 @@ def checked_row_groups(groups: RowGroupsLike, name: str = "row_groups") -> RowGr
         listed = [one.item() if isinstance(one, Tensor) else one for one in listed]
         if not any(one is None or one != one for one in listed):  # NaN is no group
             indices = [index.setdefault(one, len(index)) for one in listed]
-            return RowGroups(torch.tensor(indices, device="cpu").long(), len(index))
+            of_rows = torch.tensor(indices, device="cpu").long()
+            return RowGroups(of_rows, len(index), tuple(index))
     except (TypeError, ValueError, RuntimeError):  # not listed, not one each, not hashable
         pass
     refuse(name, "be one group for each row", repr(groups), _REMEDY)

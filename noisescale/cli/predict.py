@@ -29,12 +29,12 @@ EXAMPLE = "noisescale predict lightning_logs/version_0 --price-per-device-hour 2
         ),
         "batch_sizes": Given(
             str,
-            "Global batch sizes, for example 64,128. Default: a range of powers of two.",
+            "Global batch sizes, as 64,128. Default: powers of two.",
             read=partial(numbers, "batch-sizes"),
         ),
         "devices": Given(
             str,
-            "Numbers of devices. Default: 1, 2, 4 and 8 times the run's.",
+            "Numbers of devices. Default: 1, 2, 4, 8 x the run's.",
             read=partial(numbers, "devices"),
         ),
         "calibration": "Critical batch size divided by noise scale. Default: by optimizer.",
@@ -45,13 +45,16 @@ EXAMPLE = "noisescale predict lightning_logs/version_0 --price-per-device-hour 2
         "step_times": "File of `noisescale profile`, or a run of some steps at another batch size."
         " Default: the times that `noisescale profile --run` left in the run's folder, else those"
         " of the run's own steps.",
+        "cost_per_prompt": "Cost of a prompt (a group of rows) without its rows.",
+        "cost_per_generation": "Cost of a generation (a row), in the same unit.",
         "second_run": Given(Path, "Run of the same model at another batch size."),
     },
     positional="run",
     panels={
         "Measurements for a more certain critical batch size": "calibration sweep branches"
         " branch_step branch_examples loss_scatter second_run goal steps_scatter",
-        "Step times": "step_times max_device_batch_size devices_per_node",
+        "Step times and costs": "step_times max_device_batch_size devices_per_node"
+        " cost_per_prompt cost_per_generation",
         "Reading the run": "unit optimizer monitor",
     },
 )

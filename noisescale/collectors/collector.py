@@ -16,6 +16,7 @@ from noisescale.collectors.averaged_gradient import AveragedGradient
 from noisescale.collectors.changes import Changes
 from noisescale.collectors.coordinates import Coordinates
 from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.rows.group_levels import WithinBatch
 from noisescale.collectors.rows.step_rows import NOTHING_BESIDE, Beside, MeasuredStep, Unread
 from noisescale.collectors.rows.window_layout import (
     Weight,
@@ -292,6 +293,10 @@ class Collector(HookErrors, State, ABC):
     @abstractmethod
     def small_sq_norms(self) -> Tensor | None:
         """Return Σ|g_part|² over this rank's parts, shape (entries,); None if not reliable."""
+
+    def within_groups(self) -> WithinBatch | None:
+        """Return the halves within groups of a batch of this rank since the last reset, if any."""
+        return None
 
     def big_sq_norms(self) -> Tensor:
         """Return this rank's share of |g|², shape (entries,). Summed over ranks it is |g|²."""

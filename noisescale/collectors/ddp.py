@@ -22,7 +22,7 @@ Private attributes read here, as of torch 2.13: `Variable._execution_engine.queu
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -33,8 +33,11 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
+from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
+from noisescale.collectors.halves.within_groups import WithinGroups
+from noisescale.collectors.rows.group_levels import WithinBatch
 from noisescale.guard import NotMeasured, keeps_errors
 
 # Backward passes watched by capture B before A takes over: by then a nested backward, which A
@@ -78,10 +81,28 @@ class _Pass:
 
 
 class DdpCollector(Collector):
-    """Squared norms of this rank's gradient, and of its share of the averaged gradient."""
+    """Squared norms of this rank's gradient, and of its share of the averaged gradient.
 
-    def __init__(self, ddp: DistributedDataParallel, norms: GradientNorms) -> None:
+    Args:
+        ddp: The model.
+        norms: See `Collector`.
+        within: Makes what measures halves within groups of rows, if groups are ever given.
+    """
+
+    _saved = ("_draws",)
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        norms: GradientNorms,
+        within: Callable[[], WithinGroups] | None = None,
+    ) -> None:
         super().__init__(norms, ddp.process_group)
+        self._make_within = within
+        self._within: WithinGroups | None = None
+        self._groups: RowGroups | None = None
+        """The groups of rows of the next batch; None if they are not known."""
+        self._passes = self._draws = 0
         self._ddp = ddp
         self._sparse = sparse_gradients(ddp.module, norms.parameters)
         self.phase = Phase.BY_HOOKS if ddp.gradient_as_bucket_view else Phase.PROBING
@@ -105,11 +126,40 @@ class DdpCollector(Collector):
         again = set() if self._pass is None else self._pass.averaged_again
         return self._averaged > 1 or (bool(again) and len(again) == len(self._average.came))
 
+    def expect(
+        self,
+        *,
+        rows: int | None,
+        last: bool | None,
+        row_weights: Tensor | None = None,
+        row_groups: RowGroups | None = None,
+    ) -> None:
+        """Receive the groups of rows of the next batch. Others than these are not needed."""
+        self._groups = row_groups
+        if row_groups is not None and self._within is None and self._make_within is not None:
+            self._within = self._make_within()
+            self._look()  # from the next step on
+
+    def within_groups(self) -> WithinBatch | None:
+        """Return the halves within groups of the step's first batch on this rank."""
+        return None if self._within is None else self._within.result()
+
+    def _look(self) -> None:
+        if self._within is not None:
+            self._within.watch(self.watching)
+
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Arrange for the backward pass from `loss` to be captured, if it averages over ranks.
 
         Earlier passes of the same step only add to this rank's `p.grad`.
         """
+        groups, self._groups = self._groups, None
+        if self._within is not None:
+            self._within.end_pass()
+            if groups is not None and not self._passes:
+                self._draws += 1
+                self._within.measure(loss, groups, self._draws)
+        self._passes += 1
         self._average.before_backward(loss, capture=capture_average)
         if not self._ddp.require_backward_grad_sync:
             return
@@ -136,8 +186,20 @@ class DdpCollector(Collector):
     def reset(self) -> None:
         """Begin another step."""
         super().reset()
-        self._averaged = 0
+        if self._within is not None:
+            self._within.reset()
+        self._averaged = self._passes = 0
         self._pass = self._live = None
+
+    def load_state_dict(self, state: Any) -> None:
+        """Continue from a `state_dict`, or from one of another way."""
+        super().load_state_dict({"draws": 0} | state)
+
+    def close(self) -> None:
+        """Remove all hooks."""
+        super().close()
+        if self._within is not None:
+            self._within.close()
 
     def _piece(self, index: int, gradient: Tensor) -> Piece:
         return Piece(index, gradient)

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from noisescale.history.history import History
+from noisescale.history.history import LEVELS, History
 from noisescale.history.looks import Look, is_of
 from noisescale.history.optimizers import OptimizerMix
 from noisescale.refusal import Refusal
@@ -43,7 +43,7 @@ FORMAT = 1
 _SELDOM = (
     *("increment_measured_steps", "increment_weight", "increment_sq_weight"),
     *("batch_size", "skipped_steps", "peak_memory", "accumulation", "devices"),
-    *("device_memory", "behind"),
+    *("device_memory", "behind", *LEVELS),
 )
 """What stays as it is for many rows, what changes most often first."""
 

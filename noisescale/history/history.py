@@ -24,6 +24,12 @@ from noisescale.refusal import Refusal
 if TYPE_CHECKING:
     import pandas
 
+LEVELS = (
+    *("between", "between_low", "between_high", "within", "within_low", "within_high"),
+    *("balance", "balance_low", "balance_high", "groups", "rows_per_group", "still"),
+)
+"""Columns of the noise between and within groups of rows."""
+
 COLUMNS = (
     "step",
     "examples",
@@ -45,10 +51,13 @@ COLUMNS = (
     "device_memory",
     "behind",
     *INCREMENTS,
+    *LEVELS,
 )
 
 
-_MEASURED = frozenset({"grad_sq_norm", "noise_trace", "noise_scale", "low", "high", *INCREMENTS})
+_MEASURED = frozenset(
+    {"grad_sq_norm", "noise_trace", "noise_scale", "low", "high", *INCREMENTS, *LEVELS}
+)
 """Columns of the noise scale."""
 
 
@@ -81,6 +90,10 @@ class History(Mapping[str, NDArray[np.float64]]):
     | `behind` | `step` minus the step of the trainer's logs |
     | `training_loss` | mean loss of the steps measured since the row before, weighted by w; NaN \
       if it is no cross-entropy alone |
+    | `between`, `within`, `balance` | the noise scale between groups of rows, in groups, and \
+      within them, in rows; the second over the first. Each has columns with `_low` and `_high` |
+    | `groups`, `rows_per_group`, `still` | groups of a step, rows of each, and the share of \
+      groups without a gradient, see `Levels` |
     | `group/<name>` | B_simple of a parameter group; NaN if not resolved |
 
     The relative moments of a step are tr(Σ) and |G|², divided by the trailing |g|² of the steps

@@ -17,12 +17,13 @@ from transformers.trainer_callback import ExportableState
 from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.batch_size import rows_in
 from noisescale.batches.data_order import warning_of_order
+from noisescale.batches.row_groups import check_groups_are_used, checked_row_groups
 from noisescale.checks import check_function
 from noisescale.collectors.collector import ACCUMULATE
 from noisescale.collectors.groups import Groups
 from noisescale.guard import NotMeasured, never_ends_training
 from noisescale.history.metric_names import ROOT
-from noisescale.hugging_face import trainer_access
+from noisescale.hugging_face import rollouts, trainer_access
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
 from noisescale.hugging_face.console import print_all, print_less
 from noisescale.hugging_face.supported import check_supported, check_wrapper
@@ -88,6 +89,9 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         backward_twice: Whether a backward pass may go twice through Functions, hooks and saved
             tensors that are not known, see `NoiseScaleMeter`.
         max_overhead: The share of the run's time that measuring may take, see `NoiseScaleMeter`.
+        group_fn: A function from the keyword arguments of the model to the group of each row, where
+            rows are not independent of each other, see `NoiseScaleMonitor`. In TRL's trainers with
+            several generations of a prompt (GRPO, RLOO) the prompts are found without.
 
     Raises:
         ValueError: If an argument is out of its range; when training starts, if it does not fit
@@ -117,13 +121,19 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         cut: Sequence[str] | None = None,
         backward_twice: bool = False,
         max_overhead: float | None = None,
+        group_fn: Callable[[dict[str, Any]], Any] | None = None,
     ) -> None:
         check_function("batch_size_fn", batch_size_fn, "the number of examples in it")
+        check_function("group_fn", group_fn, "the group of each row")
         given = locals() | {"unit": "examples" if unit is None else unit}
         options = MeterOptions.from_arguments(given)
         options.check_unit_is_counted(batch_size_fn)
+        if group_fn is not None:
+            check_groups_are_used("group_fn", options.small_batch)
         super().__init__(options)
-        self._batch_size_fn = batch_size_fn
+        self._batch_size_fn, self._group_fn = batch_size_fn, group_fn
+        self._rollouts: TrainingArguments | None = None
+        """The arguments of a trainer with several completions of each prompt."""
         self._guesses_unit = unit is None and batch_size_fn is None
         self._loaded: dict[str, Any] = {}
         self._layouts = ExitStack()
@@ -164,6 +174,9 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         trainer_access.go_first(self)
         try:
             check_supported(args, trainer_access.distributed_type(), model)
+            self._rollouts = args if rollouts.has_rollouts(args) else None
+            if self._rollouts is not None:
+                rollouts.check_rollouts(args)
         except NotMeasured as reason:
             self._tell_that_nothing_is_measured(reason)
             self._record_nothing(args, state)
@@ -178,7 +191,8 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             def make() -> list[RunLog]:
                 check_wrapper(called)
                 of = Meter.from_options(called, options, optimizer, grad_scaler=scaler)
-                return [RunLog(of, optimizer, loop="transformers")]
+                loop = "transformers" if self._rollouts is None else "trl"
+                return [RunLog(of, optimizer, loop=loop)]
 
             device = next(called.parameters()).device
             self._make_meters(make, device, args.world_size)
@@ -212,7 +226,10 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             from noisescale.meter.tensorboard_layout import add_charts
 
             meters = [logged.meter for logged in self.meters]
-            added = add_charts(writer, meters, self._options, self._guard, before="train/")
+            levels = self._group_fn is not None or self._rollouts is not None
+            added = add_charts(
+                writer, meters, self._options, self._guard, levels=levels, before="train/"
+            )
             self._layouts.enter_context(added)
 
     def _record_nothing(self, args: TrainingArguments, state: TrainerState) -> None:
@@ -226,10 +243,12 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         A training that is resumed keeps its unit.
         """
         unit = "sequences" if trainer_access.takes_token_ids(model) else "examples"
+        unit = unit if self._rollouts is None else rollouts.UNIT
         with self._guard("The noise scale may be counted in another unit than before"):
             if self._loaded:
                 unit = str(self._loaded["document"][0]["unit"])
-        self._news = [f"  Noise scale is counted in {unit}"]
+        reused = [] if self._rollouts is None else rollouts.news_of(self._rollouts)
+        self._news = [f"  Noise scale is counted in {unit}", *reused]
         return unit
 
     @never_ends_training
@@ -307,6 +326,8 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         # JSON has no functions: their names make it fail there rather than go on without them.
         if self._batch_size_fn is not None:
             arguments["batch_size_fn"] = _name(self._batch_size_fn)
+        if self._group_fn is not None:
+            arguments["group_fn"] = _name(self._group_fn)
         if callable(groups := arguments["groups"]):
             arguments["groups"] = _name(groups)
         arguments["extra"] = [_name(one) for one in arguments["extra"]]
@@ -315,7 +336,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
 
     @property
     def _arguments(self) -> str:
-        own: dict[str, Any] = {"batch_size_fn": self._batch_size_fn}
+        own: dict[str, Any] = {"batch_size_fn": self._batch_size_fn, "group_fn": self._group_fn}
         if self._guesses_unit:
             own["unit"] = None
         return arguments(NoiseScaleCallback, **vars(self._options) | own)
@@ -365,6 +386,11 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                     counts_tokens = self._options.counts_tokens
                     rows = rows_in(examples, None if counts_tokens else batch_size)
                 meter, share = self.meters[0].meter, trainer_access.loss_share(model, inputs)
+                groups, of_means = None, False
+                if meter.due and self._group_fn is not None:
+                    groups = checked_row_groups(self._group_fn(dict(examples)), "group_fn")
+                elif meter.due and self._rollouts is not None:
+                    groups, share, of_means = rollouts.rows_in(examples, self._rollouts)
                 loss = output.get("loss") if isinstance(output, Mapping) and meter.due else None
                 if loss is not None and share is not None:  # a part of the mean over the step
                     loss = loss / share.sum()
@@ -374,6 +400,8 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                     mean_loss=loss,
                     capture_average=trainer_access.is_last_micro_batch(),
                     weight=share,
+                    mean_of_means=of_means,
+                    row_groups=groups,
                     rows=rows,
                     last=trainer_access.is_last_micro_batch(),
                 )

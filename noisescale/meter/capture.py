@@ -19,9 +19,24 @@ from noisescale.collectors.changes import UNTOUCHED, Changes
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.ddp import refuse_join
 from noisescale.collectors.gathered import GatheredRows
+from noisescale.collectors.halves.parts import Parts
 from noisescale.collectors.in_model import InModel
 from noisescale.collectors.loss_scale import LossScale
-from noisescale.collectors.rows.step_rows import NO_LOSS, NOTHING_BESIDE, LossSum, StepRows
+from noisescale.collectors.rows.group_levels import (
+    NO_LEVELS,
+    GroupedPass,
+    RankLevels,
+    levels_of_step,
+    split_group,
+)
+from noisescale.collectors.rows.step_rows import (
+    NO_LOSS,
+    NOTHING_BESIDE,
+    NOTHING_HEARD,
+    Heard,
+    LossSum,
+    StepRows,
+)
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
 from noisescale.collectors.squared_norms import wide_dtype
 from noisescale.guard import Guard, NotMeasured, WarnOnce
@@ -53,6 +68,8 @@ class BackwardPass(NamedTuple):
     """The loss without its scale, if it is a cross-entropy alone; times `size` if it is a mean."""
     whole: bool = False
     """Whether `loss` is a mean that was not divided for accumulation."""
+    grouped: GroupedPass | None = None
+    """The groups of its rows, if they are given."""
 
     def with_loss(self, loss: object, scale: LossScale | None) -> BackwardPass:
         """Return the pass with its loss. Without a scale that is its mean, and whole."""
@@ -101,6 +118,8 @@ class StepUnderWay:
     """Whether gradients were dropped after some passes: the step began again."""
     spoiled: bool = False
     """Whether the step is left out because its contents are not known."""
+    misfit: NotMeasured | None = None
+    """Why groups of rows do not fit their batch."""
     gathered: str | None = None
     """What a loss gathers rows of other ranks with."""
 
@@ -236,6 +255,14 @@ class StepCapture:
             weights = one.weight if isinstance(one.weight, Tensor) and one.weight.dim() else None
             if weights is not None and weights.dim() > 1:  # of the terms in each row
                 weights = weights.flatten(1).sum(1)
+            if row_groups is not None:
+                try:
+                    Parts.from_batch(one.size, rows, weights, row_groups)
+                except NotMeasured as reason:
+                    step.misfit = reason
+                of_pass = 1.0 if one.weight is None else one.weight
+                grouped = GroupedPass(row_groups, weights, of_pass)
+                step.passes[-1] = one._replace(grouped=grouped)
             collector.expect(rows=rows, last=last, row_weights=weights, row_groups=row_groups)
             collector.check_next_passes(self._checking)
             collector.before_backward(loss, one.size, capture_average=capture_average or bool(last))
@@ -280,7 +307,7 @@ class StepCapture:
         small: Tensor | None = None
         big: Tensor | None = None
         layout = UNKNOWN
-        loss = NO_LOSS
+        heard = NOTHING_HEARD
         changes = UNTOUCHED
         try:
             with self._spoils_step:
@@ -294,6 +321,8 @@ class StepCapture:
                 if not step.begun_in_a_pass:
                     layout = step.layout(collector, loss_divisor)
                     loss = step.loss(loss_divisor, later=collector.divides_losses)
+                    levels = self._levels(collector, step, seen, measured=small is not None)
+                    heard = Heard(loss, levels)
                 if not step.repeats_a_batch:
                     changes = self._changes(collector, step)
                 step.left_alone = collector.left_alone
@@ -310,7 +339,7 @@ class StepCapture:
                     unmeasured_steps=unmeasured_steps,
                     changes=changes,
                     beside=beside,
-                    loss=loss,
+                    heard=heard,
                 )
         if not self.accepted:
             self._note_unseen_passes(seen)
@@ -396,6 +425,18 @@ class StepCapture:
             self.gone = collector.names_of_gone
         return Changes(sq_norms, found.gone, found.in_pieces or step.begun_in_a_pass)
 
+    def _levels(
+        self, collector: Collector, step: StepUnderWay, seen: int, *, measured: bool
+    ) -> RankLevels:
+        """Return what this rank says of the noise between and within groups of rows."""
+        grouped = [one.grouped for one in step.passes if one.grouped is not None]
+        if not grouped:
+            return NO_LEVELS
+        within = collector.within_groups() if measured and len(grouped) == seen else None
+        if within is not None:
+            within = within._replace(sq_norm=self._loss_scale.unscale(within.sq_norm))
+        return levels_of_step(grouped, within)
+
     def _note_unseen_passes(self, seen: int) -> None:
         """Warn if no step had a backward pass so far, after some steps."""
         self._empty_steps = 0 if seen else self._empty_steps + 1
@@ -416,6 +457,8 @@ class StepCapture:
                 ' `small_batch="micro_batch"`.'
             )
         small, big = collector.small_sq_norms(), collector.big_sq_norms()
+        if step.misfit is not None:
+            raise step.misfit
         if step.too_short:
             small = None  # `p.grad` may have been clipped since
         if step.repeats_a_batch:
@@ -433,6 +476,16 @@ class StepCapture:
                 "Gradients were dropped after a backward pass, and others were in `p.grad` when the"
                 " step ended, as with a cache that adds them up. Such steps are not measured. Let"
                 " the passes of a step add up their gradients in `p.grad`."
+            )
+        grouped = [one.grouped for one in step.passes if one.grouped is not None]
+        if len(grouped) > 1 and collector.compares != "ranks" and (name := split_group(grouped)):
+            small = None
+            self._warn(
+                f"Rows of one group are in two micro-batches of a step: those of {name}. So these"
+                " are not independent of each other. Such steps are not measured. Have each"
+                " micro-batch hold whole groups, or the step one micro-batch, or use several"
+                " devices, each with whole groups.",
+                about="split groups",
             )
         if step.gathered is not None:
             small = None

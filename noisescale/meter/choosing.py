@@ -27,6 +27,8 @@ from noisescale.collectors.deepspeed import (
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.groups import Groups, groups_of
 from noisescale.collectors.halves.collector import HalvesCollector
+from noisescale.collectors.halves.proved_cuts import ProvedCuts
+from noisescale.collectors.halves.within_groups import WithinGroups
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.sharded import fsdp1
 from noisescale.collectors.sharded.fsdp1 import Fsdp1Collector, is_fsdp1
@@ -175,7 +177,14 @@ def _collector_of_whole_gradients(
             '"rank": there is no other rank to compare with',
             'Leave it at "auto".',
         )
-    return DdpCollector(ddp, norms)
+
+    def make_within() -> WithinGroups:
+        own = GradientNorms(trained)
+        twice = options.backward_twice
+        cuts = ProvedCuts(ddp.module, own, options.cut, compiled=compiled, backward_twice=twice)
+        return WithinGroups(cuts, own)
+
+    return DdpCollector(ddp, norms, make_within)
 
 
 def nothing_to_capture() -> Collector:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from noisescale.collectors.rows.step_rows import MeasuredStep
+from noisescale.estimation.levels import LevelSteps
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.pair_shares import PairShares
 from noisescale.history.increments import Increments
@@ -71,7 +72,7 @@ class Estimates(State):
 
     _saved = (
         *("sums", "run", "base_batch_size", "increments", "whole", "step"),
-        *("pair_shares", "groups", "extra"),
+        *("pair_shares", "groups", "extra", "levels"),
     )
 
     def __init__(
@@ -93,6 +94,8 @@ class Estimates(State):
         self.extra = {one.name: one for one in extra}
         self.pair_shares = PairShares()
         """The mean shares of steps whose parts weigh unequally."""
+        self.levels = LevelSteps(options.window, options.confidence)
+        """The noise between and within groups of rows."""
 
     def take(self, step: MeasuredStep, *, sound: bool, learning_rate: float = math.nan) -> bool:
         """Take in a measured step; False if it is left out, as it is if it is not `sound`."""
@@ -100,14 +103,23 @@ class Estimates(State):
         self.step += 1 + step.unmeasured_steps
         if sound and norms.weighted and norms.big_batch == norms.examples:  # no mean of means
             share = self.pair_shares.mean(norms.examples, norms.pair_share)
-        return sound and self.update(
-            norms.moments(share),
+        if not sound:
+            return False
+        whole = norms.moments(share)
+        taken = self.update(
+            whole,
             [entry.moments(share) for entry in step.entries],
             weight=norms.examples,
             steps=1 + step.unmeasured_steps,
             learning_rate=learning_rate,
             loss=step.loss,
         )
+        if taken and (levels := step.levels) is not None:
+            shares = levels.row_share, levels.group_share, levels.still
+            variance = whole.noise_trace / norms.big_batch
+            of_rows = levels.noise_within
+            self.levels.update(whole, variance, of_rows, shares, norms.examples, self.step)
+        return taken
 
     def update(
         self,

@@ -14,6 +14,7 @@ import torch
 
 from noisescale.batches.shared_examples import SharedExamples
 from noisescale.collectives import any_rank
+from noisescale.estimation.levels import Levels
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, NotMeasured
 from noisescale.history.history import History
@@ -81,6 +82,14 @@ class MeasuringCallback(ABC):
     def group_noise_scales(self) -> dict[str, NoiseScale]:
         """The latest estimate for each of `groups`, of the first optimizer."""
         return {} if self.meter is None else self.meter.group_noise_scales
+
+    @property
+    def levels(self) -> Levels | None:
+        """The latest noise scale between and within groups of rows, of the first optimizer.
+
+        None without groups, or if rows of one group act on each other in the loss.
+        """
+        return None if self.meter is None else self.meter.levels
 
     @property
     def history(self) -> History:

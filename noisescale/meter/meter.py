@@ -25,6 +25,7 @@ from noisescale.collectors.deepspeed import DeepSpeedCollector, EngineSteps, is_
 from noisescale.collectors.in_model import InModel
 from noisescale.collectors.rows.step_rows import MeasuredStep, Unread
 from noisescale.collectors.rows.window_layout import Weight
+from noisescale.estimation.levels import Levels
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import NotMeasured, WarnOnce
@@ -199,6 +200,15 @@ class Meter:
         rate = self._learning_rate()
         groups = self._estimates.groups.items()
         return {name: group.estimate(self.steps, learning_rate=rate) for name, group in groups}
+
+    @property
+    def levels(self) -> Levels | None:
+        """The noise scale now between and within groups of rows. Reads the device.
+
+        None if no groups were given, or the rows of one group act on each other.
+        """
+        self._settle()
+        return self._estimates.levels.estimate(self.steps)
 
     @property
     def extra(self) -> Collection[ExtraMeasurement]:

@@ -15,7 +15,7 @@ from noisescale.collectors.devices import memory_of
 from noisescale.estimation.noise_scale import NoiseScale, three_digits
 from noisescale.guard import Guard, WarnOnce
 from noisescale.history.document import document_of, restore, round_row
-from noisescale.history.history import History
+from noisescale.history.history import LEVELS, History
 from noisescale.history.increments import INCREMENTS
 from noisescale.history.metric_names import ROOT
 from noisescale.history.optimizers import (
@@ -69,8 +69,11 @@ RECORDED: dict[str, Callable[[_Now], float]] = {
 NAMES = (*LOGGED, *RECORDED, "learning_rate")
 """The names of every run, and those about the optimizer."""
 
+LOGGED_LEVELS = LEVELS[:6]
+"""Names, without their prefix, of the two levels of noise, in runs whose rows are in groups."""
+
 _FOR_THE_RECORD = {
-    *(*RECORDED, *INCREMENTS),
+    *(*RECORDED, *INCREMENTS, *(name for name in LEVELS if name not in LOGGED_LEVELS)),
     *("learning_rate", "peak_memory", "device_memory"),
 }
 """Names of metrics that loggers do not get."""
@@ -299,6 +302,11 @@ class RunLog:
                 for column in self.history
                 if column in now.values and column not in now.unresolved
             },
+            **{
+                name: now.values[name]
+                for name in LEVELS
+                if math.isfinite(now.values.get(name, math.nan))
+            },
         }
         row, history = round_row(row), self.explained_history()
         self._record(lambda recorder: recorder.add(history, row))
@@ -335,6 +343,12 @@ class RunLog:
                 interval = {one.name + end: value for end, value in ends.items()}
                 metrics |= interval
                 unresolved |= set() if extra.resolved else interval.keys()
+        if (levels := meter.levels if in_force else None) is not None:
+            of_levels = levels.columns()
+            metrics |= of_levels
+            for name in ("between", "within"):
+                if not math.isfinite(of_levels[f"{name}_high"]):
+                    unresolved |= {name, f"{name}_low", f"{name}_high"}
         for name, of_group in meter.group_noise_scales.items():
             of_group = _current(of_group, in_force)
             metrics[f"group/{name}"] = of_group.value

@@ -42,6 +42,7 @@ def charts(
     confidence: float,
     *,
     groups: bool = False,
+    levels: bool = False,
     extra: Mapping[str, str] | None = None,
     monitor: str | None = None,
     before: str = "",
@@ -52,6 +53,7 @@ def charts(
         unit: The unit of the noise scale.
         confidence: Coverage of its interval.
         groups: Whether there is a chart with all parameter groups.
+        levels: Whether there are charts of the noise between and within groups of rows.
         extra: Titles of the charts of extra noise scales, by name.
         monitor: The monitor's name, if it has one. Its charts are then in their own categories.
         before: What the host writes before each key: "train/".
@@ -67,6 +69,10 @@ def charts(
 
     bands = {f"Noise scale now and {interval}": band("simple")}
     bands |= {f"{title} and {interval}": band(name) for name, title in (extra or {}).items()}
+    if levels:
+        of = f"its {confidence * 100:g} % interval"
+        bands[f"Noise scale between groups of rows and {of} [groups]"] = band("between")
+        bands[f"Noise scale within groups of rows and {of} [rows]"] = band("within")
     details = {
         f"Noise scale now against batch size [{unit}]": lines("simple$", "batch_size$"),
         "Efficiency: progress per example": lines("efficiency$"),
@@ -108,7 +114,7 @@ def add_charts(
         meters: At least one.
         options: Theirs.
         guard: As of `merge_into`.
-        named: `monitor` and `before` of `charts`.
+        named: `levels`, `monitor` and `before` of `charts`.
     """
     groups = any(meter.group_noise_scales for meter in meters)
     extra = {one.name: one.title for one in meters[0].extra if one.title}

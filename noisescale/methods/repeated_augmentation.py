@@ -35,8 +35,8 @@ class RepeatedAugmentationSampler(DistributedSampler[Any]):
     Lightning leaves it as it is, and sets its epoch. `NoiseScaleMonitor` then counts distinct
     examples by itself. For `NoiseScaleMeter` and other loaders there is `distinct_in`.
 
-    In one process accumulate two or more micro-batches to measure the noise scale: halves of a
-    batch and single rows would separate copies of an example, and are refused.
+    Where halves of a batch are compared, they have whole examples, and the noise between examples
+    and between copies of one are told apart: see `Levels`. In a loop of one's own pass `groups_in`.
 
     An epoch has all examples, and `repeats` times as many rows.
 
@@ -146,6 +146,17 @@ class RepeatedAugmentationSampler(DistributedSampler[Any]):
                 "Give the DataLoader another `batch_size`, or a `batch_size_fn` to the monitor.",
             )
         return rows // self.repeats
+
+    def groups_in(self, batch: Any) -> torch.Tensor:
+        """Return the example of each row of a batch: the `row_groups` of a `NoiseScaleMeter`.
+
+        `NoiseScaleMonitor` calls it by itself, so that halves of a batch have whole examples.
+
+        Raises:
+            ValueError: As of `distinct_in`.
+        """
+        rows = self.distinct_in(batch) * self.repeats
+        return torch.arange(rows, device="cpu") // self.repeats
 
     @property
     def _length(self) -> int:

@@ -44,6 +44,8 @@ def predict(
     second_run: arguments.Run | None = None,
     goal: str | None = None,
     steps_scatter: float | None = None,
+    cost_per_prompt: float | None = None,
+    cost_per_generation: float | None = None,
     optimizer: int | None = None,
     monitor: str | None = None,
 ) -> Prediction:
@@ -91,6 +93,10 @@ def predict(
             their folders. Default: the ends of the runs.
         steps_scatter: For `second_run`: the scatter of the logarithm of the steps, from seeds and
             tuning. Default: 0.15.
+        cost_per_prompt: What a prompt, or another group of rows, costs beside its generations, in
+            any unit: the seconds of reading it, for example. The best number of generations follows
+            from both costs, if groups of rows were given.
+        cost_per_generation: What a generation, or another row, costs in the same unit.
         optimizer: Number of the optimizer, if several were measured. Default: all.
         monitor: Name of the monitor, if it has a name.
 
@@ -130,6 +136,7 @@ def predict(
         if second_run is None and value is not None:
             remedy = f"Give the second run, or leave `{name}` out."
             raise Refusal(name, "come with `second_run`", f"{value!r} alone", remedy)
+    costs = _costs_from(cost_per_prompt, cost_per_generation)
     which = {"optimizer": optimizer or 0, "monitor": monitor}
     history = arguments.history_of(run, which)
     step_times, timed_run = arguments.step_times_from(step_times, history, which)
@@ -187,7 +194,26 @@ def predict(
         hardware=hardware,
         unit=unit or history.unit,
         under_way=history.under_way,
+        costs=costs,
     )
+
+
+def _costs_from(
+    cost_per_prompt: float | None, cost_per_generation: float | None
+) -> tuple[float, float] | None:
+    """Return both costs, or none of them."""
+    given = {"cost_per_prompt": cost_per_prompt, "cost_per_generation": cost_per_generation}
+    known = {name: cost for name, cost in given.items() if cost is not None}
+    if not known:
+        return None
+    if len(known) == 1:
+        (alone,), (other,) = known, given.keys() - known
+        raise Refusal(alone, f"come with `{other}`", "it alone", f"Give `{other}`, too.")
+    per_prompt, per_generation = (
+        require_positive(name, cost, "Pass seconds, or any other unit, for both.")
+        for name, cost in known.items()
+    )
+    return per_prompt, per_generation
 
 
 def _least_of_all(given: dict[str, Any]) -> Prediction:

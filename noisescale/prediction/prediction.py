@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from noisescale.bounded import UNKNOWN, Bounded
+from noisescale.estimation.levels import Levels
 from noisescale.extras import need
 from noisescale.history.history import History
 from noisescale.history.looks import Look
@@ -27,6 +28,7 @@ from noisescale.prediction.position import Position
 from noisescale.prediction.records import as_dict
 from noisescale.prediction.run_hardware import usual_batch_sizes
 from noisescale.prediction.second_run import SecondRun
+from noisescale.prediction.two_levels import levels_of
 from noisescale.refusal import Refusal
 from noisescale.report.answer import Answer
 from noisescale.report.numbers import count, with_bounds
@@ -67,6 +69,8 @@ class Prediction(Answer):
     """The number of the optimizer, if several were measured."""
     by_optimizer: Mapping[int, Decision | str] = field(default_factory=dict)
     """The decisions of all optimizers, or why there is none, if several were measured."""
+    costs: tuple[float, float] | None = None
+    """The cost of a prompt (a group of rows) and of a generation (a row), if they are known."""
 
     document = document_of
     to_dict = as_dict
@@ -142,6 +146,18 @@ class Prediction(Answer):
     def budget(self) -> Budget:
         """The examples of the run, and what they allow."""
         return budget_of(self)
+
+    @cached_property
+    def levels(self) -> Levels | None:
+        """The noise between and within groups of rows, as shown last; None if not measured."""
+        return levels_of(self)
+
+    @property
+    def best_rows_per_group(self) -> Bounded | None:
+        """The rows of a group of the least cost at equal noise; None without levels or costs."""
+        if self.levels is None or self.costs is None:
+            return None
+        return self.levels.best_rows_per_group(*self.costs)
 
     @property
     def best_batch_size(self) -> Bounded:

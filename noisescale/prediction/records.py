@@ -34,6 +34,9 @@ def as_dict(p: Prediction) -> dict[str, Any]:
     | `critical_batch_size` | B_crit = E_min/S_min, with errors of theory and measurement |
     | `critical_batch_size_by_noise_scale` | B_crit by the noise scale, with its own error only |
     | `best_batch_size` | for as many examples as the run has; from its training loss |
+    | `levels` | the noise scale between and within groups of rows, and the balance of both; \
+      groups, rows of each, the share of groups without a gradient; the best rows of a group at \
+      the costs given; None if not measured |
     | `noise_scale_now` | the noise scale as it was shown last |
     | `decision` | verdict; the batch size to train with, None if it is not known; the likely \
       range of the critical batch size; headline, reason and next steps; the critical batch size \
@@ -65,6 +68,7 @@ def as_dict(p: Prediction) -> dict[str, Any]:
             **fields_of(p, "unit", "confidence", "resolved", "critical_batch_size"),
             **fields_of(p, "critical_batch_size_by_noise_scale"),
             **fields_of(p, "best_batch_size", "noise_scale_now"),
+            "levels": _levels(p),
             "decision": fields_of(p.decision, *DECISION)
             | {"at_end": p.position.at_end, "critical": p.position.critical},
             "decisions": {
@@ -89,6 +93,13 @@ def as_dict(p: Prediction) -> dict[str, Any]:
         }
     )
     return record
+
+
+def _levels(p: Prediction) -> dict[str, Any] | None:
+    if (levels := p.levels) is None:
+        return None
+    counts = fields_of(levels, "groups", "rows_per_group", "still")
+    return {**levels.bounds, **counts, "best_rows_per_group": p.best_rows_per_group}
 
 
 def _run(p: Prediction) -> dict[str, Any]:

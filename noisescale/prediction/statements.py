@@ -11,6 +11,7 @@ from noisescale.bounded import Bounded
 from noisescale.history.optimizers import has_decayed
 from noisescale.prediction.costing import PredictedRow
 from noisescale.prediction.second_run import advice_on
+from noisescale.prediction.two_levels import two_levels
 from noisescale.report.document import Statement, Verdict
 from noisescale.report.numbers import count, number, plural, rough, two_digits, with_bounds
 
@@ -30,6 +31,7 @@ def statements_of(p: Prediction) -> Iterator[Statement]:
         yield more_devices(p)
     yield from noise_scales_of(p)
     yield from _best_for_budget(p)
+    yield from two_levels(p)
     yield _how_sure(p)
     result = "the result that this run has reached so far" if p.under_way else "this run's result"
     yield Statement("Holds for", f"{result}, at the best learning rate of each batch size")

@@ -529,7 +529,7 @@ def test_a_resumed_run_measures_what_the_one_that_goes_on_does(way: str) -> None
         assert all(step.norms.comparable for step in went_on)
         if WAYS[way].ranks < 3:
             # What is said of earlier steps begins anew, and no loss is heard.
-            assert [[*step[:-3]] for step in went_on] == [[*step[:-3]] for step in resumed]
+            assert [[*step[:-4]] for step in went_on] == [[*step[:-4]] for step in resumed]
         else:  # DDP adds up three gradients in the order of its buckets
             for a, b in zip(went_on, resumed, strict=True):
                 assert a.norms == pytest.approx(b.norms, rel=1e-6)

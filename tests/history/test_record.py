@@ -17,6 +17,7 @@ import pytest
 
 from noisescale import History, predict
 from noisescale.history.document import document_of, restore, round_row
+from noisescale.history.history import LEVELS
 from noisescale.history.optimizers import OptimizerKind, OptimizerMix
 from noisescale.history.reading import read_metric, read_run
 from noisescale.history.record import Recorder
@@ -270,7 +271,7 @@ def test_a_row_takes_under_300_bytes(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     run = Written(tmp_path, optimizer=OptimizerMix(OptimizerKind.ADAM), parameters=1e8)
     same = ("step", "peak_memory", "device_memory", "behind")
-    names = [name for name in run.history if name not in same]
+    names = [name for name in run.history if name not in (*same, *LEVELS)]
     for step in range(1, 301):
         row = {name: 1e3 * rng.standard_normal() for name in names}
         row |= {"devices": 8, "accumulation": 1, "skipped_steps": 0, "increment_measured_steps": 5}

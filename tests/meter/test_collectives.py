@@ -249,9 +249,9 @@ def test_only_measured_steps_have_collectives_of_their_own(way: str) -> None:
     (one, _) = seen(way)
     due = one["every_second_step"].due
     parameters = sum(p.numel() for p in Net().parameters() if p.requires_grad)
-    # An entry of norms at coordinates, and what is said of earlier steps.
+    # An entry of norms at coordinates, and what is said of earlier steps; 8 numbers of groups.
     beside = 2 + 4 if way.startswith("DDP") else 0
-    row = 2 + 3 + 15 + beside
+    row = 2 + 3 + 15 + 8 + beside
 
     found = [sizes(calls) for calls in own(way, "every_second_step")]
 

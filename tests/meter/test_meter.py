@@ -130,7 +130,7 @@ class OnTwoRanks:
         else:
             meter.state_dict()
             store.wait(["saved"])
-            dist.all_reduce(torch.zeros(26, dtype=torch.float64))  # that of rank 0's last step
+            dist.all_reduce(torch.zeros(34, dtype=torch.float64))  # that of rank 0's last step
 
     def ranks_of_other_clocks_and_one_that_goes_on_measure_the_same_steps(self) -> None:
         """Rank 0 has steps of 0.5 s and ends at step 900, rank 1 of 1.5 s and 1,100.

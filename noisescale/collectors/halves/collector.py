@@ -27,18 +27,24 @@ from noisescale.batches.to_device import to_device
 from noisescale.collectors.captured import Captured
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.halves.bearing import INSTEAD
+from noisescale.collectors.halves.cut import CutEdge
 from noisescale.collectors.halves.graph import is_curved
 from noisescale.collectors.halves.parts import Parts
 from noisescale.collectors.halves.proved_cuts import ProvedCuts
 from noisescale.collectors.halves.row_pass import RowsAtCut, row_pass, signs
 from noisescale.collectors.halves.side_effects import unwatch, watch
+from noisescale.collectors.halves.within_groups import halves_within, has_pairs
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.own_pass import measuring
+from noisescale.collectors.rows.group_levels import WithinBatch
 from noisescale.collectors.rows.step_norms import ROWS_WITHOUT_LOSS
 from noisescale.collectors.rows.step_rows import MeasuredStep, Unread
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
 from noisescale.estimation.row_similarity import RowSimilarity
 from noisescale.guard import NotMeasured, keeps_errors
+
+COST_OF_A_PASS = 0.75
+"""The cost of a backward pass of our own, in plain steps."""
 
 _LONE_STEPS = 2  # of one batch each, from which on the next is expected to be one
 
@@ -64,9 +70,13 @@ class _Batch(NamedTuple):
     row_groups: RowGroups | None
     which: int
     """The index of the backward pass in the step."""
+    is_likely_alone: bool
+    """Whether the step has likely no other batch."""
+    looks_within: bool = True
+    """Whether rows of one group may be compared, if they do not act on each other in the model."""
 
 
-_NOTHING = _Batch(0.0, None, None, None, 0)
+_NOTHING = _Batch(0.0, None, None, None, 0, is_likely_alone=True)
 
 
 class HalvesCollector(MicroBatchCollector):
@@ -84,7 +94,7 @@ class HalvesCollector(MicroBatchCollector):
         ValueError: If `cut` names no module.
     """
 
-    _saved = ("_draws", "_lone_steps")
+    _saved = ("_draws", "_lone_steps", "_grouped")
 
     compares = "halves"
 
@@ -110,7 +120,12 @@ class HalvesCollector(MicroBatchCollector):
         """Whether the last measured graph has Functions, which may take one row for all."""
         self._lone_steps = _LONE_STEPS
         self._draws = 0
+        self._grouped = False
+        """Whether the last measured step had halves within groups of rows."""
+        self._passes = 1
+        """The micro-batches of the last step."""
         self._halves: Halves | None = None
+        self._within: WithinBatch | None = None
         self._refusal: NotMeasured | None = None
         self._untried = False
         self._no_halves = ""
@@ -124,8 +139,9 @@ class HalvesCollector(MicroBatchCollector):
 
     @property
     def cost(self) -> float:
-        """The extra cost of a measured step, in plain steps; larger with a pass of our own."""
-        return 0.75 if self._takes_a_pass else super().cost
+        """The extra cost of a measured step, in plain steps; larger with passes of our own."""
+        alone = COST_OF_A_PASS if self._takes_a_pass else super().cost
+        return alone + (COST_OF_A_PASS / self._passes if self._grouped else 0.0)
 
     @property
     def _takes_a_pass(self) -> bool:
@@ -156,10 +172,14 @@ class HalvesCollector(MicroBatchCollector):
         likely &= self._lone_steps > 0 or self._refused_short is None
         if self._is_first_to_reach:
             self._halves, self._refusal, self._untried = None, None, not likely
-            batch = self._expected._replace(size=size, which=len(self._step.passes))
-            if likely and isinstance(loss, Tensor) and loss.requires_grad:
+            self._within = None
+            batch = self._expected._replace(
+                size=size, which=len(self._step.passes), is_likely_alone=likely
+            )
+            wanted = likely or batch.row_groups is not None
+            if wanted and isinstance(loss, Tensor) and loss.requires_grad:
                 self._measure(get_gradient_edge(loss), torch.ones_like(loss), batch)
-            elif likely and loss.requires_grad:  # the pass begins at one of several tensors
+            elif wanted and loss.requires_grad:  # the pass begins at one of several tensors
                 loss.register_hook(partial(self._measure_from, loss, batch))
         self._last, self._expected = None, _NOTHING
         super().before_backward(loss, size, capture_average=capture_average)
@@ -193,6 +213,15 @@ class HalvesCollector(MicroBatchCollector):
         if not proved or small is None or halves is None or not self.reached[halves.which]:
             return None
         return halves.parts.sq_norms(halves.sq_norms, small)
+
+    def within_groups(self) -> WithinBatch | None:
+        """Return the halves within the groups of the step's first batch; None if not known."""
+        found = self._within
+        self._grouped = found is not None
+        try:
+            return found if found is not None and self._cuts.settle() else None
+        except NotMeasured:  # of micro-batches, which are measured all the same
+            return None
 
     @property
     def left_alone(self) -> bool:
@@ -245,8 +274,10 @@ class HalvesCollector(MicroBatchCollector):
 
     def reset(self) -> None:
         """Begin another step."""
+        self._within = None
         if passes := sum(self.reached):  # none where only another optimizer's loss was seen
             self._lone_steps = self._lone_steps + 1 if passes == 1 else 0
+            self._passes = passes
             if passes > 1:  # micro-batches need no cut, past which parameters are left out
                 self.norms.leave_out(())
         self._halves = self._refusal = None
@@ -267,7 +298,7 @@ class HalvesCollector(MicroBatchCollector):
 
     def load_state_dict(self, state: Any) -> None:
         """Continue from a `state_dict`, or from one of another way; the cut is proved again."""
-        super().load_state_dict({"draws": 0, "lone_steps": _LONE_STEPS} | state)
+        super().load_state_dict({"draws": 0, "lone_steps": _LONE_STEPS, "grouped": False} | state)
 
     def _look(self) -> None:
         self._cuts.watch(self.watching)
@@ -281,8 +312,11 @@ class HalvesCollector(MicroBatchCollector):
     def _measure_from(self, start: Any, batch: _Batch, gradient: Tensor) -> None:
         if start.edge is None:
             return
-        self._measure(start.edge, gradient, batch)
-        if gradient.dim() and self._halves is not None:
+        unseen = gradient.dim() > 0  # the loss is computed outside of the model
+        groups = batch.row_groups
+        apart = groups is not None and groups.apart
+        self._measure(start.edge, gradient, batch._replace(looks_within=apart or not unseen))
+        if unseen and self._halves is not None and not apart:
             self._cuts.tell(
                 "The loss is computed from the model's output outside of the model, where it cannot"
                 " be checked. The noise scale is right only if rows do not act on each other there,"
@@ -294,7 +328,7 @@ class HalvesCollector(MicroBatchCollector):
         try:
             self._measure_halves(loss, gradient, batch)
         except NotMeasured as reason:  # other batches may follow in the step
-            self._refusal = reason
+            self._refusal = reason if batch.is_likely_alone else None
 
     def _measure_halves(self, loss: GradientEdge, gradient: Tensor, batch: _Batch) -> None:
         if batch.rows == 1 < batch.size:
@@ -312,7 +346,7 @@ class HalvesCollector(MicroBatchCollector):
                 " say which rows belong together by `group_fn` (`row_groups` of the meter).",
                 INSTEAD,
             )
-        if parts.number < 2:
+        if parts.number < 2 and batch.is_likely_alone:
             of = parts.number if parts.groups is None else "one group"
             self._tell_of_no_halves(
                 f"A batch of {of} has no halves to compare. Such steps are not measured. Use"
@@ -322,19 +356,36 @@ class HalvesCollector(MicroBatchCollector):
         edges = self._cuts.find(loss, gradient, parts.rows, parts.groups)
         if edges is None:
             return
-        captured = Captured(self.norms)
-        sizes: list[Tensor] = []
         with self._cuts.bearing.leave_no_trace():
             self._draws += 1
-            row_pass(
-                loss,
-                gradient,
-                edges,
-                signs(parts.number, self._draws, parts.groups),
-                self.norms.parameters,
-                captured.add,
-                sizes,
-            )
+            if batch.is_likely_alone:
+                self._measure_whole(loss, gradient, edges, batch, parts)
+            groups = parts.groups
+            apart = batch.looks_within and self._cuts.rows_are_apart
+            if groups is not None and has_pairs(groups) and apart:
+                self._within = halves_within(
+                    loss, gradient, edges, groups, self._draws, self.norms, batch.which
+                )
+
+    def _measure_whole(
+        self,
+        loss: GradientEdge,
+        gradient: Tensor,
+        edges: list[CutEdge],
+        batch: _Batch,
+        parts: Parts,
+    ) -> None:
+        """Run the pass of the halves of the batch."""
+        captured, sizes = Captured(self.norms), list[Tensor]()
+        row_pass(
+            loss,
+            gradient,
+            edges,
+            signs(parts.number, self._draws, parts.groups),
+            self.norms.parameters,
+            captured.add,
+            sizes,
+        )
         captured.norm_kept()
         sq_norms = self.norms.sums(captured.found)
         # Noted on the devices of the cut.

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import torch
@@ -92,8 +92,12 @@ class ProvedCuts:
         self._known: dict[_Kind, tuple[int, ...]] = {}
         """The parameters that are left out, for each proved cut."""
         self._refused: set[_Kind] = set()
+        self._acting_in_groups: set[_Kind] = set()
+        """What was refused for rows while groups were given."""
         self._proving: _Proving | None = None
         self._searching = True
+        self.rows_are_apart = True
+        """Whether no row acts on another in the graph whose cut was found last; else groups."""
 
     def watch(self, watching: bool) -> None:
         """Record the outputs of modules while watching, if a cut must be found."""
@@ -125,30 +129,43 @@ class ProvedCuts:
             self._refuse_hooks_of_modules()
             training = self._training()
             for kind, left_out in self._known.items():
-                if (kind.training, kind.grouped) != (training, groups is not None):
+                if kind.training != training or (kind.grouped and groups is None):
                     continue
                 edges = find_again(loss, rows, kind.pattern)
                 if edges is not None:
                     self.bearing.check(loss.node)
                     self._norms.leave_out(left_out)
+                    self.rows_are_apart = not kind.grouped
                     return edges
             if not watched and not self._compiled:
                 self._searching = True  # with what modules give, at the next measured step
                 return None
-            return self._search(loss, gradient, rows, groups)
+            if groups is not None:  # rows that do not act on each other tell more than groups
+                with suppress(NotMeasured):
+                    if edges := self._search(loss, gradient, rows, None, self._acting_in_groups):
+                        return edges
+            return self._search(loss, gradient, rows, groups, self._refused)
         finally:
             self._calls.forget()
             # This may be another optimizer's loss, and the one to cut follows in the same step.
             self._calls.switch(watched and self._searching)
 
     def _search(
-        self, loss: GradientEdge, gradient: Tensor, rows: int, groups: RowGroups | None
+        self,
+        loss: GradientEdge,
+        gradient: Tensor,
+        rows: int,
+        groups: RowGroups | None,
+        refused: set[_Kind],
     ) -> list[CutEdge] | None:
-        """Find a cut, and begin its proof: the training's own pass has to agree."""
+        """Find a cut, and begin its proof: the training's own pass has to agree.
+
+        Kinds of graphs in `refused` have none. A kind is added to it if rows act on each other.
+        """
         graph = Graph(loss)
         cut = find_cut(graph, rows, self._outputs_in(graph), self._index_of, scalars=self._scalars)
         kind = _Kind(cut.pattern, self._training(), groups is not None)
-        if kind in self._refused:
+        if kind in refused:
             return None
         if not cut.edges:
             if not cut.outside:
@@ -162,7 +179,7 @@ class ProvedCuts:
                 INSTEAD,
             )
         self.bearing.check(loss.node)
-        self._refuse(kind, self._apart.by_name(graph, cut, rows, groups))
+        _refuse(kind, self._apart.by_name(graph, cut, rows, groups), refused)
         left_out = self._small_parameters_past(graph, cut)
         self._leave_out(left_out)
         proof = Proof(self._norms.names, left_out)
@@ -175,10 +192,11 @@ class ProvedCuts:
             row_pass(loss, gradient, cut.edges, factors, parameters, proof.take_halved)
         if shares := self._read(saved, derived.shares):
             in_network, in_loss = shares
-            self._refuse(
-                kind, derived.meeting or self._apart.judge_derivatives(in_network, in_loss, kind)
-            )
+            meeting = derived.meeting
+            meeting = meeting or self._apart.judge_derivatives(in_network, in_loss, kind)
+            _refuse(kind, meeting, refused)
         self._tell_of_positions(graph, cut, rows)
+        self.rows_are_apart = groups is None
         once = len(left_out) == len(cut.outside)
         changing = ChangingHooks(hooks_of_tensors(self._norms.parameters))
         self._proving = _Proving(proof, kind, left_out, changing, once)
@@ -246,6 +264,11 @@ class ProvedCuts:
             )
         return list(numbers)
 
+    @property
+    def proving(self) -> bool:
+        """Whether a cut is being proved: `compare` needs the gradients of the training's pass."""
+        return self._proving is not None
+
     def compare(self, index: int, gradient: Tensor) -> None:
         """Receive a gradient of the training's own pass, if a cut is being proved."""
         if self._proving is not None:
@@ -297,12 +320,6 @@ class ProvedCuts:
     def _training(self) -> tuple[bool, ...]:
         return tuple(module.training for module in self._model.modules())
 
-    def _refuse(self, kind: _Kind, meeting: str) -> None:
-        """Refuse graphs of a kind for good if rows act on each other: `meeting` says where."""
-        if meeting:
-            self._refused.add(kind)
-            raise NotMeasured(meeting + " Halves of such a batch do not show its noise.", INSTEAD)
-
     def _tell_of_positions(self, graph: Graph, cut: Cut, rows: int) -> None:
         module = sequence_first_in(self._model)
         if not module:
@@ -335,6 +352,13 @@ class ProvedCuts:
                 " each hook return at once while `noisescale.measuring()` is true.",
                 INSTEAD,
             )
+
+
+def _refuse(kind: _Kind, meeting: str, refused: set[_Kind]) -> None:
+    """Refuse graphs of a kind for good if rows act on each other: `meeting` says where."""
+    if meeting:
+        refused.add(kind)
+        raise NotMeasured(meeting + " Halves of such a batch do not show its noise.", INSTEAD)
 
 
 def named_modules(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:

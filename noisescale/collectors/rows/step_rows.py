@@ -19,6 +19,7 @@ from noisescale.collectives import let_stream_wait
 from noisescale.collectors.changes import UNTOUCHED, Changes, ReducedChanges
 from noisescale.collectors.devices import read
 from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.rows.group_levels import NO_LEVELS, RankLevels, StepLevels
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
 from noisescale.collectors.squared_norms import wide_dtype
@@ -35,7 +36,9 @@ interpreter ends the thread, and C++ the process: "terminate called without an a
 _SAID = 4
 """Numbers that a rank says of its pace."""
 
-_COUNTS = 11 + _SAID
+_LEVELS = len(RankLevels._fields)
+
+_COUNTS = 11 + _LEVELS + _SAID
 """Numbers behind the norms of a row."""
 
 _BESIDE = 4
@@ -62,6 +65,16 @@ LossSum = tuple[Tensor | None, float]
 NO_LOSS: LossSum = (None, 0.0)
 
 
+class Heard(NamedTuple):
+    """What a rank knows of a step beside norms."""
+
+    loss: LossSum = NO_LOSS
+    levels: RankLevels = NO_LEVELS
+
+
+NOTHING_HEARD = Heard()
+
+
 class MeasuredStep(NamedTuple):
     """One optimizer step, over all ranks."""
 
@@ -82,6 +95,8 @@ class MeasuredStep(NamedTuple):
     said: Sequence[float] = ()
     """The means over ranks of what each said, see `StepRows.said`."""
     loss: float = math.nan
+    levels: StepLevels | None = None
+    """The noise between and within groups of rows, if groups are known."""
 
 
 class _Waiting(NamedTuple):
@@ -157,7 +172,7 @@ class StepRows:
         unmeasured_steps: int,
         changes: Changes = UNTOUCHED,
         beside: Beside = NOTHING_BESIDE,
-        loss: LossSum = NO_LOSS,
+        heard: Heard = NOTHING_HEARD,
     ) -> None:
         """Sum a step's row over ranks, in one asynchronous collective that always runs.
 
@@ -172,15 +187,15 @@ class StepRows:
             unmeasured_steps: Steps since the last measured step, equal on all ranks.
             changes: What was done to the gradients; squared norms as captured.
             beside: What is said of an earlier step.
-            loss: Of this rank.
+            heard: What this rank knows beside norms.
         """
         counts = examples, unmeasured_examples
         checked = changes.sq_norms is not None
         try:
-            row = self._row(small, big, layout, counts, changes, beside, loss)
+            row = self._row(small, big, layout, counts, changes, beside, heard)
         except Exception:
             # The other ranks wait for this one's row, whatever became of it.
-            row = self._row(None, None, UNKNOWN, counts, UNTOUCHED, NOTHING_BESIDE, NO_LOSS)
+            row = self._row(None, None, UNKNOWN, counts, UNTOUCHED, NOTHING_BESIDE, NOTHING_HEARD)
             self._reduce(row, unmeasured_steps, checked, beside.ends)
             raise
         self._reduce(row, unmeasured_steps, checked, beside.ends)
@@ -201,9 +216,10 @@ class StepRows:
         counts: tuple[float, float],
         changes: Changes,
         beside: Beside,
-        loss: LossSum,
+        heard: Heard,
     ) -> Tensor:
         examples, unmeasured_examples = counts
+        loss, levels = heard
         if big is None:
             home = self._home()
             device = self._device or (torch.device("cpu") if home is None else home.device)
@@ -221,6 +237,7 @@ class StepRows:
             float(changes.gone),
             float(changes.in_pieces),
             loss[1],
+            *levels._replace(sq_norm=levels.sq_norm * layout.big_scale),
             *self.said,
         )
         if layout.small_scale != 1:
@@ -230,9 +247,9 @@ class StepRows:
             changed = changed * layout.big_scale
         # This one number changes at every step: filled in, it takes no copy of the others.
         unmeasured = big.new_full((1,), unmeasured_examples)
-        heard = unmeasured * math.nan if loss[0] is None else to_device(loss[0], big.device)
+        known_loss = unmeasured * math.nan if loss[0] is None else to_device(loss[0], big.device)
         row = [small, big, changed, *self._on_device(numbers, big), unmeasured]
-        row += [heard.to(big).view(1)]
+        row += [known_loss.to(big).view(1)]
         if self._beside:
             said = beside.numbers
             known = to_device(said, big.device).to(big) if isinstance(said, Tensor) else None
@@ -272,7 +289,8 @@ class StepRows:
             *norms, stale, between, within = row[:-_COUNTS]
             counted = [x / self._sharing for x in row[-_COUNTS:]]
             inverse_part_sizes, inverse_sizes, weights, total, *rest = counted
-            over_step, examples, gone, in_pieces, heard, *told, unmeasured, loss = rest
+            over_step, examples, gone, in_pieces, heard, *more, unmeasured, loss = rest
+            of_groups, told = more[:_LEVELS], more[_LEVELS:]
             weighted = (weights, total) != (self.ranks, self.ranks)
             bad = not 0 < total < math.inf or 0 < over_step < self.ranks
             if bad or over_step not in (0, self.ranks):
@@ -316,7 +334,10 @@ class StepRows:
             steps = step.unmeasured_steps
             means = [x / self.ranks for x in told]
             loss /= heard or math.nan
-            yield MeasuredStep(whole, of_entries, unmeasured, steps, changes, at, word, means, loss)
+            levels = StepLevels.of_ranks(of_groups, self.ranks)
+            yield MeasuredStep(
+                whole, of_entries, unmeasured, steps, changes, at, word, means, loss, levels
+            )
 
     def clear(self) -> None:
         """Drop what has not been read."""

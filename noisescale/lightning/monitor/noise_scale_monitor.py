@@ -93,6 +93,8 @@ class _Fit:
     """Steps by hand that no meter can close, of optimizers not seen to step otherwise."""
     count_distinct: Callable[[Any], float] | None = None
     """Counts the distinct examples of a batch, if the loader repeats each example."""
+    groups_in: Callable[[Any], Any] | None = None
+    """The function from a batch to the groups of its rows, if there is one."""
 
 
 _MORE_DEVICES = (
@@ -396,7 +398,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             logged.meter.last_step = trainer_access.last_step_of(trainer)
         batches = getattr(trainer_access.first_loader(trainer), "batch_sampler", None)
         # A sampler that repeats examples has this method: methods/repeated_augmentation.py.
-        self._fit.count_distinct = getattr(getattr(batches, "sampler", None), "distinct_in", None)
+        sampler = getattr(batches, "sampler", None)
+        self._fit.count_distinct = getattr(sampler, "distinct_in", None)
+        self._fit.groups_in = self._group_fn or getattr(sampler, "groups_in", None)
         self._publish(trainer)
         with self._guard("The order of the data was not looked at"):
             loader = trainer_access.first_loader(trainer)
@@ -688,8 +692,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         if not any(logged.meter.measuring and logged.meter.due for logged in self.meters):
             return
         fit.batch = None
-        if self._group_fn is not None:
-            fit.row_groups = checked_row_groups(self._group_fn(batch), "group_fn")
+        if fit.groups_in is not None and self._options.small_batch in ("auto", "half"):
+            fit.row_groups = checked_row_groups(fit.groups_in(batch), "group_fn")
         if self._weight_fn is not None:
             fit.weight = checked_weight(self._weight_fn(batch))
         else:
@@ -710,7 +714,10 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         from noisescale.meter.tensorboard_layout import add_charts
 
         meters = [logged.meter for logged in self.meters]
-        added = add_charts(writer, meters, self._options, self._guard, monitor=self._name)
+        levels = self._fit.groups_in is not None
+        added = add_charts(
+            writer, meters, self._options, self._guard, levels=levels, monitor=self._name
+        )
         self._fit.layouts.enter_context(added)
 
 

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""More groups or more rows of each: what both take, by the noise between and within groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from noisescale.bounded import Bounded
+from noisescale.estimation.levels import Levels
+from noisescale.history.history import LEVELS
+from noisescale.prediction.decision import ratio_text
+from noisescale.report.document import Statement
+from noisescale.report.numbers import count, two_digits, with_bounds
+
+if TYPE_CHECKING:
+    from noisescale.prediction.prediction import Prediction
+
+
+class Words(NamedTuple):
+    """What groups and rows are called."""
+
+    group: str
+    groups: str
+    row: str
+    rows: str
+
+
+GROUPS = Words("group", "groups", "row", "rows")
+PROMPTS = Words("prompt", "prompts", "completion", "completions")
+
+
+def words_of(p: Prediction) -> Words:
+    """Return what the groups and the rows of a run are called."""
+    return PROMPTS if p.history.loop == "trl" else GROUPS
+
+
+def levels_of(p: Prediction) -> Levels | None:
+    """Return the two levels of noise as they were shown last; None if they never were."""
+    columns = {name: p.history[name] for name in LEVELS if name in p.history}
+    known = [k for k, x in enumerate(columns.get("groups", ())) if math.isfinite(x)]
+    if not known:
+        return None
+    row = {name: float(column[known[-1]]) for name, column in columns.items()}
+    return Levels.from_columns(row, p.confidence)
+
+
+def rows_are_known(p: Prediction) -> bool:
+    """Return whether it is known how much of the noise is within groups."""
+    levels = p.levels
+    return levels is not None and math.isfinite(levels.share_within.value)
+
+
+def steps_at(p: Prediction, levels: Levels, groups: float, rows: float) -> Bounded:
+    """Return the steps over the run's, at other numbers of groups and of rows of each.
+
+    With the critical batch size c in place of the noise scale, and f the share within, the noise of
+    a step is c/B·((1 - f)·P/P' + f·P·n/(P'·n')). The bounds are the likely ones of c and those of
+    f: the widest that both allow.
+
+    Args:
+        p: The prediction.
+        levels: Its levels.
+        groups: P' over P.
+        rows: n' over n.
+    """
+    share = levels.share_within
+
+    def ratio(f: float, noise: float) -> float:
+        if math.isinf(noise):
+            return ((1 - f) + f / rows) / groups
+        return (1 + noise * ((1 - f) + f / rows) / groups) / (1 + noise)
+
+    likely, own = p.position.likely, p.position.batch_size
+    middle = p.critical_or_least if not p.position.resolved else p.position.critical.value
+    ends = [ratio(f, c / own) for f in (share.low, share.high) for c in (likely.low, likely.high)]
+    return Bounded(ratio(share.value, middle / own), min(ends), max(ends))
+
+
+def two_levels(p: Prediction) -> Iterator[Statement]:
+    """State whether more groups or more rows of each group save steps, if groups are known."""
+    levels = p.levels
+    if levels is None:
+        return
+    words = words_of(p)
+    label = f"{words.groups.capitalize()} or {words.rows}"
+    if not rows_are_known(p):
+        yield Statement(
+            label, f"not known yet: {_reason_why_not(levels, words)}", verdict="unknown"
+        )
+        return
+    n, most = levels.rows_per_group, levels.balance
+    of_groups, of_rows = (steps_at(p, levels, *twice) for twice in ((2, 1), (1, 2)))
+    what = (
+        f"doubling the {words.groups} likely takes {ratio_text(of_groups)} x the steps, doubling"
+        f" the {words.rows} of each {ratio_text(of_rows)} x; both for twice the {words.rows}"
+    )
+    said = with_bounds(most, two_digits)
+    if most.high < n:
+        what += f". More than about {said} {words.rows} of a {words.group} waste them: you take"
+        what += f" {count(n)}"
+    else:
+        what += f". {words.rows.capitalize()} beyond about {said} a {words.group} waste them"
+    if levels.still > 0.005:
+        what += f". {100 * levels.still:.0f} % of the {words.groups} have no gradient"
+    yield Statement(label, what, most, basis="measured", parts=[*_parts(p, levels, words)])
+
+
+def _parts(p: Prediction, levels: Levels, words: Words) -> Iterator[Statement]:
+    for name, of in (("between", words.groups), ("within", words.rows)):
+        bounds = levels.bounds[name]
+        what = f"{with_bounds(bounds, two_digits)} {of}"
+        yield Statement(f"Noise scale {name} {words.groups}", what, bounds, basis="measured")
+    if (best := p.best_rows_per_group) is not None:
+        what = (
+            f"{with_bounds(best, two_digits)} {words.rows} of each {words.group} at the costs"
+            " given: √(cost of a group/cost of a row · within/between). It holds from half to twice"
+            f" the {words.rows} that were measured"
+        )
+        yield Statement(f"Best {words.rows}", what, best, basis="measured")
+
+
+def _reason_why_not(levels: Levels, words: Words) -> str:
+    if not levels.within.resolved:
+        return f"the noise within {words.groups} is not resolved. Measure more steps"
+    return f"the noise between {words.groups} is not told from zero. Measure more steps"
