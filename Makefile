@@ -106,7 +106,7 @@ clean:
 	@echo "Setting up .venv with tested versions (once; a minute or more) ..."
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python $(PIP) install -c constraints.txt pip
-	@$(BIN)/python $(PIP) $(INSTALL) -c constraints.txt -e ".[test]"
+	@$(BIN)/python $(PIP) $(INSTALL) -c constraints.txt -e ".[test,trl]"
 	@touch $@
 
 # Beside .venv: what these tools bring along is nothing that the package may count on.

@@ -145,6 +145,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     | `noise_scale/batch_size` | the global batch size of that step |
     | `noise_scale/seconds_per_step` | measured, without validation and checkpoints |
     | `noise_scale/skipped_steps` | steps left out so far: not finite, or nothing to compare |
+    | `noise_scale/between`, `noise_scale/within` | between groups of rows, in groups, and within \
+      them, in rows, with `group_fn`; each also with `_low` and `_high` |
     | `noise_scale/group/<name>` | B_simple of a group of parameters, with `groups` |
     | `noise_scale/<name>`, `noise_scale/<name>_low`, `noise_scale/<name>_high` | what is measured \
     beside, with `extra` |

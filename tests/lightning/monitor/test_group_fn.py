@@ -145,9 +145,19 @@ def test_copies_of_examples_that_a_sampler_repeats_are_groups() -> None:
         def training_step(self, batch: Any, index: int) -> Tensor:
             return self.net(batch[0] + torch.randn_like(batch[0])).square().mean()
 
-    callback = monitor(lambda batch: torch.arange(len(batch[0])) // COMPLETIONS)
-    loader = torch.utils.data.DataLoader(data, batch_size=24, sampler=sampler)
-    fit_here(callback, model=Copies(), train_loader=loader)
+    found = []
+    for group_fn in (lambda batch: torch.arange(len(batch[0])) // COMPLETIONS, None):
+        callback = monitor(group_fn)
+        loader = torch.utils.data.DataLoader(data, batch_size=24, sampler=sampler)
+        torch.manual_seed(1)
+        fit_here(callback, model=Copies(), train_loader=loader)
+        assert callback.meter.measured_steps == 4
+        assert callback.levels is not None
+        found.append(callback.levels)
 
-    assert callback.meter.last_measured_step == 4
-    assert callback.meter.average_moments is not None
+    assert found[0] == found[1]
+    assert found[0].rows_per_group == pytest.approx(COMPLETIONS)
+    assert callback.meter.batch_size == 24 / COMPLETIONS
+    row = {name: column[-1] for name, column in callback.history.items()}
+    assert row["groups"] == pytest.approx(24 / COMPLETIONS)
+    assert row["within"] == pytest.approx(found[0].within.value)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TRL's GRPOTrainer and RLOOTrainer: prompts and completions are told apart."""
+
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from ranks import as_torchrun, on_ranks
+
+from noisescale.guard import NotMeasured
+from noisescale.hugging_face import rollouts
+
+PAD, END, WORDS = 0, 1, 24
+STEPS = 6
+
+
+def settings(**changed: Any) -> Any:
+    known = {"loss_type": "grpo", "steps_per_generation": 1, "gradient_accumulation_steps": 1}
+    return SimpleNamespace(**{**known, "num_iterations": 1, **changed})
+
+
+def micro_batch() -> dict[str, torch.Tensor]:
+    """Four completions of two prompts, one of them padded, in turn; a token of both is the same."""
+    ids = torch.tensor([[0, 5, 7, 1], [9, 5, 7, 1], [0, 5, 8, 7], [9, 5, 1, 0]])
+    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1], [1, 1, 1, 0]])
+    labels = ids.masked_fill(mask == 0, -100)
+    labels[:, :2] = -100
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+# What a micro-batch shows
+
+
+def test_completions_of_equal_prompts_are_one_group() -> None:
+    rows = rollouts.rows_in(micro_batch(), settings())
+
+    assert rows.groups.of_rows.tolist() == [0, 1, 0, 1]
+    assert rows.groups.names == ((5,), (9, 5))
+    assert rows.groups.apart
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "steps", "weights", "of_means"),
+    [
+        ("grpo", 1, [1, 1, 1, 1], False),
+        ("dr_grpo", 1, [1, 1, 1, 1], False),
+        ("dapo", 1, [2, 2, 2, 1], False),
+        ("dapo", 2, [1, 1, 1, 1], False),
+        ("bnpo", 1, [2 / 7, 2 / 7, 2 / 7, 1 / 7], True),
+        (None, 1, [1, 1, 1, 1], False),
+    ],
+)
+def test_weights_are_those_of_the_loss(
+    loss_type: str | None, steps: int, weights: list[float], of_means: bool
+) -> None:
+    rows = rollouts.rows_in(
+        micro_batch(), settings(loss_type=loss_type, steps_per_generation=steps)
+    )
+    assert rows.weights.tolist() == pytest.approx(weights)
+    assert rows.mean_of_means is of_means
+
+
+def test_prompts_that_cannot_be_told_apart_are_refused() -> None:
+    with pytest.raises(NotMeasured, match="`group_fn`"):
+        rollouts.rows_in({"input_ids": torch.zeros(2, 2)}, settings())
+    with pytest.raises(NotMeasured, match="images"):
+        rollouts.rows_in(micro_batch() | {"pixel_values": torch.zeros(4, 3)}, settings())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("scale_rewards", "batch"),
+        ("multi_objective_aggregation", "normalize_then_sum"),
+        ("normalize_advantages", True),
+    ],
+)
+def test_what_couples_prompts_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(NotMeasured, match=f"`{name}` is {value!r}.*Set it to"):
+        rollouts.check_rollouts(settings(**{name: value}))
+    rollouts.check_rollouts(settings(scale_rewards="group", normalize_advantages=False))
+
+
+def test_rollouts_that_serve_several_steps_are_told() -> None:
+    assert rollouts.news_of(settings()) == []
+    assert "serve 2 steps" in rollouts.news_of(settings(num_iterations=2))[0]
+    assert "serve 4 steps" in rollouts.news_of(settings(steps_per_generation=4))[0]
+
+
+# TRL itself
+
+
+def train(folder: Path, kind: str, accumulation: int = 1, **changed: Any) -> dict[str, Any]:
+    """What a callback has at the end of a training of a tiny model, and what was said."""
+    trl = pytest.importorskip("trl")
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    from noisescale.hugging_face import NoiseScaleCallback
+
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(WORDS)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokens = PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="w0", eos_token="w1", padding_side="left"
+    )
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    special = {"pad_token_id": PAD, "eos_token_id": END, "bos_token_id": END}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, **sizes, **heads, **special))
+    prompts = [f"w{2 + i % 11} w{2 + i % 7} w{2 + i % 5}" for i in range(385)]
+    config, trainer = {
+        "GRPO": (trl.GRPOConfig, trl.GRPOTrainer),
+        "RLOO": (trl.RLOOConfig, trl.RLOOTrainer),
+    }[kind]
+    callback = NoiseScaleCallback(every_n_steps=1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        arguments = config(
+            output_dir=str(folder),
+            per_device_train_batch_size=16 // accumulation,
+            gradient_accumulation_steps=accumulation,
+            **{"num_generations": 4, "max_completion_length": 4, "max_steps": STEPS, "beta": 0.0}
+            | changed,
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            save_strategy="no",
+            logging_steps=2,
+        )
+        trainer(
+            model=model,
+            reward_funcs=lambda completions, **_: [float("w3" in one) for one in completions],
+            args=arguments,
+            train_dataset=Dataset.from_list([{"prompt": one} for one in prompts]),
+            processing_class=tokens,
+            callbacks=[callback],
+        ).train()
+    meter = callback.meter
+    return {
+        "measured": 0 if meter is None else meter.measured_steps,
+        "levels": callback.levels,
+        "unit": callback.noise_scale.unit,
+        "loop": callback.history.loop,
+        "told": "".join(str(one.message) for one in told),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [("GRPO", {}), ("GRPO", {"loss_type": "bnpo", "num_iterations": 2}), ("RLOO", {})],
+)
+def test_a_trainer_of_trl_shows_both_levels(
+    kind: str, changed: dict[str, Any], tmp_path: Path
+) -> None:
+    found = train(tmp_path, kind, **changed)
+
+    assert found["measured"] == STEPS
+    levels = found["levels"]
+    assert levels.rows_per_group * levels.groups == pytest.approx(16, rel=0.2)
+    assert levels.within.low > 0
+    assert (found["unit"], found["loop"]) == ("completions", "trl")
+    assert "outside of the model" not in found["told"]
+
+
+@pytest.mark.slow
+def test_shuffled_micro_batches_are_refused_and_batch_wide_scales_too(tmp_path: Path) -> None:
+    split = train(tmp_path, "GRPO", 4)
+    assert split["measured"] == 0
+    assert "Rows of one group are in two micro-batches" in split["told"]
+    scaled = train(tmp_path, "GRPO", scale_rewards="batch")
+    assert "`scale_rewards` is 'batch'" in scaled["told"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_ranks_of_trl_may_shuffle_between_their_micro_batches(
+    accumulation: int, tmp_path: Path
+) -> None:
+    def levels_of_rank() -> dict[str, Any]:
+        return train(tmp_path, "GRPO", accumulation)
+
+    first, second = on_ranks(2, as_torchrun(levels_of_rank))
+
+    assert first["measured"] == second["measured"] == STEPS
+    assert repr(first["levels"]) == repr(second["levels"])  # some of it is NaN
+    levels = first["levels"]
+    assert levels.groups * levels.rows_per_group == pytest.approx(32, rel=0.2)
+    assert levels.groups <= 8
