@@ -54,6 +54,8 @@ class Setting:
     """Of a rank's micro-batch."""
     passes: int = 1
     ranks: int = 1
+    shuffled: bool = False
+    """Whether completions are shuffled before micro-batches are made of them."""
     rewards: str = "random"
     """"random"; "of prompts": the same for all completions of a prompt, without a baseline."""
 
@@ -68,6 +70,7 @@ SETTINGS = [
     Setting("2 ranks", ranks=2),
     Setting("2 ranks, 2 micro-batches each", ranks=2, passes=2, prompts=8),
     Setting("4 micro-batches", passes=4, prompts=8),
+    Setting("4 micro-batches, shuffled", passes=4, prompts=8, shuffled=True),
     Setting("prompts all alike", rewards="alike"),
     Setting("rewards of the prompt", "none", rewards="of prompts"),
 ]
@@ -125,6 +128,12 @@ def draw(setting: Setting, model: nn.Module, generator: torch.Generator) -> Batc
     return Batch(inputs, actions, torch.cat(of_groups), groups)
 
 
+def shuffle(batches: Sequence[Batch], generator: torch.Generator) -> list[Batch]:
+    whole = Batch(*map(torch.cat, zip(*batches, strict=True)))
+    order = torch.randperm(len(whole.groups), generator=generator)
+    return [Batch(*(x[part] for x in whole)) for part in order.chunk(len(batches))]
+
+
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     """A mean over all completions."""
     logp = model(batch.inputs).log_softmax(1).gather(1, batch.actions[:, None])[:, 0]
@@ -179,8 +188,11 @@ def run(setting: Setting, seed: int, steps: int) -> Levels:
     meter = NoiseScaleMeter(trained, window=10**6, every_n_steps=1)
     for _ in range(steps):
         model.zero_grad()
-        for k in range(setting.passes):
-            batch = draw(setting, model, generator)
+        batches = [draw(setting, model, generator) for _ in range(setting.passes)]
+        named = [batch._replace(groups=batch.groups + 1000 * k) for k, batch in enumerate(batches)]
+        if setting.shuffled:
+            named = shuffle(named, generator)
+        for k, batch in enumerate(named):
             rows = len(batch.groups)
             last = k == setting.passes - 1
             if isinstance(trained, DistributedDataParallel):
@@ -188,7 +200,7 @@ def run(setting: Setting, seed: int, steps: int) -> Levels:
             meter.backward(
                 loss_of(trained, batch) / setting.passes,
                 rows,
-                row_groups=batch.groups + 1000 * k,
+                row_groups=batch.groups,
                 weight=torch.ones(rows),
             )
         meter.step()

@@ -16,7 +16,7 @@ from noisescale.collectors.averaged_gradient import AveragedGradient
 from noisescale.collectors.changes import Changes
 from noisescale.collectors.coordinates import Coordinates
 from noisescale.collectors.gradient_norms import GradientNorms
-from noisescale.collectors.rows.group_levels import WithinBatch
+from noisescale.collectors.rows.group_levels import GroupedPass, WithinBatch
 from noisescale.collectors.rows.step_rows import NOTHING_BESIDE, Beside, MeasuredStep, Unread
 from noisescale.collectors.rows.window_layout import (
     Weight,
@@ -296,6 +296,14 @@ class Collector(HookErrors, State, ABC):
 
     def within_groups(self) -> WithinBatch | None:
         """Return the halves within groups of a batch of this rank since the last reset, if any."""
+        return None
+
+    def variance_of_split(self, passes: Sequence[GroupedPass]) -> Tensor | None:
+        """Return the variance of a step's gradient whose micro-batches share groups of rows.
+
+        Shape (entries,), as captured. None if it is not known. Called once a step, before
+        `within_groups`.
+        """
         return None
 
     def big_sq_norms(self) -> Tensor:

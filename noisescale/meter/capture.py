@@ -37,7 +37,7 @@ from noisescale.collectors.rows.step_rows import (
     LossSum,
     StepRows,
 )
-from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
+from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout, halved_layout
 from noisescale.collectors.squared_norms import wide_dtype
 from noisescale.guard import Guard, NotMeasured, WarnOnce
 from noisescale.meter.cross_entropy import is_cross_entropy
@@ -54,6 +54,14 @@ _CHECK_EVERY = 16
 """One of this many measured steps is checked after `_CHECKS`."""
 
 STEPS_LOST = "A step's noise scale was not measured"
+
+
+_SPLIT = (
+    "Rows of one group are in two micro-batches of a step: those of {}. So these are not"
+    " independent of each other, and the halves of the first one, with two rows of a group in it,"
+    " could not be compared. Such steps are not measured. Have each micro-batch hold whole groups,"
+    " or the step one micro-batch, or use several devices, each with whole groups."
+)
 
 
 class BackwardPass(NamedTuple):
@@ -118,6 +126,8 @@ class StepUnderWay:
     """Whether gradients were dropped after some passes: the step began again."""
     spoiled: bool = False
     """Whether the step is left out because its contents are not known."""
+    shares_groups: bool = False
+    """Whether its micro-batches share groups of rows."""
     misfit: NotMeasured | None = None
     """Why groups of rows do not fit their batch."""
     gathered: str | None = None
@@ -158,10 +168,13 @@ class StepUnderWay:
         sizes = [one.size for one in self.passes]
         weights = [one.total_weight for one in self.passes if one.weight is not None]
         if not weights:
-            return collector.layout(sizes, loss_divisor or len(sizes))
+            found = collector.layout(sizes, loss_divisor or len(sizes))
+            return halved_layout(found, sum(sizes)) if self.shares_groups else found
         if len(weights) == len(sizes):
             over_step = float(not any(one.mean_of_means for one in self.passes))
-            return collector.weighted_layout(sizes, weights)._replace(over_step=over_step)
+            found = collector.weighted_layout(sizes, weights)
+            found = halved_layout(found, sum(sizes)) if self.shares_groups else found
+            return found._replace(over_step=over_step)
         raise NotMeasured(
             "`weight` must be given for all backward passes of a step or for none, got"
             f" {len(weights)} for {len(sizes)} passes. Pass 1 for passes that count once."
@@ -207,7 +220,7 @@ class StepCapture:
         self._step = StepUnderWay(due=True)
         self._paused = False
         self._fewest_passes: int | None = None
-        self._empty_steps = 0
+        self._empty_steps = self._splits = 0
         self._clean_checks = 0
         self._until_check = 0
         self._spoils_step = _SpoilsStep(self)
@@ -434,7 +447,7 @@ class StepCapture:
             return NO_LEVELS
         within = collector.within_groups() if measured and len(grouped) == seen else None
         if within is not None:
-            within = within._replace(sq_norm=self._loss_scale.unscale(within.sq_norm))
+            within = within._replace(sq_norms=self._loss_scale.unscale(within.sq_norms))
         return levels_of_step(grouped, within)
 
     def _note_unseen_passes(self, seen: int) -> None:
@@ -479,14 +492,14 @@ class StepCapture:
             )
         grouped = [one.grouped for one in step.passes if one.grouped is not None]
         if len(grouped) > 1 and collector.compares != "ranks" and (name := split_group(grouped)):
-            small = None
-            self._warn(
-                f"Rows of one group are in two micro-batches of a step: those of {name}. So these"
-                " are not independent of each other. Such steps are not measured. Have each"
-                " micro-batch hold whole groups, or the step one micro-batch, or use several"
-                " devices, each with whole groups.",
-                about="split groups",
-            )
+            variance = collector.variance_of_split(grouped)
+            # What a scaler may have unscaled by now does not go together with what was captured.
+            fits = collector.average_captured or not collector.may_be_unscaled
+            small = big + variance if variance is not None and fits else None
+            step.shares_groups = True
+            self._splits += 1
+            if variance is None and self._splits > 1:
+                self._warn(_SPLIT.format(name), about="split groups")
         if step.gathered is not None:
             small = None
             self._warn(

@@ -169,10 +169,10 @@ def test_a_trainer_of_trl_shows_both_levels(
 
 
 @pytest.mark.slow
-def test_shuffled_micro_batches_are_refused_and_batch_wide_scales_too(tmp_path: Path) -> None:
-    split = train(tmp_path, "GRPO", 4)
-    assert split["measured"] == 0
-    assert "Rows of one group are in two micro-batches" in split["told"]
+def test_shuffled_micro_batches_are_measured_and_batch_wide_scales_refused(tmp_path: Path) -> None:
+    split = train(tmp_path, "GRPO", 2)
+    assert split["measured"] >= STEPS - 2  # a first micro-batch may have no two of a prompt
+    assert split["levels"].groups * split["levels"].rows_per_group == pytest.approx(16, rel=0.2)
     scaled = train(tmp_path, "GRPO", scale_rewards="batch")
     assert "`scale_rewards` is 'batch'" in scaled["told"]
 

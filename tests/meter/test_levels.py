@@ -88,9 +88,37 @@ def test_ranks_of_whole_groups(passes: int) -> None:
     assert first.groups == pytest.approx(24 * passes)
 
 
-def test_a_group_in_two_micro_batches_is_refused_by_name() -> None:
-    with pytest.warns(UserWarning, match="two micro-batches of a step: those of 3"):
-        meter = measure(passes=2, steps=3, row_groups=EQUAL + 3)
+def shuffled(steps: int, order: torch.Tensor | None = None) -> NoiseScaleMeter:
+    """Completions are shuffled before four micro-batches are made of them, as TRL does."""
+    model, generator = policy(), torch.Generator().manual_seed(5)
+    meter = NoiseScaleMeter(model, window=10**6, every_n_steps=1)
+    for _ in range(steps):
+        model.zero_grad()
+        batch = draw(EQUAL, generator)
+        drawn = torch.randperm(48, generator=generator) if order is None else order
+        for part in drawn.chunk(4):
+            some = type(batch)(*(x[part] for x in batch))
+            given = {"weight": torch.ones(12), "row_groups": EQUAL[part] + 100}
+            meter.backward(loss_of(model, some) / 4, 12, **given)
+        meter.step()
+    return meter
+
+
+def test_micro_batches_that_share_groups_are_measured_by_the_halves_of_the_first() -> None:
+    meter = shuffled(2 * STEPS)
+
+    assert (meter.measured_steps, meter.skipped_steps) == (2 * STEPS, 0)
+    assert_true(meter.levels, expected())
+    assert meter.levels is not None
+    assert meter.levels.groups == pytest.approx(12)
+    of = expected()
+    found = meter.noise_scale
+    assert found.low < 4 * (of.between + of.within / 4) < found.high
+
+
+def test_shared_groups_with_no_two_rows_of_one_in_the_first_batch_are_refused_by_name() -> None:
+    with pytest.warns(UserWarning, match="two micro-batches of a step: those of 1"):
+        meter = shuffled(4, torch.arange(48).view(12, 4).T.flatten())
 
     assert (meter.measured_steps, meter.levels) == (0, None)
 

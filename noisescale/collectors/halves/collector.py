@@ -36,7 +36,7 @@ from noisescale.collectors.halves.side_effects import unwatch, watch
 from noisescale.collectors.halves.within_groups import halves_within, has_pairs
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.own_pass import measuring
-from noisescale.collectors.rows.group_levels import WithinBatch
+from noisescale.collectors.rows.group_levels import GroupedPass, WithinBatch, variance_of_step
 from noisescale.collectors.rows.step_norms import ROWS_WITHOUT_LOSS
 from noisescale.collectors.rows.step_rows import MeasuredStep, Unread
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
@@ -94,7 +94,7 @@ class HalvesCollector(MicroBatchCollector):
         ValueError: If `cut` names no module.
     """
 
-    _saved = ("_draws", "_lone_steps", "_grouped")
+    _saved = ("_draws", "_lone_steps", "_grouped", "_shares_groups")
 
     compares = "halves"
 
@@ -122,6 +122,8 @@ class HalvesCollector(MicroBatchCollector):
         self._draws = 0
         self._grouped = False
         """Whether the last measured step had halves within groups of rows."""
+        self._shares_groups = False
+        """Whether micro-batches were seen to share groups: the halves of the first one count."""
         self._passes = 1
         """The micro-batches of the last step."""
         self._halves: Halves | None = None
@@ -140,8 +142,10 @@ class HalvesCollector(MicroBatchCollector):
     @property
     def cost(self) -> float:
         """The extra cost of a measured step, in plain steps; larger with passes of our own."""
-        alone = COST_OF_A_PASS if self._takes_a_pass else super().cost
-        return alone + (COST_OF_A_PASS / self._passes if self._grouped else 0.0)
+        more = int(self._grouped)
+        if self._takes_a_pass:
+            return COST_OF_A_PASS * (1 + more)
+        return super().cost + COST_OF_A_PASS / self._passes * (more + self._shares_groups)
 
     @property
     def _takes_a_pass(self) -> bool:
@@ -216,12 +220,29 @@ class HalvesCollector(MicroBatchCollector):
 
     def within_groups(self) -> WithinBatch | None:
         """Return the halves within the groups of the step's first batch; None if not known."""
-        found = self._within
-        self._grouped = found is not None
-        try:
-            return found if found is not None and self._cuts.settle() else None
-        except NotMeasured:  # of micro-batches, which are measured all the same
+        if self._within is not None and not self._settles():
+            self._within = None
+        self._grouped = self._within is not None
+        return self._within
+
+    def variance_of_split(self, passes: Sequence[GroupedPass]) -> Tensor | None:
+        """Return the variance by both kinds of halves of the step's first batch, see `super`."""
+        self._shares_groups = True
+        if self._halves is None or self._within is None:
             return None
+        if not self._settles():
+            self._within = None
+            return None
+        groups = self._halves.parts.number
+        odd = groups / (groups - 1) if groups % 2 else 1.0
+        return variance_of_step(passes, self._halves.sq_norms * odd, self._within)
+
+    def _settles(self) -> bool:
+        """Return whether the cut is proved: if it is not, micro-batches are measured without."""
+        try:
+            return self._cuts.settle()
+        except NotMeasured:
+            return False
 
     @property
     def left_alone(self) -> bool:
@@ -298,7 +319,10 @@ class HalvesCollector(MicroBatchCollector):
 
     def load_state_dict(self, state: Any) -> None:
         """Continue from a `state_dict`, or from one of another way; the cut is proved again."""
-        super().load_state_dict({"draws": 0, "lone_steps": _LONE_STEPS, "grouped": False} | state)
+        super().load_state_dict(
+            {"draws": 0, "lone_steps": _LONE_STEPS, "grouped": False, "shares_groups": False}
+            | state
+        )
 
     def _look(self) -> None:
         self._cuts.watch(self.watching)
@@ -358,7 +382,7 @@ class HalvesCollector(MicroBatchCollector):
             return
         with self._cuts.bearing.leave_no_trace():
             self._draws += 1
-            if batch.is_likely_alone:
+            if batch.is_likely_alone or self._shares_groups:
                 self._measure_whole(loss, gradient, edges, batch, parts)
             groups = parts.groups
             apart = batch.looks_within and self._cuts.rows_are_apart

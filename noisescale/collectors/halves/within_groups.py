@@ -85,9 +85,11 @@ def halves_within(
     factors = signs_within(groups, draw)
     row_pass(loss, gradient, edges, factors, norms.parameters, captured.add, sizes)
     captured.norm_kept()
-    sq_norm = norms.sums(captured.found)[: norms.partition].sum()
+    sq_norms = norms.sums(captured.found)
     live = torch.stack([to_device(one, norms.device) for one in sizes]).sum(0).gt(0)
-    return WithinBatch(sq_norm, which, groups.number - groups.sums(live).gt(0).sum())
+    return WithinBatch(
+        sq_norms, norms.partition, which, groups.number - groups.sums(live).gt(0).sum()
+    )
 
 
 class WithinGroups(HookErrors):

@@ -29,8 +29,10 @@ from noisescale.collectors.rows.window_layout import Weight
 class WithinBatch(NamedTuple):
     """The halves within the groups of one batch."""
 
-    sq_norm: Tensor
-    """The squared norm of half the difference of the halves, as it was captured."""
+    sq_norms: Tensor
+    """The squared norms of half the difference of the halves, as captured, shape (entries,)."""
+    partition: int
+    """The first entries, which make up the whole gradient together."""
     which: int
     """The index of the backward pass in the step."""
     still: Weight
@@ -107,31 +109,68 @@ class GroupedPass(NamedTuple):
         share: Weight = self.weight / len(of_rows)
         return of_rows.to(share.device) * share if isinstance(share, Tensor) else of_rows * share
 
+    @property
+    def squares_in_pairs(self) -> Tensor:
+        """Σu² over the rows that have another row of their group in the pass."""
+        sizes = torch.bincount(self.groups.of_rows, minlength=self.groups.number)
+        own = self.weights
+        return own.square().mul(to_device(sizes[self.groups.of_rows] > 1, own.device)).sum()
+
 
 def levels_of_step(passes: Sequence[GroupedPass], measured: WithinBatch | None) -> RankLevels:
     """Return what this rank says of a step of these passes."""
     if measured is None:
         return UNKNOWN_LEVELS
-    weights = [one.weights for one in passes]
-    device = next((x.device for x in weights if not x.is_cpu), weights[0].device)
-    of_rows = torch.cat([to_device(x, device) for x in weights])
-    of_groups = of_rows.new_zeros(len(_indices(passes)))
-    of_groups.index_add_(0, to_device(_group_of_rows(passes), device), of_rows)
-    one = passes[measured.which]
-    has_another = torch.bincount(one.groups.of_rows, minlength=one.groups.number)[
-        one.groups.of_rows
-    ].ge(2)
-    own = weights[measured.which]
+    sums, one = _Sums.of(passes), passes[measured.which]
     return RankLevels(
         1.0,
-        measured.sq_norm,
-        own.square().mul(to_device(has_another, own.device)).sum(),
-        of_rows.square().sum(),
-        of_groups.square().sum(),
-        of_rows.sum(),
+        measured.sq_norms[: measured.partition].sum(),
+        one.squares_in_pairs,
+        sums.row_squares,
+        sums.group_squares,
+        sums.total,
         measured.still,
         float(one.groups.number),
     )
+
+
+def variance_of_step(passes: Sequence[GroupedPass], between: Tensor, within: WithinBatch) -> Tensor:
+    """Return the variance of a step's gradient from one of its batches, which share groups.
+
+    Both levels of the batch are taken for those of the step. The weights of groups in a batch
+    differ little from each other beside their noise.
+
+    Args:
+        passes: All of the step.
+        between: The squared norms of half the difference of halves of whole groups in the batch,
+            shape (entries,).
+        within: The halves within groups of the same batch.
+    """
+    one = passes[within.which]
+    own, whole = _Sums.of([one]), _Sums.of(passes)
+    of_row = within.sq_norms / one.squares_in_pairs
+    of_group = (between - of_row * own.row_squares) / own.group_squares
+    return of_group * whole.group_squares + of_row * whole.row_squares
+
+
+class _Sums(NamedTuple):
+    """Sums over the rows of some passes."""
+
+    total: Tensor
+    """Σu."""
+    row_squares: Tensor
+    """Σu²."""
+    group_squares: Tensor
+    """ΣU²."""
+
+    @classmethod
+    def of(cls, passes: Sequence[GroupedPass]) -> _Sums:
+        weights = [one.weights for one in passes]
+        device = next((x.device for x in weights if not x.is_cpu), weights[0].device)
+        of_rows = torch.cat([to_device(x, device) for x in weights])
+        of_groups = of_rows.new_zeros(len(_indices(passes)))
+        of_groups.index_add_(0, to_device(_group_of_rows(passes), device), of_rows)
+        return cls(of_rows.sum(), of_rows.square().sum(), of_groups.square().sum())
 
 
 def split_group(passes: Sequence[GroupedPass]) -> str | None:

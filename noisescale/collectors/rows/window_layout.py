@@ -89,6 +89,22 @@ def weighted_layout(
     return WindowLayout(1.0, 1.0, inverse, inverse, _sum(squares), _sum(weights))
 
 
+def halved_layout(whole: WindowLayout, size: float) -> WindowLayout:
+    """Return the layout where the small norm is |g|² and the variance of g, as of two halves.
+
+    Args:
+        whole: The layout of the step's gradient.
+        size: Its examples.
+    """
+    inverse = whole.total_weight * whole.total_weight * (1 / size if size else math.inf)
+    return whole._replace(
+        small_scale=whole.big_scale,
+        part_weight=whole.total_weight * whole.total_weight,
+        inverse_part_size=2 * inverse,
+        inverse_size=inverse,
+    )
+
+
 def _sum(numbers: Sequence[Weight]) -> Weight:
     """Return the sum of numbers, without adding a zero to numbers on the device."""
     return sum(numbers[1:], start=numbers[0]) if numbers else 0.0

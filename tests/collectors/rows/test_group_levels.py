@@ -23,7 +23,7 @@ def one_pass(
 
 
 def step(passes: list[GroupedPass], sq_norm: float = 1.0, still: float = 0.0) -> StepLevels:
-    measured = WithinBatch(torch.tensor(sq_norm), 0, still)
+    measured = WithinBatch(torch.tensor([sq_norm]), 1, 0, still)
     found = StepLevels.of_ranks([float(x) for x in levels_of_step(passes, measured)], 1)
     assert found is not None
     return found
@@ -67,7 +67,7 @@ def test_a_group_in_two_passes_is_one_group_unless_it_is_numbered_in_each() -> N
 
 def test_ranks_are_averaged() -> None:
     """Of each rank the captured gradient is twice its part of the step's."""
-    said = [levels_of_step([one_pass("aabb")], WithinBatch(torch.tensor(0.4), 0, 0.0))] * 2
+    said = [levels_of_step([one_pass("aabb")], WithinBatch(torch.tensor([0.4]), 1, 0, 0.0))] * 2
     summed = [float(a) + float(b) for a, b in zip(*said, strict=True)]
 
     levels = StepLevels.of_ranks(summed, 2)
@@ -78,7 +78,7 @@ def test_ranks_are_averaged() -> None:
 
 
 def test_a_step_without_groups_or_of_which_a_rank_knows_nothing_has_no_levels() -> None:
-    known = levels_of_step([one_pass("aabb")], WithinBatch(torch.tensor(0.4), 0, 0.0))
+    known = levels_of_step([one_pass("aabb")], WithinBatch(torch.tensor([0.4]), 1, 0, 0.0))
     for other in (NO_LEVELS, UNKNOWN_LEVELS, levels_of_step([one_pass("aabb")], None)):
         summed = [float(a) + float(b) for a, b in zip(known, other, strict=True)]
         assert StepLevels.of_ranks(summed, 2) is None
