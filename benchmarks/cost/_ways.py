@@ -32,6 +32,7 @@ class Plain:
     package = "torch"
     measuring: dict[str, Any] | None = None
     passes = MICRO_BATCHES
+    row_groups: Tensor | None = None
 
     def __init__(self, model: nn.Module, batch_size: int, *, bf16: bool = False) -> None:
         self.model = self.wrapped(model)
@@ -56,7 +57,8 @@ class Plain:
             if self.meter is None:
                 loss.backward()
             else:
-                self.meter.backward(loss, local_batch_size=self.batch_size)
+                groups = self.row_groups
+                self.meter.backward(loss, local_batch_size=self.batch_size, row_groups=groups)
         if self.meter is not None:
             self.meter.step()
         self.optimizer.step()
@@ -84,6 +86,12 @@ class Sequences(Plain):
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.cross_entropy(self.model(inputs).flatten(0, 1), targets.flatten())
+
+
+class InGroups(Sequences):
+    """Sequences of which four belong together."""
+
+    row_groups = torch.arange(16) // 4
 
 
 def ranks() -> int:

@@ -12,6 +12,7 @@ plain copy shows what the machine's noise does to that figure.
                   256 examples of each
     micro_batch   the same in one process, 256 examples in each of 4 micro-batches a step
     half          a transformer of 4 layers in one process, 16 sequences of 64 tokens a step
+    half_in_groups    the same with sequences in groups of four: two passes a measured step
 
 What is resolved is arithmetic: gradients around a known |G|² with a known tr(Σ), alike in 100
 directions, go through the estimator that is logged, at the steps that are measured. A rank is one
@@ -46,7 +47,7 @@ from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks.accuracy.coverage import Setting, step_norms
-from benchmarks.cost._ways import CHARACTERS, Plain, Sequences, transformer, variant
+from benchmarks.cost._ways import CHARACTERS, InGroups, Plain, Sequences, transformer, variant
 from benchmarks.cost.overhead import READ_EVERY, Stopwatch
 from benchmarks.lib.peers import PlainDdp
 from benchmarks.lib.ranks import on_ranks
@@ -110,6 +111,7 @@ WAYS = {
     "rank": Way(PlainDdp, COST_OF_NORMS, 4, ranks=2),
     "micro_batch": Way(Plain, COST_OF_NORMS, 4, passes=4),
     "half": Way(Sequences, 0.75, 2),
+    "half_in_groups": Way(InGroups, 1.5, 2),
 }
 
 
@@ -259,7 +261,7 @@ def main() -> int:
         return any(tuple(map(row.get, names)) == wanted for row in rows)
 
     for name, share, ratio in itertools.product(arguments.ways, SHARES, RATIOS):
-        if not known("resolved", name, share, ratio, None, None):
+        if name != "half_in_groups" and not known("resolved", name, share, ratio, None, None):
             rows.append(resolved_row(name, share, ratio, arguments.processes))
             write_results("cost/whole_runs", rows, quiet=True)
     if not arguments.resolved_only:
