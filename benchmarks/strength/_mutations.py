@@ -148,8 +148,8 @@ FRESH = [
     ),
     Mutation(
         "prediction/position.py",
-        "+ (LITTLE - 1) * c, self.critical",
-        "+ (LITTLE - 2) * c, self.critical",
+        "size + c <= LITTLE * (own + c)",
+        "size + c <= LITTLE * (own - c)",
     ),
     Mutation(
         "lightning/scheduler/device_batches.py",
@@ -235,4 +235,28 @@ FRESH = [
 ]
 """Drawn when the tests had been divided into two tiers: no test was written for them."""
 
-MUTATIONS = {"first": FIRST, "fresh": FRESH}
+LEVELS = [
+    Mutation("collectors/rows/group_levels.py", "sq_norm / ranks**2 *", "sq_norm / ranks *"),
+    Mutation("collectors/rows/group_levels.py", "sizes[self.groups.of_rows] > 1", "sizes > 0"),
+    Mutation("collectors/rows/group_levels.py", "* own.row_squares) /", "* own.total) /"),
+    Mutation("collectors/rows/group_levels.py", "given == ranks", "given <= ranks"),
+    Mutation(
+        "collectors/halves/within_groups.py",
+        "size / np.maximum(size - 1, 1)",
+        "size / np.maximum(size + 1, 1)",
+    ),
+    dropped("collectors/ddp.py", "self._within.end_pass()"),
+    Mutation(
+        "collectors/halves/collector.py",
+        "batch.looks_within and self._cuts.rows_are_apart",
+        "batch.looks_within or self._cuts.rows_are_apart",
+    ),
+    Mutation("estimation/levels.py", "(variance - noise_within *", "(variance + noise_within *"),
+    Mutation("estimation/levels.py", "x / (x + self.rows_per_group)", "x / (1 + x)"),
+    Mutation("prediction/two_levels.py", "(1 + noise * (", "(1 - noise * ("),
+    Mutation("hugging_face/rollouts.py", "completion | (mask == 0)", "completion"),
+    Mutation("hugging_face/rollouts.py", "_replace(apart=True)", "_replace(apart=False)"),
+]
+"""What tells the noise between groups from that within them."""
+
+MUTATIONS = {"first": FIRST, "fresh": FRESH, "levels": LEVELS}

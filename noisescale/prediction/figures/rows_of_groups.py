@@ -41,8 +41,8 @@ def rows_figure(p: Prediction) -> go.Figure:
     drawn = figure(
         f"Twice the {words.rows}: likely {ratio_text(of_groups)} times the steps by more"
         f" {words.groups}, {ratio_text(of_rows)} by more {words.rows} of each",
-        f"Steps to the result of this run, divided by the run's. Areas: likely. {words.rows}"
-        f" beyond about {with_bounds(levels.balance, two_digits)} a {words.group} waste them.",
+        f"Steps to the result of this run, divided by the run's. Areas: likely."
+        f" {words.rows.capitalize()} beyond about {with_bounds(levels.balance, two_digits)} a {words.group} waste them.",
         size_axis(f"{words.rows} a step", [own], rows[0], rows[-1]),
         log_axis("relative to this run", min(ends) / 1.2, max(ends) * 1.2),
     )
