@@ -37,12 +37,13 @@ def rows_figure(p: Prediction) -> go.Figure:
     rows = [float(x) for x in np.geomspace(own / REACH, own * REACH, 49)]
     curves = [[steps_at(p, levels, x / (own * factor), factor) for x in rows] for factor in FACTORS]
     ends = [x for bands in curves for band in bands for x in (band.low, band.high)]
+    most = with_bounds(levels.balance, two_digits)
     of_groups, of_rows = steps_at(p, levels, 2, 1), steps_at(p, levels, 1, 2)
     drawn = figure(
         f"Twice the {words.rows}: likely {ratio_text(of_groups)} times the steps by more"
         f" {words.groups}, {ratio_text(of_rows)} by more {words.rows} of each",
-        f"Steps to the result of this run, divided by the run's. Areas: likely."
-        f" {words.rows.capitalize()} beyond about {with_bounds(levels.balance, two_digits)} a {words.group} waste them.",
+        "Steps to the result of this run, divided by the run's. Areas: likely."
+        f" {words.rows.capitalize()} beyond about {most} a {words.group} waste them.",
         size_axis(f"{words.rows} a step", [own], rows[0], rows[-1]),
         log_axis("relative to this run", min(ends) / 1.2, max(ends) * 1.2),
     )

@@ -13,6 +13,7 @@ from noisescale.collectors.rows.group_levels import (
     WithinBatch,
     levels_of_step,
     split_group,
+    variance_of_step,
 )
 
 
@@ -84,3 +85,16 @@ def test_a_step_without_groups_or_of_which_a_rank_knows_nothing_has_no_levels() 
         assert StepLevels.of_ranks(summed, 2) is None
     assert StepLevels.of_ranks([0.0] * 8, 1) is None
     assert StepLevels.of_ranks([1.0, math.inf, *[1.0] * 6], 1) is None
+
+
+def test_the_variance_of_a_step_follows_from_one_of_its_batches() -> None:
+    """Of v² = 5 between groups and s² = 40 within them, with weights and groups that are shared."""
+    weights = [torch.tensor([1.0, 2.0, 3.0, 0.5]), torch.tensor([2.0, 1.0, 1.0])]
+    passes = [one_pass("aabc", weights[0]), one_pass("abb", weights[1])]
+    between = 5 * (3**2 + 3**2 + 0.5**2) + 40 * (1 + 4 + 9 + 0.25)
+    halves = WithinBatch(torch.tensor([40 * (1 + 4.0)]), 1, 0, 0.0)
+
+    found = variance_of_step(passes, torch.tensor([between]), halves)
+
+    squares = (weights[0].square().sum() + weights[1].square().sum()).item()
+    assert found.item() == pytest.approx(5 * (5**2 + 5**2 + 0.5**2) + 40 * squares)
