@@ -62,6 +62,14 @@ def check_rollouts(args: Any) -> None:
         if getattr(args, name, None) == value:
             reason = "advantages are scaled over all prompts, so these are not independent"
             raise NotMeasured.of_setting(name, repr(value), reason, remedy)
+    of_rank = args.per_device_train_batch_size * args.steps_per_generation
+    if args.world_size > 1 and of_rank % args.num_generations:
+        reason = f"the {of_rank} completions of a device are not those of whole prompts"
+        remedy = (
+            "Let `per_device_train_batch_size` times `steps_per_generation` be a multiple of it."
+        )
+        got = str(args.num_generations)
+        raise NotMeasured.of_setting("num_generations", got, reason, remedy)
 
 
 def rows_in(inputs: Mapping[str, Any], args: Any) -> Rows:

@@ -19,6 +19,7 @@ STEPS = 6
 
 def settings(**changed: Any) -> Any:
     known = {"loss_type": "grpo", "steps_per_generation": 1, "gradient_accumulation_steps": 1}
+    known |= {"per_device_train_batch_size": 12, "num_generations": 8, "world_size": 1}
     return SimpleNamespace(**{**known, "num_iterations": 1, **changed})
 
 
@@ -82,6 +83,13 @@ def test_what_couples_prompts_is_refused_by_name(name: str, value: object) -> No
     with pytest.raises(NotMeasured, match=f"`{name}` is {value!r}.*Set it to"):
         rollouts.check_rollouts(settings(**{name: value}))
     rollouts.check_rollouts(settings(scale_rewards="group", normalize_advantages=False))
+
+
+def test_prompts_that_are_shared_by_devices_are_refused_by_name() -> None:
+    rollouts.check_rollouts(settings())
+    rollouts.check_rollouts(settings(world_size=2, steps_per_generation=2))
+    with pytest.raises(NotMeasured, match="`num_generations` is 8: the 12 completions"):
+        rollouts.check_rollouts(settings(world_size=2))
 
 
 def test_rollouts_that_serve_several_steps_are_told() -> None:

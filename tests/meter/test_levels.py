@@ -147,6 +147,23 @@ def test_prompts_of_one_reward_are_counted() -> None:
     assert meter.levels.still == pytest.approx(0.25)
 
 
+def test_rewards_that_are_not_finite_leave_their_step_out() -> None:
+    model, generator = policy(), torch.Generator().manual_seed(0)
+    meter = NoiseScaleMeter(model, every_n_steps=1)
+    for step in range(5):
+        model.zero_grad()
+        batch = draw(EQUAL, generator)
+        if step == 2:
+            batch.advantages[7] = torch.nan
+        meter.backward(loss_of(model, batch), 48, row_groups=EQUAL, weight=torch.ones(48))
+        meter.step()
+
+    assert (meter.measured_steps, meter.skipped_steps) == (4, 1)
+    assert meter.levels is not None
+    assert meter.levels.within.low >= 0
+    assert meter.levels.groups == pytest.approx(12)
+
+
 def test_rows_that_act_on_each_other_and_groups_of_one_row_have_no_levels() -> None:
     def levels_of(groups: torch.Tensor, *, pairs: bool) -> Levels | None:
         model, meter = policy(), None
