@@ -35,6 +35,9 @@ Measured of 4 micro-batches, on CPU: 0.07 with 256 examples in each, 0.16 with 6
 """
 
 
+COST_OF_A_PASS = 0.75
+"""The cost of a backward pass of our own, in plain steps."""
+
 ACCUMULATE = "Accumulate two or more micro-batches"
 """The remedy of lone micro-batches, in all warnings. A trainer has words of its own for it."""
 
@@ -63,6 +66,9 @@ class Collector(HookErrors, State, ABC):
         ' `small_batch="half"`.'
     )
     """The remedy then."""
+
+    cost_in_groups = 0.0
+    """What a measured step takes beside `cost` if groups of rows are given, in plain steps."""
 
     same_gradient = (
         "All ranks or micro-batches had the same gradient. Such steps are not measured. Give each"

@@ -16,7 +16,7 @@ B. A hook on every parameter, called when its gradient is accumulated and before
 
 Private attributes read here, as of torch 2.13: `Variable._execution_engine.queue_callback`
 (which DDP and FSDP use in the same way), `torch._C._current_graph_task_id` and, of DDP,
-`_join_config` and `_comm_hooks`.
+`_join_config`, `_comm_hooks` and `_static_graph_delay_allreduce_enqueued`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale.batches.row_groups import RowGroups
-from noisescale.collectors.collector import Collector
+from noisescale.collectors.collector import COST_OF_A_PASS, Collector
 from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
 from noisescale.collectors.halves.within_groups import WithinGroups
 from noisescale.collectors.rows.group_levels import WithinBatch
@@ -90,6 +90,8 @@ class DdpCollector(Collector):
     """
 
     _saved = ("_draws",)
+
+    cost_in_groups = COST_OF_A_PASS
 
     def __init__(
         self,
@@ -156,7 +158,9 @@ class DdpCollector(Collector):
         groups, self._groups = self._groups, None
         if self._within is not None:
             self._within.end_pass()
-            if groups is not None and not self._passes:
+            # In a static graph the first pass has DDP's all-reduce queued: it must not be ours.
+            begins = self._ddp.static_graph and not self._ddp._static_graph_delay_allreduce_enqueued
+            if groups is not None and not (self._passes or begins):
                 self._draws += 1
                 self._within.measure(loss, groups, self._draws)
         self._passes += 1

@@ -95,14 +95,14 @@ class Levels:
         return Bounded(value, low, high)
 
     def best_rows_per_group(self, cost_per_group: float, cost_per_row: float) -> Bounded:
-        """Return √(c_p·within/(c_g·between)), the n of the least cost at equal noise.
+        """Return √(c_p·within/(c_g·between)), the n of the least cost at equal noise; 1 at least.
 
         Args:
             cost_per_group: c_p, the cost of a group beside that of its rows, in any unit.
             cost_per_row: c_g, the cost of a row.
         """
         ends = (self.balance.value, self.balance.low, self.balance.high)
-        return Bounded(*(math.sqrt(cost_per_group / cost_per_row * max(x, 0.0)) for x in ends))
+        return Bounded(*(max(math.sqrt(cost_per_group / cost_per_row * x), 1.0) for x in ends))
 
 
 class LevelSteps(State):

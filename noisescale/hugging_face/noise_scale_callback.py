@@ -176,7 +176,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             check_supported(args, trainer_access.distributed_type(), model)
             self._rollouts = args if rollouts.has_rollouts(args) else None
             if self._rollouts is not None:
-                rollouts.check_rollouts(args)
+                rollouts.check_rollouts(args, self._options.small_batch)
         except NotMeasured as reason:
             self._tell_that_nothing_is_measured(reason)
             self._record_nothing(args, state)
@@ -389,8 +389,11 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                 groups, of_means = None, False
                 if meter.due and self._group_fn is not None:
                     groups = checked_row_groups(self._group_fn(dict(examples)), "group_fn")
-                elif meter.due and self._rollouts is not None:
-                    groups, share, of_means = rollouts.rows_in(examples, self._rollouts)
+                if meter.due and self._rollouts is not None:
+                    found = rollouts.rows_in(examples, self._rollouts, groups)
+                    groups, share, of_means = found
+                    if self._options.small_batch == "rank":  # which needs none
+                        groups = None
                 loss = output.get("loss") if isinstance(output, Mapping) and meter.due else None
                 if loss is not None and share is not None:  # a part of the mean over the step
                     loss = loss / share.sum()

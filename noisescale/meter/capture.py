@@ -276,6 +276,8 @@ class StepCapture:
                 of_pass = 1.0 if one.weight is None else one.weight
                 grouped = GroupedPass(row_groups, weights, of_pass)
                 step.passes[-1] = one._replace(grouped=grouped)
+            if step.gathered is not None:  # a pass of ours would wait for other ranks
+                row_groups = None
             collector.expect(rows=rows, last=last, row_weights=weights, row_groups=row_groups)
             collector.check_next_passes(self._checking)
             collector.before_backward(loss, one.size, capture_average=capture_average or bool(last))
@@ -492,7 +494,8 @@ class StepCapture:
             )
         grouped = [one.grouped for one in step.passes if one.grouped is not None]
         if len(grouped) > 1 and collector.compares != "ranks" and (name := split_group(grouped)):
-            variance = collector.variance_of_split(grouped)
+            whole = len(grouped) == len(step.passes)
+            variance = collector.variance_of_split(grouped) if whole else None
             # What a scaler may have unscaled by now does not go together with what was captured.
             fits = collector.average_captured or not collector.may_be_unscaled
             small = big + variance if variance is not None and fits else None

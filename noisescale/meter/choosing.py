@@ -180,8 +180,10 @@ def _collector_of_whole_gradients(
 
     def make_within() -> WithinGroups:
         own = GradientNorms(trained)
-        twice = options.backward_twice
-        cuts = ProvedCuts(ddp.module, own, options.cut, compiled=compiled, backward_twice=twice)
+        bears = options.backward_twice
+        cuts = ProvedCuts(
+            *(ddp.module, own, options.cut), compiled=compiled, backward_twice=bears, alone=False
+        )
         return WithinGroups(cuts, own)
 
     return DdpCollector(ddp, norms, make_within)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from noisescale.collectors.rows.step_rows import MeasuredStep
 from noisescale.estimation.levels import LevelSteps
@@ -96,6 +96,10 @@ class Estimates(State):
         """The mean shares of steps whose parts weigh unequally."""
         self.levels = LevelSteps(options.window, options.confidence)
         """The noise between and within groups of rows."""
+
+    def load_state_dict(self, state: Any) -> None:
+        """Continue from a `state_dict`, or from one before there were levels."""
+        super().load_state_dict({"levels": self.levels.state_dict()} | state)
 
     def take(self, step: MeasuredStep, *, sound: bool, learning_rate: float = math.nan) -> bool:
         """Take in a measured step; False if it is left out, as it is if it is not `sound`."""

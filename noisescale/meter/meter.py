@@ -153,6 +153,8 @@ class Meter:
         self._pace = self._said = self._told = NOT_AGREED
         """What steps are measured by since the last log step; what this rank says, and the means
         over ranks in the last row that was read."""
+        self._in_groups = self._told_groups = False
+        """Whether rows were in groups until the last log step, and in the last row."""
         self.last_step: float | None = None
         """The last step of the training, if it is known: it is measured more often at its end."""
         self._estimates = Estimates(norms.group_names, options, extra)
@@ -497,6 +499,7 @@ class Meter:
         finally:  # also after an error: all ranks measure the same steps
             self._capture.unread.said = self._said
             self._log_step, self._pace = step, self._told
+            self._in_groups = self._told_groups
 
     def pause(self) -> None:
         """Ignore forward passes until `resume`, for example between two steps.
@@ -562,7 +565,9 @@ class Meter:
     def _constant(self) -> float:
         """What it takes by the constant, as the last ones were."""
         collector = self._capture.collector
-        return 0.0 if collector is None else collector.cost
+        if collector is None:
+            return 0.0
+        return collector.cost + (collector.cost_in_groups if self._in_groups else 0.0)
 
     @property
     def _collector_state(self) -> dict[str, Any]:
@@ -579,6 +584,7 @@ class Meter:
         steps = list(capture.unread.read(without_waiting=alone, beside=beside))
         if steps:
             self._told = Pace(*steps[-1].said)
+            self._told_groups = steps[-1].levels is not None
         if steps and not alone:
             capture.terms.settle()
         for step in steps:
@@ -655,6 +661,7 @@ class Meter:
             "collector": self._collector_state,
             "lr_factor": self.lr_factor,
             "pace": {"log_step": self._log_step, **self._pace._asdict()},
+            "in_groups": self._in_groups,
             "withheld": self.withheld,
         }
 
@@ -671,6 +678,7 @@ class Meter:
             agreed = {**state["pace"]}
             self._log_step = agreed.pop("log_step")
             self._pace = self._said = self._told = self._capture.unread.said = Pace(**agreed)
+            self._in_groups = self._told_groups = bool(state.get("in_groups", False))
             if self._capture.collector is not None:  # which steps are due goes by what it knows
                 self._capture.collector.load_state_dict(state["collector"])
             self._estimates.load_state_dict(state["estimates"])

@@ -101,6 +101,11 @@ def warnings_about(p: Prediction) -> list[str]:
             " batch sizes around it are not shown. So far off, a learning rate at which"
             " the law holds may not exist. Measure a run at a nearer batch size."
         )
+    if p.costs is not None and p.levels is None:
+        found.append(
+            "`cost_per_prompt` and `cost_per_generation` say nothing here, as the run measured no"
+            " noise within groups of rows. Pass `group_fn` to its monitor."
+        )
     best = p.recommended
     if best.cost.known and best.basis != "timed":
         devices = "one device" if best.devices == 1 else f"{best.devices:,} devices"

@@ -96,7 +96,8 @@ def two_levels(p: Prediction) -> Iterator[Statement]:
         f"doubling the {words.groups} likely takes {ratio_text(of_groups)} x the steps, doubling"
         f" the {words.rows} of each {ratio_text(of_rows)} x; both for twice the {words.rows}"
     )
-    said = with_bounds(most, two_digits)
+    at_least_one = Bounded(*(max(x, 1.0) for x in (most.value, most.low, most.high)))
+    said = with_bounds(at_least_one, two_digits)
     if most.high < n:
         what += f". More than about {said} {words.rows} of a {words.group} waste them: you take"
         what += f" {count(n)}"

@@ -65,10 +65,15 @@ def test_weights_are_those_of_the_loss(
 
 
 def test_prompts_that_cannot_be_told_apart_are_refused() -> None:
-    with pytest.raises(NotMeasured, match="`group_fn`"):
+    with pytest.raises(NotMeasured, match="with labels, got input_ids"):
         rollouts.rows_in({"input_ids": torch.zeros(2, 2)}, settings())
-    with pytest.raises(NotMeasured, match="images"):
-        rollouts.rows_in(micro_batch() | {"pixel_values": torch.zeros(4, 3)}, settings())
+    images = micro_batch() | {"pixel_values": torch.zeros(4, 3)}
+    with pytest.raises(NotMeasured, match=r"images.*`group_fn`"):
+        rollouts.rows_in(images, settings())
+    rows = rollouts.rows_in(images, settings(loss_type="dapo"), ["a", "b", "b", "a"])
+    assert rows.groups.of_rows.tolist() == [0, 1, 1, 0]
+    assert rows.groups.apart
+    assert rows.weights.tolist() == [2, 2, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -77,12 +82,32 @@ def test_prompts_that_cannot_be_told_apart_are_refused() -> None:
         ("scale_rewards", "batch"),
         ("multi_objective_aggregation", "normalize_then_sum"),
         ("normalize_advantages", True),
+        ("use_adaptive_entropy", True),
+        ("entropy_coef", 0.01),
+        ("top_entropy_quantile", 0.5),
     ],
 )
 def test_what_couples_prompts_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(NotMeasured, match=f"`{name}` is {value!r}.*Set it to"):
         rollouts.check_rollouts(settings(**{name: value}))
     rollouts.check_rollouts(settings(scale_rewards="group", normalize_advantages=False))
+
+
+def test_micro_batches_are_not_compared() -> None:
+    with pytest.raises(NotMeasured, match="`small_batch` is micro_batch: completions are shuf"):
+        rollouts.check_rollouts(settings(), "micro_batch")
+
+
+def test_only_trainers_that_were_read_are_recognised() -> None:
+    def kind(name: str, module: str, *bases: type) -> type:
+        return type(name, bases, {"__module__": module})
+
+    read = kind("GRPOConfig", "trl.trainer.grpo_config")
+    assert rollouts.has_rollouts(read())
+    assert rollouts.has_rollouts(kind("Mine", "mine", read)())
+    other = kind("GOLDConfig", "trl.experimental.gold.gold_config", read)
+    assert not rollouts.has_rollouts(other())
+    assert not rollouts.has_rollouts(settings())
 
 
 def test_prompts_that_are_shared_by_devices_are_refused_by_name() -> None:

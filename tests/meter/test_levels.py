@@ -212,3 +212,105 @@ def test_a_gradient_that_is_scaled_and_losses_that_are_divided_show_the_same() -
         assert meter.levels is not None
         found.append(meter.levels.within.value)
     assert found[1] == pytest.approx(found[0], rel=1e-3)
+
+
+def trained_on_two_ranks(*, groups_on: tuple[int, ...], gathers: bool = False) -> torch.Tensor:
+    """The weights after five steps of DDP with a static graph, or with a loss that gathers."""
+    model = policy()
+    rank = torch.distributed.get_rank()
+    ddp = DistributedDataParallel(model, static_graph=not gathers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    generator = torch.Generator().manual_seed(70 + rank)
+    meter = NoiseScaleMeter(ddp, every_n_steps=1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        batch = draw(EQUAL, generator)
+        loss = loss_of(ddp, batch)
+        if gathers:
+            everywhere = torch.distributed.nn.functional.all_gather(ddp(batch.inputs))
+            loss = loss + 0.01 * torch.cat(list(everywhere)).square().mean()
+        meter.backward(loss, 48, row_groups=EQUAL if rank in groups_on else None)
+        meter.step()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("gathers", [False, True], ids=["static graph", "gathers"])
+def test_training_on_ranks_is_as_without_groups(gathers: bool) -> None:
+    """A pass more must neither queue DDP's all-reduce nor wait for a rank that makes none."""
+
+    def weights() -> list[torch.Tensor]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # rows are gathered
+            return [
+                trained_on_two_ranks(groups_on=ranks, gathers=gathers)
+                for ranks in ((), (0, 1), (0,))
+            ]
+
+    for plain, *others in on_ranks(2, weights):
+        assert all(torch.equal(other, plain) for other in others)
+
+
+def test_a_measured_step_of_ranks_costs_a_pass_more_once_all_have_read_of_groups() -> None:
+    def costs() -> list[float]:
+        found = []
+        for groups in (None, EQUAL):
+            meter = measure(steps=4, row_groups=groups)
+            before = meter.measuring_cost
+            meter.agree(0.01)
+            measure_one(meter)
+            found.append(meter.measuring_cost - before)
+        return found
+
+    def measure_one(meter: NoiseScaleMeter) -> None:
+        model = meter._capture._ddp
+        meter.backward(loss_of(model, draw(EQUAL, torch.Generator())), 48)
+        meter.step()
+
+    for plain, in_groups in on_ranks(2, costs):
+        assert in_groups == pytest.approx(plain + 0.75)
+
+
+def test_shared_groups_need_no_weights_and_a_group_for_each_pass() -> None:
+    """A variance that comes out negative is no sign that all rows had one gradient."""
+    model, generator = policy(), torch.Generator().manual_seed(5)
+    meter = NoiseScaleMeter(model, window=10**6, every_n_steps=1)
+    for step in range(40):
+        model.zero_grad()
+        batch = draw(EQUAL, generator)
+        drawn = torch.randperm(48, generator=generator)
+        for k, part in enumerate(drawn.chunk(4)):
+            some = type(batch)(*(x[part] for x in batch))
+            known = EQUAL[part] + 100 if k < 3 or step < 30 else None
+            meter.backward(loss_of(model, some) / 4, 12, row_groups=known)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error" if step < 30 else "ignore")
+            meter.step()
+            if step == 29:
+                assert meter.measured_steps == 30
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert (meter.measured_steps, meter.skipped_steps) == (30, 10)
+
+
+def test_a_first_micro_batch_of_one_group_leaves_the_step_out() -> None:
+    order = torch.cat([torch.arange(4), torch.arange(4, 48).view(11, 4).T.flatten()])
+    groups = torch.cat([torch.zeros(4, dtype=torch.long), EQUAL[4:]])
+    model, generator = policy(), torch.Generator().manual_seed(5)
+    meter = NoiseScaleMeter(model, every_n_steps=1)
+
+    def train() -> None:
+        for _ in range(4):
+            model.zero_grad()
+            batch = draw(groups, generator)
+            for part in (order[:4], order[4:26], order[26:]):
+                some = type(batch)(*(x[part] for x in batch))
+                meter.backward(loss_of(model, some) / 3, len(part), row_groups=groups[part] + 50)
+            meter.step()
+
+    with pytest.warns(UserWarning, match="two micro-batches"):
+        train()
+
+    assert meter.measured_steps == 0
+    assert "failed" not in meter.why_nothing

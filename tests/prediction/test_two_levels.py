@@ -91,6 +91,19 @@ def test_costs_give_the_best_number_of_generations() -> None:
     assert predict(run()).to_dict()["levels"]["best_rows_per_group"] is None
 
 
+def test_costs_of_a_run_without_groups_say_why_they_change_nothing() -> None:
+    p = predict(as_history(history()), cost_per_prompt=1, cost_per_generation=1)
+    assert any("`cost_per_prompt`" in one and "`group_fn`" in one for one in p.warnings)
+
+
+def test_one_row_is_the_least() -> None:
+    few = {"balance": 0.2, "balance_low": 0.1, "balance_high": 0.4}
+    p = predict(run(**few), cost_per_prompt=1, cost_per_generation=1)
+    assert "More than about 1.0 rows of a group waste them" in said(p)[0]
+    assert p.best_rows_per_group is not None
+    assert p.best_rows_per_group.high == 1.0
+
+
 def test_costs_are_given_together_and_positive() -> None:
     with refused("cost_per_prompt", requirement="come with `cost_per_generation`"):
         predict(run(), cost_per_prompt=1)

@@ -25,6 +25,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from noisescale.batches.row_groups import RowGroups
 from noisescale.batches.to_device import to_device
 from noisescale.collectors.captured import Captured
+from noisescale.collectors.collector import COST_OF_A_PASS
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.halves.bearing import INSTEAD
 from noisescale.collectors.halves.cut import CutEdge
@@ -42,9 +43,6 @@ from noisescale.collectors.rows.step_rows import MeasuredStep, Unread
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
 from noisescale.estimation.row_similarity import RowSimilarity
 from noisescale.guard import NotMeasured, keeps_errors
-
-COST_OF_A_PASS = 0.75
-"""The cost of a backward pass of our own, in plain steps."""
 
 _LONE_STEPS = 2  # of one batch each, from which on the next is expected to be one
 
@@ -234,6 +232,8 @@ class HalvesCollector(MicroBatchCollector):
             self._within = None
             return None
         groups = self._halves.parts.number
+        if groups < 2:
+            return None
         odd = groups / (groups - 1) if groups % 2 else 1.0
         return variance_of_step(passes, self._halves.sq_norms * odd, self._within)
 

@@ -66,7 +66,8 @@ class _Proving(NamedTuple):
 class ProvedCuts:
     """The proved cuts of a model's graphs.
 
-    The arguments are as in `HalvesCollector`; `names` is its `cut`.
+    The arguments are as in `HalvesCollector`; `names` is its `cut`. With `alone` False other ranks
+    may make no pass more: graphs that exchange tensors with them are refused.
     """
 
     def __init__(
@@ -77,8 +78,10 @@ class ProvedCuts:
         *,
         compiled: bool,
         backward_twice: bool,
+        alone: bool = True,
     ) -> None:
         self._model = model
+        self._alone = alone
         self._norms = norms
         self._names = names
         self._compiled = compiled
@@ -167,6 +170,11 @@ class ProvedCuts:
         kind = _Kind(cut.pattern, self._training(), groups is not None)
         if kind in refused:
             return None
+        if not self._alone and (name := exchanging(graph)):
+            raise NotMeasured(
+                f"The loss exchanges tensors with other ranks ({name}), which a pass more would do,"
+                " too."
+            )
         if not cut.edges:
             if not cut.outside:
                 return None  # another optimizer's loss
@@ -359,6 +367,16 @@ def _refuse(kind: _Kind, meeting: str, refused: set[_Kind]) -> None:
     if meeting:
         refused.add(kind)
         raise NotMeasured(meeting + " Halves of such a batch do not show its noise.", INSTEAD)
+
+
+def exchanging(graph: Graph) -> str:
+    """Return the name of a Function in a graph whose backward pass waits for other ranks, or ""."""
+    for node in graph.nodes:
+        made_by = getattr(type(node), "_forward_cls", None)
+        module = str(getattr(made_by, "__module__", ""))
+        if module.startswith("torch.distributed.") or "SyncBatchNorm" in node.name():
+            return str(node.name())
+    return ""
 
 
 def named_modules(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:

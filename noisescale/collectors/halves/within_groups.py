@@ -32,7 +32,10 @@ from noisescale.collectors.halves.proved_cuts import ProvedCuts
 from noisescale.collectors.halves.row_pass import row_pass
 from noisescale.collectors.halves.side_effects import unwatch, watch
 from noisescale.collectors.rows.group_levels import WithinBatch
-from noisescale.guard import HookErrors, NotMeasured, keeps_errors
+from noisescale.guard import HookErrors, NotMeasured, WarnOnce, keeps_errors
+
+STILL = 1e-4
+"""The gradient at the cut, over that of the row with the largest, below which a row has none."""
 
 
 def signs_within(groups: RowGroups, draw: int) -> Tensor:
@@ -86,7 +89,8 @@ def halves_within(
     row_pass(loss, gradient, edges, factors, norms.parameters, captured.add, sizes)
     captured.norm_kept()
     sq_norms = norms.sums(captured.found)
-    live = torch.stack([to_device(one, norms.device) for one in sizes]).sum(0).gt(0)
+    of_rows = torch.stack([to_device(one, norms.device) for one in sizes]).sum(0)
+    live = of_rows > STILL * of_rows.max()  # equal rewards less their mean may round
     return WithinBatch(
         sq_norms, norms.partition, which, groups.number - groups.sums(live).gt(0).sum()
     )
@@ -104,8 +108,7 @@ class WithinGroups(HookErrors):
         self._cuts, self._norms = cuts, norms
         self._found: WithinBatch | None = None
         self._hooks: list[RemovableHandle] = []
-        self.refusal = ""
-        """Why the last step was not measured; "" if that is not known, or it was."""
+        self._warn = WarnOnce()
         watch()
         self._unwatch = weakref.finalize(self, unwatch)
 
@@ -135,7 +138,8 @@ class WithinGroups(HookErrors):
             self.raise_error_of_hook()
             proved = self._cuts.settle()
         except NotMeasured as reason:
-            self.refusal, proved = str(reason), False
+            proved = False
+            self._warn(f"The noise within groups of rows is not measured. {reason}")
         self._cuts.tell.drop()
         return self._found if proved else None
 
@@ -171,7 +175,6 @@ class WithinGroups(HookErrors):
             raise NotMeasured("Some parameters are used where rows cannot be separated.")
         with self._cuts.bearing.leave_no_trace():
             self._found = halves_within(loss, gradient, edges, groups, draw, self._norms, 0)
-        self.refusal = ""
         if self._cuts.proving:
             self._hooks = [
                 parameter.register_hook(partial(self._cuts.compare, index))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from textwrap import shorten
 from typing import NamedTuple
 
 import torch
@@ -184,7 +185,7 @@ def split_group(passes: Sequence[GroupedPass]) -> str | None:
     for one in passes:
         for name in one.groups.names:
             if name in seen:
-                return repr(name)
+                return shorten(repr(name), 60, placeholder=" ...")
         seen.update(one.groups.names)
     return None
 

@@ -96,10 +96,12 @@ def halved_layout(whole: WindowLayout, size: float) -> WindowLayout:
         whole: The layout of the step's gradient.
         size: Its examples.
     """
-    inverse = whole.total_weight * whole.total_weight * (1 / size if size else math.inf)
+    weight = 2.0 * whole.total_weight  # unlike 1: a variance may well come out below zero
+    inverse = weight * weight * (1 / size if size else math.inf)
     return whole._replace(
         small_scale=whole.big_scale,
-        part_weight=whole.total_weight * whole.total_weight,
+        total_weight=weight,
+        part_weight=weight * weight,
         inverse_part_size=2 * inverse,
         inverse_size=inverse,
     )

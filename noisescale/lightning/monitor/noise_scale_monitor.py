@@ -402,7 +402,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         # A sampler that repeats examples has this method: methods/repeated_augmentation.py.
         sampler = getattr(batches, "sampler", None)
         self._fit.count_distinct = getattr(sampler, "distinct_in", None)
-        self._fit.groups_in = self._group_fn or getattr(sampler, "groups_in", None)
+        of_sampler = None if self._batch_size_fn else getattr(sampler, "groups_in", None)
+        self._fit.groups_in = self._group_fn or of_sampler
         self._publish(trainer)
         with self._guard("The order of the data was not looked at"):
             loader = trainer_access.first_loader(trainer)

@@ -155,6 +155,14 @@ def test_copies_of_examples_that_a_sampler_repeats_are_groups() -> None:
         assert callback.levels is not None
         found.append(callback.levels)
 
+    callback = NoiseScaleMonitor(every_n_steps=1, batch_size_fn=lambda batch: 24)
+    loader = torch.utils.data.DataLoader(data, batch_size=24, sampler=sampler)
+    fit_here(callback, model=Copies(), train_loader=loader)
+    assert callback.levels is None  # what is counted is up to the function
+
+    callback = monitor(None)
+    torch.manual_seed(1)
+    fit_here(callback, model=Copies(), train_loader=loader)
     assert found[0] == found[1]
     assert found[0].rows_per_group == pytest.approx(COMPLETIONS)
     assert callback.meter.batch_size == 24 / COMPLETIONS
