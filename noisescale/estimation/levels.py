@@ -47,7 +47,11 @@ class Levels:
     """The share of groups whose rows have no gradient: those of one reward, for example."""
 
     def noise_scale(self, rows_per_group: float) -> float:
-        """Return the noise scale in groups at n rows of each. It holds from n/2 to 2 n."""
+        """Return the noise scale in groups at n rows of each.
+
+        It holds for up to twice the rows that were measured. Where advantages are centred over a
+        group, fewer rows are noisier: a policy took up to 1.8 times the predicted steps at half.
+        """
         return self.between.value + self.within.value / rows_per_group
 
     @property
