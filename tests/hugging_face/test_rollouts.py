@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import as_torchrun, on_ranks
+from refused import refused
 
 from noisescale.guard import NotMeasured
 from noisescale.hugging_face import rollouts
@@ -121,6 +122,20 @@ def test_rollouts_that_serve_several_steps_are_told() -> None:
     assert rollouts.news_of(settings()) == []
     assert "serve 2 steps" in rollouts.news_of(settings(num_iterations=2))[0]
     assert "serve 4 steps" in rollouts.news_of(settings(steps_per_generation=4))[0]
+
+
+def test_a_function_of_the_users_is_checked_at_once_and_shown() -> None:
+    from noisescale.hugging_face import NoiseScaleCallback
+
+    def prompt_of(inputs: Any) -> Any:
+        return inputs["prompt"]
+
+    assert "group_fn=" in repr(NoiseScaleCallback(group_fn=prompt_of))
+    assert NoiseScaleCallback(group_fn=prompt_of).state()["args"]["group_fn"].endswith("prompt_of")
+    with refused("group_fn", error=TypeError):
+        NoiseScaleCallback(group_fn=1)  # type: ignore[arg-type]
+    with refused("group_fn", requirement="be None with"):
+        NoiseScaleCallback(group_fn=prompt_of, small_batch="rank")
 
 
 # TRL itself

@@ -182,6 +182,16 @@ def test_bands_come_first_and_parameter_groups_last() -> None:
     assert all("[tokens]" in one for one in (next(iter(bands)), [*details][-1]))
 
 
+def test_the_levels_of_groups_of_rows_have_bands() -> None:
+    page = charts("completions", 0.95, levels=True, before="train/")
+
+    tags = [chart[1] for title, chart in page["Noise scale"].items() if "groups of rows" in title]
+    ends = ("", "_low", "_high")
+    assert tags == [
+        [f"train/noise_scale/{name}{end}" for end in ends] for name in ("between", "within")
+    ]
+
+
 def test_the_scheduler_has_a_chart_of_what_its_policy_estimates() -> None:
     (plain,), (with_band,) = (
         batch_size_charts(logged).values() for logged in ((), ("best", "best_low", "best_high"))
