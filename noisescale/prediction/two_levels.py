@@ -117,7 +117,8 @@ def _parts(p: Prediction, levels: Levels, words: Words) -> Iterator[Statement]:
         what = (
             f"{with_bounds(best, two_digits)} {words.rows} of each {words.group} at the costs"
             " given: √(cost of a group/cost of a row · within/between). It holds for up to twice"
-            f" the {words.rows} that were measured; with fewer, steps were up to 1.8 x the predicted"
+            f" the {words.rows} that were measured; with fewer, steps were up to 1.8 x those"
+            " predicted"
         )
         yield Statement(f"Best {words.rows}", what, best, basis="measured")
 
