@@ -103,7 +103,7 @@ def training(folder: Path) -> dict[str, Any]:
 
 
 ON_PAGES = "hugging-face measuring own-loop predicting pretraining sweeps time-to-result"
-ON_PAGES += " ways-of-training weights"
+ON_PAGES += " prompts-or-generations ways-of-training weights"
 
 
 @pytest.mark.parametrize("name", ["README", *(slow(f"docs/{name}") for name in ON_PAGES.split())])
@@ -111,6 +111,8 @@ def test_the_code_on_the_pages_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if "generations" in name:
+        pytest.importorskip("trl")
     blocks = code_of(page(f"{name}.md"))
     assert len(blocks) >= 1 + 2 * (name == "README")
     history = noisescale.History()

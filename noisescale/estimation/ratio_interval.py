@@ -80,7 +80,8 @@ class WeightedMeans(NamedTuple):
         low, high = 0.0, math.inf
         if freedom > LEAST_FREEDOM:
             quantile = float(stdtrit(freedom, 0.5 + confidence / 2))
-            low, high = fieller_interval(noise_trace, grad_sq_norm, self.covariance, quantile)
+            not_negative = max(noise_trace, 0.0)  # else the interval may be that of zero alone
+            low, high = fieller_interval(not_negative, grad_sq_norm, self.covariance, quantile)
         value = math.nan
         if grad_sq_norm > 0:
             value = min(max(noise_trace / grad_sq_norm, low), high)

@@ -93,6 +93,16 @@ def test_fieller_is_what_a_scan_over_ratios_accepts() -> None:
     assert min(kinds.values()) > 100
 
 
+def test_noise_that_reads_below_zero_has_an_upper_end() -> None:
+    """By chance it may read below by more than its error: zero alone would be too sure."""
+    known = WeightedMeans(-3.0, 1.0, 1.0, [0.01, 0.0, 1e-4], sq_weight=0.01, fourth_weight=1e-6)
+    found = known.ratio_interval(0.95)
+    assert (found.value, found.low) == (0.0, 0.0)
+    zero = known._replace(noise_trace=0.0).ratio_interval(0.95)
+    assert found.high == pytest.approx(zero.high)
+    assert found.high > 0.1
+
+
 @pytest.mark.parametrize("beyond", [1e-3, 1e-9, 1e-12, 1e-15, 0.0, -1e-15, -1e-12, -1e-9, -1e-3])
 def test_the_low_end_is_continuous_where_the_signal_differs_from_zero(beyond: float) -> None:
     """At A = 0 it is C/2B, here with S = 30, Q = t·√v_QQ = 0.2: B = 6, C = 884."""

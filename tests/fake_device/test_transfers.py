@@ -34,10 +34,14 @@ PROOF: Table = {
     **CONSTANTS,
 }
 """Of a cut: whether rows act on each other, and whether the training's own pass agrees."""
-GROUPS: Table = {(TO_DEVICE_LATER, "batches/row_groups.py"): 1}
+GROUPS: Table = {(TO_DEVICE_LATER, "batches/row_groups.py"): 2}
+"""In a pass with halves of whole groups, and in one with halves within each of them."""
 
 HALVES = {"first measured": PROOF, "measured": SIGNS}
-GROUPED = {"first measured": {**PROOF, **GROUPS}, "measured": {**SIGNS, **GROUPS}}
+GROUPED = {
+    "first measured": {**PROOF, (TO_DEVICE_LATER, "collectors/halves/row_pass.py"): 3, **GROUPS},
+    "measured": {(TO_DEVICE_LATER, "collectors/halves/row_pass.py"): 2, **GROUPS},
+}
 COORDINATES: Table = {(TO_DEVICE_LATER, "collectors/coordinates.py"): 1}
 """Where gradients are compared between steps."""
 COMPARED: Table = {**COORDINATES, **CONSTANTS}
