@@ -136,6 +136,7 @@ def train(
         return reached, {}
     meter.close()
     p = predict(folder or "")
+    p.history.loop = "trl"  # as there, advantages are centred
     assert p.levels is not None
     ratios = {
         f"{a} x {b}": dict(

@@ -21,13 +21,16 @@ class Levels:
     """The noise scale in two parts: between groups (prompts, images) and within (their rows).
 
     A step of P groups with n rows each has the noise scale b(n) = between + within/n, in groups.
+    At another n the noise within goes as 1/n, or as 1/(n - 1) if advantages are centred.
 
     Examples:
         >>> one = NoiseScale(6.0, 4.0, 8.0, 0.1, 0.6, steps=200, unit="groups")
         >>> other = NoiseScale(240.0, 180.0, 300.0, 0.1, 24.0, steps=200, unit="rows")
         >>> levels = Levels(one, other, Bounded(40.0, 25.0, 70.0), groups=16.0, rows_per_group=8.0)
-        >>> levels.noise_scale(8), levels.share_within
-        (36.0, Bounded(value=0.833, low=0.758, high=0.897))
+        >>> levels.noise_scale(8), levels.noise_scale(4), levels.noise_scale(4, centred=True)
+        (36.0, 66.0, 76.0)
+        >>> levels.share_within
+        Bounded(value=0.833, low=0.758, high=0.897)
     """
 
     between: NoiseScale
@@ -46,13 +49,27 @@ class Levels:
     still: float = 0.0
     """The share of groups whose rows have no gradient: those of one reward, for example."""
 
-    def noise_scale(self, rows_per_group: float) -> float:
+    def noise_scale(self, rows_per_group: float, *, centred: bool = False) -> float:
         """Return the noise scale in groups at n rows of each.
 
-        It holds for up to twice the rows that were measured. Where advantages are centred over a
-        group, fewer rows are noisier: a policy took up to 1.8 times the predicted steps at half.
+        Args:
+            rows_per_group: n.
+            centred: Whether rows have an advantage less the mean over their group, as in GRPO and
+                RLOO. The mean has noise of its own, so that the noise within goes as 1/(n - 1).
         """
-        return self.between.value + self.within.value / rows_per_group
+        times = rows_per_group / self.rows_per_group
+        within = self.within.value / self.rows_per_group
+        return self.between.value + within * self.remaining_noise(times, centred=centred)
+
+    def remaining_noise(self, times: float, *, centred: bool = False) -> float:
+        """Return the noise within at so many times the rows of a group, over that at n rows.
+
+        It is infinite if advantages are centred and there would be one row.
+        """
+        if not centred:
+            return 1 / times
+        others = times * self.rows_per_group - 1
+        return (self.rows_per_group - 1) / others if others > 0 else math.inf
 
     @property
     def bounds(self) -> dict[str, Bounded]:
@@ -98,15 +115,26 @@ class Levels:
         )
         return Bounded(value, low, high)
 
-    def best_rows_per_group(self, cost_per_group: float, cost_per_row: float) -> Bounded:
-        """Return √(c_p·within/(c_g·between)), the n of the least cost at equal noise; 1 at least.
+    def best_rows_per_group(
+        self, cost_per_group: float, cost_per_row: float, *, centred: bool = False
+    ) -> Bounded:
+        """Return the n of the least cost at equal noise, 1 at least.
+
+        It is √(c_p·within/(c_g·between)) where rows are independent. Where they have an advantage
+        less the mean over their group, it is 1 + √((c_p + c_g)·w/(c_g·between)) with w, the noise
+        within times n - 1. Without a cost of groups this is the n of the least noise at as many
+        rows a step.
 
         Args:
             cost_per_group: c_p, the cost of a group beside that of its rows, in any unit.
             cost_per_row: c_g, the cost of a row.
+            centred: See `noise_scale`.
         """
-        ends = (self.balance.value, self.balance.low, self.balance.high)
-        return Bounded(*(max(math.sqrt(cost_per_group / cost_per_row * x), 1.0) for x in ends))
+        n, costs = self.rows_per_group, cost_per_group / cost_per_row
+        ends = self.balance.value, self.balance.low, self.balance.high
+        if centred:
+            return Bounded(*(1 + math.sqrt((costs + 1) * x * (n - 1) / n) for x in ends))
+        return Bounded(*(max(math.sqrt(costs * x), 1.0) for x in ends))
 
 
 class LevelSteps(State):

@@ -157,7 +157,13 @@ class Prediction(Answer):
         """The rows of a group of the least cost at equal noise; None without levels or costs."""
         if self.levels is None or self.costs is None:
             return None
-        return self.levels.best_rows_per_group(*self.costs)
+        centred = self.has_centred_advantages
+        return self.levels.best_rows_per_group(*self.costs, centred=centred)
+
+    @property
+    def has_centred_advantages(self) -> bool:
+        """Whether rows are known to have an advantage less the mean over their group."""
+        return self.history.loop == "trl"
 
     @property
     def best_batch_size(self) -> Bounded:

@@ -68,6 +68,10 @@ def test_the_best_rows_of_a_group_by_costs() -> None:
     tried = np.linspace(1, 100, 10_000)
     best = tried[np.argmin((5 + tried) * (b + w / tried))]
     assert found.best_rows_per_group(5, 1).value == pytest.approx(best, rel=0.03)
+    tried = np.linspace(1.01, 100, 10_000)
+    of_others = w / found.rows_per_group * (found.rows_per_group - 1)
+    best = tried[np.argmin((5 + tried) * (b + of_others / (tried - 1)))]
+    assert found.best_rows_per_group(5, 1, centred=True).value == pytest.approx(best, rel=0.03)
     share = found.share_within
     assert share.value == pytest.approx(found.balance.value / (found.balance.value + ROWS))
     assert isinstance(share, Bounded)

@@ -50,6 +50,23 @@ def test_steps_are_those_of_the_noise_between_and_within() -> None:
     assert steps_at(p, levels, 2, 1).value == pytest.approx(p.position.steps(2 * B).value)
 
 
+def test_noise_within_centred_groups_goes_as_one_over_the_others() -> None:
+    """By brute force: see benchmarks/accuracy/two_levels.py."""
+    centred = run()
+    centred.loop = "trl"
+    p = predict(centred)
+    assert p.levels is not None
+
+    def noise(prompts: float, n: float) -> float:
+        return (BETWEEN + WITHIN / N * (N - 1) / (n - 1)) / prompts
+
+    for prompts, n in ((2, 1), (1, 2), (0.5, 2), (1, 0.5)):
+        expected = (1 + noise(PROMPTS * prompts, N * n)) / (1 + noise(PROMPTS, N))
+        assert steps_at(p, p.levels, prompts, n).value == pytest.approx(expected, rel=0.02)
+    assert p.levels.noise_scale(8, centred=True) == pytest.approx(noise(1, 8))
+    assert p.levels.noise_scale(1, centred=True) == math.inf
+
+
 def test_the_sentence_weighs_groups_against_rows() -> None:
     p = predict(run())
 
@@ -74,7 +91,8 @@ def test_the_words_are_those_of_trl() -> None:
     of_trl.loop = "trl"
     sentence, parts = said(predict(of_trl))
     assert "doubling the prompts" in sentence
-    assert "Completions beyond about 40" in sentence
+    best = 1 + math.sqrt(WITHIN * (N - 1) / N / BETWEEN)  # of n·(between + w/(n - 1))
+    assert f"As many completions have the least noise with about {best:.1f} (" in sentence
     assert parts[1].startswith("Noise scale within prompts: 200")
 
 
@@ -83,7 +101,7 @@ def test_costs_give_the_best_number_of_generations() -> None:
 
     assert p.best_rows_per_group is not None
     assert p.best_rows_per_group.value == pytest.approx(math.sqrt(10 * WITHIN / BETWEEN))
-    assert said(p)[1][2].startswith("Best rows: 20 (16 to 24) rows of each group at the costs")
+    assert said(p)[1][2].startswith("Best rows: 20 (16 to 24) rows of each group have the least")
     record = p.to_dict()["levels"]
     assert record["between"] == pytest.approx({"value": 5, "low": 5 / 1.5, "high": 7.5})
     assert record["best_rows_per_group"]["value"] == pytest.approx(20)

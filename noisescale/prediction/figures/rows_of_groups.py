@@ -10,10 +10,10 @@ import plotly.graph_objects as go
 
 from noisescale.prediction.decision import ratio_text
 from noisescale.prediction.statements import band_text
-from noisescale.prediction.two_levels import steps_at, words_of
+from noisescale.prediction.two_levels import best_split, steps_at, words_of
 from noisescale.report.colours import BANDS, BLACK, SERIES
 from noisescale.report.drawing import draw_area, figure, log_axis, size_axis, with_legend
-from noisescale.report.numbers import count, two_digits, with_bounds
+from noisescale.report.numbers import count
 
 if TYPE_CHECKING:
     from noisescale.prediction.prediction import Prediction
@@ -35,19 +35,19 @@ def rows_figure(p: Prediction) -> go.Figure:
     n = levels.rows_per_group
     own = levels.groups * n
     rows = [float(x) for x in np.geomspace(own / REACH, own * REACH, 49)]
-    curves = [[steps_at(p, levels, x / (own * factor), factor) for x in rows] for factor in FACTORS]
+    factors = [x for x in FACTORS if n * x > 1 or not p.has_centred_advantages]
+    curves = [[steps_at(p, levels, x / (own * factor), factor) for x in rows] for factor in factors]
     ends = [x for bands in curves for band in bands for x in (band.low, band.high)]
-    most = with_bounds(levels.balance, two_digits)
     of_groups, of_rows = steps_at(p, levels, 2, 1), steps_at(p, levels, 1, 2)
     drawn = figure(
         f"Twice the {words.rows}: likely {ratio_text(of_groups)} times the steps by more"
         f" {words.groups}, {ratio_text(of_rows)} by more {words.rows} of each",
         "Steps to the result of this run, divided by the run's. Areas: likely."
-        f" {words.rows.capitalize()} beyond about {most} a {words.group} waste them.",
+        f" {best_split(p, levels)}.",
         size_axis(f"{words.rows} a step", [own], rows[0], rows[-1]),
         log_axis("relative to this run", min(ends) / 1.2, max(ends) * 1.2),
     )
-    for factor, bands, colour, fill in zip(FACTORS, curves, SERIES, BANDS, strict=False):
+    for factor, bands, colour, fill in zip(factors, curves, SERIES, BANDS, strict=False):
         name = f"{n * factor:.3g} {words.rows} a {words.group}"
         outline = [(x, band.low) for x, band in zip(rows, bands, strict=True)]
         outline += [(x, band.high) for x, band in zip(rows[::-1], bands[::-1], strict=True)]
