@@ -116,9 +116,7 @@ def best_split(p: Prediction, levels: Levels) -> str:
     at_least_one = Bounded(*(max(x, 1.0) for x in (most.value, most.low, most.high)))
     said = with_bounds(at_least_one, two_digits)
     if most.high < n:
-        return (
-            f"More than about {said} {words.rows} of a {words.group} waste them: you take {n:.3g}"
-        )
+        return f"More than about {said} {words.rows} of a {words.group} waste them: you take {round(n, 1):g}"
     return f"{words.rows.capitalize()} beyond about {said} a {words.group} waste them"
 
 

@@ -48,7 +48,7 @@ def rows_figure(p: Prediction) -> go.Figure:
         log_axis("relative to this run", min(ends) / 1.2, max(ends) * 1.2),
     )
     for factor, bands, colour, fill in zip(factors, curves, SERIES, BANDS, strict=False):
-        name = f"{n * factor:.3g} {words.rows} a {words.group}"
+        name = f"{round(n * factor, 1):g} {words.rows} a {words.group}"
         outline = [(x, band.low) for x, band in zip(rows, bands, strict=True)]
         outline += [(x, band.high) for x, band in zip(rows[::-1], bands[::-1], strict=True)]
         style = {"fillcolor": fill, "legendgroup": name, "showlegend": False}
@@ -66,7 +66,7 @@ def rows_figure(p: Prediction) -> go.Figure:
     drawn.add_scatter(
         x=[own],
         y=[1.0],
-        name=f"this run: {count(round(levels.groups))} {words.groups} of {n:.3g}",
+        name=f"this run: {count(round(levels.groups))} {words.groups} of {round(n, 1):g}",
         mode="markers",
         marker={"symbol": "square-open", "size": 14, "color": BLACK, "line": {"width": 2}},
         hoverinfo="name",
