@@ -116,7 +116,8 @@ def best_split(p: Prediction, levels: Levels) -> str:
     at_least_one = Bounded(*(max(x, 1.0) for x in (most.value, most.low, most.high)))
     said = with_bounds(at_least_one, two_digits)
     if most.high < n:
-        return f"More than about {said} {words.rows} of a {words.group} waste them: you take {round(n, 1):g}"
+        taken = f"you take {round(n, 1):g}"
+        return f"More than about {said} {words.rows} of a {words.group} waste them: {taken}"
     return f"{words.rows.capitalize()} beyond about {said} a {words.group} waste them"
 
 
