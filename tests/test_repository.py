@@ -324,7 +324,8 @@ def test_benchmarks_run(script: str) -> None:
 
 SMOKE = ["cost/endurance", "cost/scheduler", "cost/whole_runs", "scheduling/adaptive"]
 SMOKE += [f"methods/{name}" for name in ("adasum", "carbs", "decentlam", "tune_prior")]
-SMOKE += ["scheduling/fixed_budget", "suite/run"]
+SMOKE += ["scheduling/fixed_budget", "suite/run", "accuracy/two_levels"]
+SMOKE += ["prediction/prompts_or_generations"]
 
 
 @pytest.mark.weekly
