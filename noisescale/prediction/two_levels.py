@@ -23,12 +23,11 @@ class Words(NamedTuple):
 
     group: str
     groups: str
-    row: str
     rows: str
 
 
-GROUPS = Words("group", "groups", "row", "rows")
-PROMPTS = Words("prompt", "prompts", "completion", "completions")
+GROUPS = Words("group", "groups", "rows")
+PROMPTS = Words("prompt", "prompts", "completions")
 
 
 def words_of(p: Prediction) -> Words:
@@ -55,30 +54,26 @@ def rows_are_known(p: Prediction) -> bool:
 def steps_at(p: Prediction, levels: Levels, groups: float, rows: float) -> Bounded:
     """Return the steps over the run's, at other numbers of groups and of rows of each.
 
-    With the critical batch size c in place of the noise scale, f the share within, and w what is
-    left of the noise within, it is c/B·((1 - f) + f·w)·P/P' for a step. w is n/n', or
-    (n - 1)/(n' - 1) if advantages are centred. The bounds are the likely ones of c and those of f:
-    the widest that both allow.
+    They are those of the batch size that has as much noise: with f the share within, and w what is
+    left of the noise within, B·(P'/P)/((1 - f) + f·w). w is n/n', or (n - 1)/(n' - 1) if advantages
+    are centred. The bounds are those of f and the likely ones of the critical batch size: the
+    widest that both allow.
 
     Args:
         p: The prediction.
         levels: Its levels.
         groups: P' over P.
-        rows: n' over n.
+        rows: n' over n; if advantages are centred n' is above 1.
     """
-    share, left = (
-        levels.share_within,
-        levels.remaining_noise(rows, centred=p.has_centred_advantages),
-    )
+    left = levels.remaining_noise(rows, centred=p.has_centred_advantages)
+    share, position = levels.share_within, p.position
 
-    def ratio(f: float, noise: float) -> float:
-        of_noise = ((1 - f) + f * left) / groups
-        return of_noise if math.isinf(noise) else (1 + noise * of_noise) / (1 + noise)
+    def steps(f: float, critical: Bounded | None = None) -> Bounded:
+        return position.steps(position.batch_size * groups / ((1 - f) + f * left), critical)
 
-    likely, own = p.position.likely, p.position.batch_size
-    middle = p.critical_or_least if not p.position.resolved else p.position.critical.value
-    ends = [ratio(f, c / own) for f in (share.low, share.high) for c in (likely.low, likely.high)]
-    return Bounded(ratio(share.value, middle / own), min(ends), max(ends))
+    ends = [steps(f, position.likely) for f in (share.low, share.high)]
+    value = steps(share.value).value
+    return Bounded(value, min(x.low for x in ends), max(x.high for x in ends))
 
 
 def two_levels(p: Prediction) -> Iterator[Statement]:
@@ -111,7 +106,7 @@ def best_split(p: Prediction, levels: Levels) -> str:
     words, n = words_of(p), levels.rows_per_group
     if p.has_centred_advantages:
         least = with_bounds(levels.best_rows_per_group(0, 1, centred=True), two_digits)
-        return f"As many {words.rows} have the least noise with about {least} of each {words.group}"
+        return f"For as many {words.rows} a step about {least} of each {words.group} are best"
     most = levels.balance
     at_least_one = Bounded(*(max(x, 1.0) for x in (most.value, most.low, most.high)))
     said = with_bounds(at_least_one, two_digits)
@@ -138,4 +133,4 @@ def _parts(p: Prediction, levels: Levels, words: Words) -> Iterator[Statement]:
 def _reason_why_not(levels: Levels, words: Words) -> str:
     if not levels.within.resolved:
         return f"the noise within {words.groups} is not resolved. Measure more steps"
-    return f"the noise between {words.groups} is not told from zero. Measure more steps"
+    return f"the noise between {words.groups} cannot be distinguished from zero. Measure more steps"

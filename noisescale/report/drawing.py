@@ -14,6 +14,7 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
+from noisescale.bounded import Bounded
 from noisescale.report.colours import BAND, BLACK, FAINT, GREY, GRID, PAGE
 from noisescale.report.document import Figure
 from noisescale.report.numbers import count
@@ -226,6 +227,15 @@ def draw_area(drawn: go.Figure, name: str, outline: Iterable[Point], **style: An
     """Fill a polygon, or several that points of None separate."""
     style = {"line": {"width": 0}, "fillcolor": BAND, "hoverinfo": "skip"} | style
     drawn.add_scatter(name=name, mode="lines", fill="toself", **coordinates(outline), **style)
+
+
+def draw_band(
+    drawn: go.Figure, name: str, xs: Sequence[float], bands: Sequence[Bounded], **style: Any
+) -> None:
+    """Fill what is between the lower and the upper bounds at each x."""
+    low = [(x, band.low) for x, band in zip(xs, bands, strict=True)]
+    high = [(x, band.high) for x, band in zip(xs, bands, strict=True)]
+    draw_area(drawn, name, [*low, *reversed(high)], **style)
 
 
 def draw_bounds(

@@ -92,7 +92,7 @@ def test_the_words_are_those_of_trl() -> None:
     sentence, parts = said(predict(of_trl))
     assert "doubling the prompts" in sentence
     best = 1 + math.sqrt(WITHIN * (N - 1) / N / BETWEEN)  # of n·(between + w/(n - 1))
-    assert f"As many completions have the least noise with about {best:.1f} (" in sentence
+    assert f"For as many completions a step about {best:.1f} (" in sentence
     assert parts[1].startswith("Noise scale within prompts: 200")
 
 
@@ -132,7 +132,9 @@ def test_costs_are_given_together_and_positive() -> None:
 def test_what_is_not_known_is_said_so() -> None:
     nan = math.nan
     sentence, _ = said(predict(run(balance=nan, balance_low=3.0, balance_high=nan)))
-    assert sentence.startswith("not known yet: the noise between groups is not told from zero")
+    assert sentence.startswith(
+        "not known yet: the noise between groups cannot be distinguished from zero"
+    )
     without = dict.fromkeys(("groups", "between", "within", "balance"), nan)
     p = predict(run(**without))
     assert p.levels is None

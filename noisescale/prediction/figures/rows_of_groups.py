@@ -12,7 +12,7 @@ from noisescale.prediction.decision import ratio_text
 from noisescale.prediction.statements import band_text
 from noisescale.prediction.two_levels import best_split, steps_at, words_of
 from noisescale.report.colours import BANDS, BLACK, SERIES
-from noisescale.report.drawing import draw_area, figure, log_axis, size_axis, with_legend
+from noisescale.report.drawing import draw_band, figure, log_axis, size_axis, with_legend
 from noisescale.report.numbers import count
 
 if TYPE_CHECKING:
@@ -49,10 +49,8 @@ def rows_figure(p: Prediction) -> go.Figure:
     )
     for factor, bands, colour, fill in zip(factors, curves, SERIES, BANDS, strict=False):
         name = f"{round(n * factor, 1):g} {words.rows} a {words.group}"
-        outline = [(x, band.low) for x, band in zip(rows, bands, strict=True)]
-        outline += [(x, band.high) for x, band in zip(rows[::-1], bands[::-1], strict=True)]
         style = {"fillcolor": fill, "legendgroup": name, "showlegend": False}
-        draw_area(drawn, f"{name}: likely", outline, **style)
+        draw_band(drawn, f"{name}: likely", rows, bands, **style)
         drawn.add_scatter(
             x=rows,
             y=[band.value for band in bands],

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
@@ -15,7 +15,7 @@ from noisescale.prediction.decision import ratio_text
 from noisescale.prediction.position import Position
 from noisescale.prediction.statements import band_text
 from noisescale.report.colours import BANDS, BLACK, BLUE, GREY, VERMILLION
-from noisescale.report.drawing import draw_area, figure, log_axis, size_axis, with_legend
+from noisescale.report.drawing import draw_band, figure, log_axis, size_axis, with_legend
 from noisescale.report.numbers import count, two_digits
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ def savings_figure(p: Prediction) -> go.Figure:
     for name, of, colour, fill in curves:
         bands, likely = [of(x) for x in sizes], [of(x, position.likely) for x in sizes]
         style = {"fillcolor": fill, "legendgroup": name, "showlegend": not position.resolved}
-        _draw_band(drawn, f"{name}: between the bounds", sizes, bands, style)
+        draw_band(drawn, f"{name}: between the bounds", sizes, bands, **style)
         if position.resolved:
-            _draw_band(drawn, f"{name}: likely", sizes, likely, style)
+            draw_band(drawn, f"{name}: likely", sizes, likely, **style)
             drawn.add_scatter(
                 x=sizes,
                 y=[band.value for band in bands],
@@ -81,14 +81,6 @@ def savings_figure(p: Prediction) -> go.Figure:
             line={"color": GREY, "width": 1.5, "dash": dash},
         )  # fmt: skip
     return with_legend(drawn)
-
-
-def _draw_band(
-    drawn: go.Figure, name: str, sizes: list[float], bands: list[Bounded], style: dict[str, Any]
-) -> None:
-    edge = [(x, band.low) for x, band in zip(sizes, bands, strict=True)]
-    edge += [(x, band.high) for x, band in zip(sizes[::-1], bands[::-1], strict=True)]
-    draw_area(drawn, name, edge, **style)
 
 
 def _marks(p: Prediction) -> list[tuple[float, str, str]]:
