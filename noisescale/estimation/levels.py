@@ -163,6 +163,7 @@ class LevelSteps(State):
         shares: tuple[float, float, float],
         weight: float,
         step: int,
+        learning_rate: float = math.nan,
     ) -> None:
         """Add one step. The first one only sets the level of |g|².
 
@@ -174,6 +175,7 @@ class LevelSteps(State):
                 without a gradient.
             weight: The global batch size of the step.
             step: Optimizer steps of the run up to this one.
+            learning_rate: The step's; NaN if it is not known.
         """
         of_rows, of_groups, still = shares
         level = self._level.divisor(whole, weight)
@@ -193,20 +195,22 @@ class LevelSteps(State):
             (self._within, GradientMoments(signal, within)),
             (self._balance, GradientMoments(between, within)),
         ):
-            steps.add_relative(moments, weight, step)
+            steps.add_relative(moments, weight, step, learning_rate=learning_rate)
 
-    def estimate(self, step: int) -> Levels | None:
+    def estimate(self, step: int, learning_rate: float = math.nan) -> Levels | None:
         """Return the levels now; None before two measured steps.
 
         Args:
             step: Optimizer steps of the run up to now.
+            learning_rate: That of now. If it has fallen, |G|² has, too, and both noise scales have
+                wider intervals. Their balance does not depend on |G|².
         """
         if len(self._between) < 2:
             return None
         balance = self._balance.estimate(step)
         return Levels(
-            self._between.estimate(step),
-            self._within.estimate(step),
+            self._between.estimate(step, learning_rate=learning_rate),
+            self._within.estimate(step, learning_rate=learning_rate),
             Bounded(balance.value, balance.low, balance.high),
             self._groups,
             self._rows / self._groups,

@@ -156,11 +156,16 @@ class RecentSteps(State):
             self._append(relative, weight, level, learning_rate)
 
     def add_relative(
-        self, relative: GradientMoments, weight: float, step: int | None = None
+        self,
+        relative: GradientMoments,
+        weight: float,
+        step: int | None = None,
+        *,
+        learning_rate: float = math.nan,
     ) -> None:
         """Add one step whose moments are relative to a level already."""
         self.last_step = self.last_step + 1 if step is None else step
-        self._append(relative, weight, 1.0, math.nan)
+        self._append(relative, weight, 1.0, learning_rate)
 
     def _append(
         self, relative: GradientMoments, weight: float, level: float, learning_rate: float

@@ -122,7 +122,9 @@ class Estimates(State):
             shares = levels.row_share, levels.group_share, levels.still
             variance = whole.noise_trace / norms.big_batch
             of_rows = levels.noise_within
-            self.levels.update(whole, variance, of_rows, shares, norms.examples, self.step)
+            self.levels.update(
+                whole, variance, of_rows, shares, norms.examples, self.step, learning_rate
+            )
         return taken
 
     def update(

@@ -210,7 +210,7 @@ class Meter:
         None if no groups were given, or the rows of one group act on each other.
         """
         self._settle()
-        return self._estimates.levels.estimate(self.steps)
+        return self._estimates.levels.estimate(self.steps, self._learning_rate())
 
     @property
     def extra(self) -> Collection[ExtraMeasurement]:

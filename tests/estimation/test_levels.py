@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ PROMPTS, ROWS = 16, 4
 BETWEEN, WITHIN = 6.0, 240.0
 
 
-def measured(steps: int, seed: int = 0) -> LevelSteps:
-    """Steps of known levels at a |G|² that falls, with errors of a fifth."""
-    rng, levels = np.random.default_rng(seed), LevelSteps(10**6)
+def measured(steps: int, seed: int = 0, window: Any = 10**6) -> LevelSteps:
+    """Steps of known levels at a |G|² that falls, with errors of a fifth, at a rate of 0.1."""
+    rng, levels = np.random.default_rng(seed), LevelSteps(window)
     for step in range(1, steps + 1):
         signal = 3.0 / step * (1 + 0.1 * rng.standard_normal())
         of_groups, of_rows = (
@@ -23,7 +24,7 @@ def measured(steps: int, seed: int = 0) -> LevelSteps:
         variance = of_groups / PROMPTS + of_rows / (PROMPTS * ROWS)
         whole = GradientMoments(signal, variance * PROMPTS * ROWS)
         shares = 1 / (PROMPTS * ROWS), 1 / PROMPTS, 0.25
-        levels.update(whole, variance, of_rows, shares, PROMPTS * ROWS, step)
+        levels.update(whole, variance, of_rows, shares, PROMPTS * ROWS, step, 0.1)
     return levels
 
 
@@ -44,6 +45,17 @@ def test_the_state_goes_on_where_it_was() -> None:
     assert second.estimate(0) is None
     second.load_state_dict(first.state_dict())
     assert second.estimate(30) == first.estimate(30)
+
+
+def test_where_the_rate_has_fallen_both_are_less_sure_and_their_balance_is_not() -> None:
+    levels = measured(200, window="auto")
+    before, after = levels.estimate(200, 0.1), levels.estimate(200, 0.01)
+    assert before is not None
+    assert after is not None
+    for name in ("between", "within"):
+        assert after.bounds[name].high > 1.5 * before.bounds[name].high
+        assert after.bounds[name].low < before.bounds[name].low / 1.5
+    assert after.balance == before.balance
 
 
 def test_columns_are_read_back() -> None:
