@@ -192,9 +192,10 @@ def run_the_code_on_troubleshooting() -> None:
     model.no_sync = nullcontext
     meter = noisescale.NoiseScaleMeter(model)
     batches = [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(2)]
+    exec(code_of(page("docs/own-loop.md"))[1], names)  # to which troubleshooting links
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(4):
-        model.zero_grad()
-        names["window"](model, meter, batches, nn.MSELoss())
+        names["one_step"](model, optimizer, meter, batches, nn.MSELoss())
     assert (meter.measured_steps, meter.accumulation) == (4, 2)
 
 
