@@ -71,7 +71,7 @@ def tensorboard_command(logs: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=4, help="examples a process")
     parser.add_argument("--schedule", action="store_true", help="let the batch size follow")
     parser.add_argument("--logs", type=Path, default=Path("lightning_logs"))
