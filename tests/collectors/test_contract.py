@@ -518,7 +518,7 @@ def test_gradients_and_random_numbers_are_bitwise_those_without(way: str) -> Non
         assert len(one.equal_gradients) > STEPS
         assert all(one.equal_gradients)
         before, during, after = one.hooks
-        assert during != before
+        assert during != before, "`hooks_of` sees none of this collector's hooks"
         assert after == before
 
 
