@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every way of training that a collector is for, and a model that stands still in all of them."""
+"""The ways of training of the contract of collectors, and a model that stands still in all of them.
+
+DeepSpeed, tensor parallelism and gradients that nobody averages have test files of their own.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -47,8 +47,10 @@ class Collector(HookErrors, State, ABC):
 
     All norms are captured as autograd made them: with the divisor and the loss scale of the losses.
     The meter takes both out. A subclass for a way of training implements the abstract methods, and
-    overrides the defaults that do not fit it. Its state is what the first steps learned about the
-    model, so that they need not be repeated.
+    overrides the defaults that do not fit it. In a measured step the meter calls `expect` and
+    `before_backward` at each pass, then `small_sq_norms`, `big_sq_norms`, `layout`, `reset`. Hooks
+    are under `keeps_errors`, and put what came into `_average.came`. The state is what the first
+    steps learned about the model. The class's name without "Collector" is `way` in the run's log.
 
     Args:
         norms: The parameters measured, and the entries that their norms are summed up in.

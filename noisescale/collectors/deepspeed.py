@@ -47,12 +47,6 @@ def innermost(optimizer: Any) -> Any:
     return optimizer
 
 
-def wrapped_module(engine: Any) -> nn.Module:
-    """Return the module that an engine trains."""
-    module: nn.Module = engine.module
-    return module
-
-
 def stepped_parameters(engine: Any) -> set[int]:
     """Return the ids of the parameters that the engine's optimizer steps, and averages."""
     optimizer = engine.optimizer

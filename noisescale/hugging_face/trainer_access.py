@@ -17,7 +17,6 @@ import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 from transformers import (
     DefaultFlowCallback,
@@ -35,9 +34,8 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.utils.logging import get_logger
 
 from noisescale.batches import batch_counter
-from noisescale.collectors.deepspeed import is_deepspeed, wrapped_module
 from noisescale.guard import Guard, NotMeasured
-from noisescale.meter.choosing import unwrap
+from noisescale.meter.choosing import module_in, unwrap
 
 _Found = TypeVar("_Found")
 
@@ -61,12 +59,7 @@ def on_first_training_pass(
     """
 
     def on_forward(module: nn.Module, _: Any) -> None:
-        inner = unwrap(module)
-        if isinstance(inner, DistributedDataParallel):
-            inner = unwrap(inner.module)
-        elif is_deepspeed(inner):
-            inner = unwrap(wrapped_module(inner))
-        if inner is unwrap(model) and trains(module):
+        if unwrap(module_in(unwrap(module))) is unwrap(model) and trains(module):
             handle.remove()
             callback(module)
 

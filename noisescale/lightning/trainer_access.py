@@ -26,7 +26,8 @@ from noisescale.batches.batch_size import Count, examples_in, examples_of_loader
 from noisescale.guard import NotMeasured
 from noisescale.refusal import Refusal
 
-# Whichever package is imported last takes over the logger of both. Ours is not to decide that.
+# Whichever package is imported last takes over the logger of both. Ours is not to decide that if
+# one has been imported. If none has, `rank_zero.log` is its own logger, which shows no information.
 _logger = getattr(rank_zero, "log", None)
 
 import pytorch_lightning as pl  # noqa: E402 - after the look at the logger, as all below
@@ -73,7 +74,7 @@ else:
     MLFLOW_LOGGERS = _in_all_packages(".loggers", "MLFlowLogger")
     DUMMY_LOGGERS = _in_all_packages(".loggers.logger", "DummyLogger")
 
-if _logger is not None:
+if _logger is not None and _logger.name != rank_zero.__name__:
     rank_zero.log = _logger
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,6 @@ from noisescale.collectors.deepspeed import (
     check_engine,
     is_deepspeed,
     stepped_parameters,
-    wrapped_module,
 )
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.groups import Groups, groups_of
@@ -231,6 +231,12 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
+def module_in(model: nn.Module) -> nn.Module:
+    """Return the user's module in what `unwrap` returned: in DDP, in DeepSpeed's engine."""
+    wraps = isinstance(model, DistributedDataParallel) or is_deepspeed(model)
+    return cast(nn.Module, model.module) if wraps else model
+
+
 def _refuse_unaveraged(options: MeterOptions, *, sharded: bool) -> None:
     if options.small_batch not in ("auto", "rank") or options.extra or sharded:
         kind = "sharded" if sharded else "whole"
@@ -312,10 +318,11 @@ def _trained_parameters(
     ignored: Collection[str] = ()
     among = None if only is None else {id(p) for p in only}
     if isinstance(model, DistributedDataParallel):
-        ignored, model = model.parameters_to_ignore, model.module
+        ignored = model.parameters_to_ignore
     elif is_deepspeed(model):
         stepped = stepped_parameters(model)
-        among, model = stepped if among is None else stepped & among, wrapped_module(model)
+        among = stepped if among is None else stepped & among
+    model = module_in(model)
     named = fsdp1.named_parameters if is_fsdp1(model) else nn.Module.named_parameters
     return [
         (name.replace("_orig_mod.", ""), p)

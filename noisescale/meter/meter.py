@@ -34,6 +34,7 @@ from noisescale.meter.capture import STEPS_LOST, BackwardPass, StepCapture
 from noisescale.meter.choosing import (
     choose_collector,
     is_sharded,
+    module_in,
     nothing_to_capture,
     several_gradients_a_step,
     unwrap,
@@ -137,8 +138,7 @@ class Meter:
             self._engine_steps.close()
         in_model = None  # FSDP exchanges whole parameters and their shards
         if not is_sharded(wrapper):
-            inner: Any = wrapper if ddp is None and self.engine is None else wrapper.module
-            in_model = InModel(inner, norms.names, norms.parameters)
+            in_model = InModel(module_in(wrapper), norms.names, norms.parameters)
         self._options = options
         self._capture = StepCapture(collector, ddp, grad_scaler, in_model)
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)

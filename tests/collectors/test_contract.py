@@ -120,7 +120,7 @@ CASES = {
 
 
 FIRST = ("micro-batches", "halves", "DDP", "FSDP2", "FSDP1")
-"""The first way of each collector: accidents and resumed runs of the others are slow."""
+"""The first way of each collector, a new one's too: those of other ways are slow tests."""
 
 
 def cases_of(name: str, *, quick: bool) -> list[str]:
@@ -320,7 +320,7 @@ def neutral(way: Way) -> tuple[list[bool], list[list[str]]]:
 
 
 def hooks_of(model: nn.Module) -> list[str]:
-    """Everything that looks at a model, by name."""
+    """Everything that stays on a model, by name: add where a new collector hangs its hooks."""
     found = [f"module {key}" for key in torch_modules._global_forward_hooks]
     found += [f"module {key}" for key in torch_modules._global_forward_pre_hooks]
     found += ["retain_grad"] * ("retain_grad" in vars(Tensor))
@@ -518,7 +518,7 @@ def test_gradients_and_random_numbers_are_bitwise_those_without(way: str) -> Non
         assert len(one.equal_gradients) > STEPS
         assert all(one.equal_gradients)
         before, during, after = one.hooks
-        assert during != before
+        assert during != before, "`hooks_of` sees none of this collector's hooks"
         assert after == before
 
 

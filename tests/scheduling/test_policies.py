@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from refused import refused
 
-from noisescale import NoiseScale, Plan, Tradeoff
+import noisescale
+from noisescale import BatchSizeController, NoiseScale, Plan, Tradeoff
 from noisescale.plan import Bounds
 from noisescale.scheduling import (
     DoublingRule,
@@ -233,11 +234,13 @@ def test_words_that_are_no_schedule_are_refused(words: str) -> None:
     assert '"0:64 500k:128 2M:256"' in str(error.value)
 
 
-def test_each_policy_that_has_a_name_is_typed_and_on_its_page() -> None:
+def test_each_policy_that_has_a_name_is_typed_on_its_page_and_in_docstrings() -> None:
     typed = {
         name for one in get_args(PolicyLike) for name in get_args(one) if isinstance(name, str)
     }
     page = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text()
+    callback = Path(noisescale.__file__).parent / "lightning/scheduler/batch_size_scheduler.py"
+    places = [page, callback.read_text(), BatchSizeController.__doc__ or ""]
 
     assert typed == {*_NAMED}
-    assert [name for name in _NAMED if f"`{name}`" not in page and f'"{name}"' not in page] == []
+    assert [name for name in _NAMED for text in places if f'"{name}"' not in text] == []

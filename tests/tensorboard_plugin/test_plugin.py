@@ -98,8 +98,6 @@ def test_runs_with_the_monitor_are_listed_with_their_monitors_and_optimizers(
 def test_a_run_is_answered_with_what_the_package_predicts(
     logs: Path, plugin: "NoiseScalePlugin"
 ) -> None:
-    from noisescale.prediction.figures import FIGURES
-
     answer = got(plugin, "/prediction", run="one", price=2)
 
     expected = predict(read_run(logs / "one"), price_per_device_hour=2)
@@ -108,7 +106,7 @@ def test_a_run_is_answered_with_what_the_package_predicts(
     assert answer["summary"]["headings"] == ["batch size", "steps", "examples", "time"]
     assert answer["next"] == list(document.next)
     assert answer["answers"] == json.loads(json.dumps(finite(list(map(asdict, document.answers)))))
-    assert [figure["id"] for figure in answer["figures"]] == [x for x in FIGURES if x != "rows"]
+    assert [figure["id"] for figure in answer["figures"]] == [x.id for x in document.figures()]
     assert answer["figures"][2]["finding"].startswith("Batch size ")
     assert "cost" in answer["tables"][0]["headings"]
     assert answer["assumptions"] == list(expected.assumptions)

@@ -39,7 +39,10 @@ FIGURES: Mapping[str, tuple[str, Callable[[Prediction], go.Figure]]] = MappingPr
         "speed-up": ("What more devices buy", speed_up_figure),
     }
 )
-"""The heading of each figure and what draws it, by its id for anchors."""
+"""The heading of each figure and what draws it, by its id for anchors.
+
+The page shows the first two that a run has, and folds the others up. The tab shows all of them.
+"""
 
 
 def figures_of(p: Prediction) -> list[Figure]:
