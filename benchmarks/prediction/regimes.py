@@ -49,7 +49,7 @@ from noisescale.tradeoff.tradeoff import Floats
 
 Array = NDArray[np.float64]
 
-DATA = Path(os.environ.get("NOISESCALE_DATA", Path(__file__).parent.parent / "data"))
+DATA = Path(os.environ.get("NOISESCALE_DATA", Path(__file__).resolve().parents[2] / "data"))
 LOWEST_OF_ALL, LOWEST = 0.93, 0.9
 CHUNK = 10
 CRITICAL = 1000.0
@@ -188,7 +188,7 @@ def published() -> dict[str, dict[float, list[float]]]:
         for line in csv.DictReader(file):
             sweep = found.setdefault(f"Zhang et al., {line['model']}", {})
             sweep[float(line["batch_size_sequences"])] = [float(line["steps_in_fit"])]
-    for name in ("prediction", "adaptive"):
+    for name in ("prediction/single_runs", "scheduling/adaptive"):
         medians: dict[tuple[str, float], float] = {}
         for row in saved_rows(name):
             if row.get("kind") != "sweep" or not row["steps"]:
