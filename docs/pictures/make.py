@@ -106,11 +106,10 @@ def make():
 
 
 ALONE = """() => {
-  const figure = document.querySelector("figure:has(#noise-scale)");
-  const table = document.querySelector("main > .scroll");
-  document.querySelector("main").replaceChildren(figure, table);
+  const parts = ["h1", ".lead", "main > .scroll", "figure:has(#noise-scale)"];
+  document.querySelector("main").replaceChildren(...parts.map(p => document.querySelector(p)));
 }"""
-"""Leave the noise scale along the run and the batch sizes below it."""
+"""Leave the verdict, the batch sizes, and the noise scale along the run."""
 
 
 def main() -> None:
