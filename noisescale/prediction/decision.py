@@ -229,9 +229,7 @@ def _next_steps(p: Prediction, verdict: Verdict, size: int) -> Sequence[str]:
         found.append(_how_to_resolve(p, run))
     rate = learning_rate_at(p, verdict, size)
     if rate is not None and verdict != "keep_or_larger":
-        found.append(
-            f"the learning rate at {count(rate.batch_size)}, by each rule:\n  {rate.command}"
-        )
+        found.append(f"the learning rate at {count(rate.batch_size)}:\n  {rate.command}")
     if p.fastest_timed is None and verdict not in ("smaller", "unknown"):
         found.append(_how_to_time(p, run))
     return [f"{'And' if k else 'Next'}: {what}" for k, what in enumerate(found)]

@@ -14,7 +14,7 @@ from noisescale.history.metric_names import ROOT
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.prediction.position import Verdict
 from noisescale.report.document import Statement
-from noisescale.report.numbers import count, two_digits, with_bounds
+from noisescale.report.numbers import count, two_digits
 from noisescale.report.records import fields_of
 from noisescale.tradeoff.learning_rate_rules import Advice, Kind, advise
 
@@ -44,8 +44,10 @@ class LearningRate:
     """The command that says more: other rules and other settings."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return batch size, factor, rule, whether it was swept, reason and command."""
-        advice = fields_of(self.advice, "factor", "swept", "why") | {"rule": self.advice.rule.name}
+        """Return batch size, factor, rule, whether it was swept, its error, reason and command."""
+        advice = fields_of(self.advice, "factor", "swept", "error", "why") | {
+            "rule": self.advice.rule.name
+        }
         return fields_of(self, "batch_size", "command") | advice
 
 
@@ -81,7 +83,8 @@ def state_learning_rate(p: Prediction) -> Iterator[Statement]:
     at = f"x yours at {count(found.batch_size)}"
     rule = advice.rule.name
     if advice.swept and mix is not None:
-        said = f"{with_bounds(advice.factor, two_digits)} {at} ({mix.kind.title}, {rule})"
+        off = f": {two_digits(advice.error)} x off on held-out sweeps" if advice.error else ""
+        said = f"{value} {at} ({mix.kind.title}, {rule}{off})"
     else:
         why = "the optimizer was not recorded"
         if mix is not None:

@@ -43,7 +43,7 @@ def as_dict(p: Prediction) -> dict[str, Any]:
       with its bounds, and whether it is of the run's end |
     | `decisions` | the same by the number of the optimizer, or why there is none |
     | `learning_rate` | at the batch size that the decision names: batch size, factor on the old \
-      rate, rule, whether it was swept, reason, command; None if it names none |
+      rate, rule, whether it was swept, the factor it was off by, reason, command; or None |
     | `recommended` | the row of the decision's batch size on the run's devices |
     | `on_more_devices` | one of `rows`: the most devices that pay off by the values alone, see \
       its `basis`; None if none do |

@@ -204,12 +204,21 @@ BEST_ABOVE: dict[Kind, tuple[str, str]] = {
 What was off is the median factor between a rule's rate and the best one, at most 16 x away.
 """
 
-HELD_OUT: dict[Kind, str] = {
-    "sgd": "On held-out sweeps the gain was 1.70 x off, and 2 of 6 trainings at its rate diverged.",
-    "adam": "On held-out sweeps, to larger batches, the square root of the gain was 1.44 x off and"
-    " the square root 1.33 x.",
+HELD_OUT: dict[Kind, dict[str, float]] = {
+    "sgd": {"gain": 1.70},
+    "adam": {"square root of the gain": 1.44, "square root": 1.33},
 }
-"""How far off rules were on sweeps that had no part in choosing them."""
+"""The factor that rules were off by, to larger batches, on sweeps with no part in their choice."""
+
+
+def _errors_of(kind: Kind | None) -> str:
+    """Say how far off the rules for an optimizer were on held-out sweeps."""
+    if kind is None or kind not in HELD_OUT:
+        return "No rule for this optimizer was held against other sweeps."
+    off = " and ".join(f"the {name} was {x:.2f} x off" for name, x in HELD_OUT[kind].items())
+    diverged = ", and 2 of 6 trainings at its rate diverged" * (kind == "sgd")
+    return f"On held-out sweeps, to larger batches, {off}{diverged}."
+
 
 LEAST_BETA2, SHORTEST_BETA2 = 0.9, 0.95
 """A public run whose beta2 was scaled below the first had spikes; the second is the floor."""
@@ -233,6 +242,8 @@ class Advice(NamedTuple):
     safe: all rules lie in it, and the square root is its middle."""
     why: str
     """The reason, in sentences."""
+    error: float | None = None
+    """The factor that the rule was off by on held-out sweeps; None if there were none."""
 
 
 def is_below(larger: float, scale: Bounded) -> bool | None:
@@ -274,8 +285,9 @@ def advise(
     if kind is not None and below is not None and kind in best:
         name, said = best[kind]
         why = f"For this optimizer, {'up to' if below else 'beyond'} the noise scale, it was {said}"
-        why = f"{why}, in sample. {HELD_OUT.get(kind, 'No sweep was held out.')}"
-        return Advice(named[name], factor_by(named[name], old, new, scale), True, why)
+        why = f"{why}, in sample. {_errors_of(kind)}"
+        error = HELD_OUT.get(kind, {}).get(name) if new > old else None
+        return Advice(named[name], factor_by(named[name], old, new, scale), True, why, error)
     if kind is None:
         why = "The optimizer is not known, or of no kind that was swept"
     elif below is not None:
@@ -287,8 +299,7 @@ def advise(
     k = new / old
     ends = f"{min(k, 1):.3g} to {max(k, 1):.3g} x"
     why += f". All rules lie in the safe range, {ends}, and the square root is its middle."
-    if kind in HELD_OUT:
-        why += f" {HELD_OUT[kind]}"
+    why += f" {_errors_of(kind)}" * (kind in HELD_OUT)
     if not has_run:
         why += " A run with a monitor, or a noise scale, would narrow it."
     return Advice(named["square root"], Bounded(math.sqrt(k), min(1.0, k), max(1.0, k)), False, why)

@@ -33,10 +33,10 @@ def line_of(p: Prediction) -> str | None:
     ("kind", "noise_scale", "line"),
     [
         # (1 + 300/64)/(1 + 300/128) = 1.70
-        (SGD, 300.0, "1.7 x yours at 128 (SGD, gain)"),
-        # (1 + 3/64)/(1 + 3/16) = 0.88, and so at 2.4 and 3.75
-        (SGD, 3.0, "0.88 (0.86 to 0.90) x yours at 16 (SGD, gain)"),
-        (ADAM, 300.0, "1.4 x yours at 128 (Adam and its variants, square root)"),
+        (SGD, 300.0, "1.7 x yours at 128 (SGD, gain: 1.7 x off on held-out sweeps)"),
+        # (1 + 3/64)/(1 + 3/16) = 0.88
+        (SGD, 3.0, "0.88 x yours at 16 (SGD, gain)"),
+        (ADAM, 300.0, "1.4 x yours at 128 (Adam and its variants, square root: 1.3 x off on"),
         (*(LION, 300.0, "1.0 to 2.0 x yours at 128, first 1.4 x (square root: no rule was"),),
         (None, 3.0, "0.25 to 1.0 x yours at 16, first 0.50 x (square root: the optimizer was not"),
         (SGD, 100.0, None),
@@ -68,6 +68,7 @@ def test_json_has_it_as_a_number_or_none() -> None:
     found = of(ADAM, noise_scale=300.0).to_dict()["learning_rate"]
 
     assert (found["batch_size"], found["rule"], found["swept"]) == (128, "square root", True)
+    assert found["error"] == 1.33
     assert found["factor"] == pytest.approx(dict.fromkeys(("value", "low", "high"), math.sqrt(2)))
     assert of(ADAM, noise_scale=30.0).to_dict()["learning_rate"] is None
 

@@ -108,7 +108,7 @@ def test_where_no_rule_was_swept_the_answer_is_a_safe_range(
 def test_an_answer_says_how_far_off_its_rules_were() -> None:
     adam, sgd = (" ".join(asked(256, optimizer=kind).to_text().split()) for kind in ("adam", "sgd"))
 
-    assert "square root of the gain was 1.44 x off and the square root 1.33 x" in adam
+    assert "square root of the gain was 1.44 x off and the square root was 1.33 x off" in adam
     assert "the gain was 1.70 x off, and 2 of 6 trainings at its rate diverged" in sgd
 
 
