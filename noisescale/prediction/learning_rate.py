@@ -84,7 +84,8 @@ def state_learning_rate(p: Prediction) -> Iterator[Statement]:
     rule = advice.rule.name
     if advice.swept and mix is not None:
         off = f": {two_digits(advice.error)} x off on held-out sweeps" if advice.error else ""
-        said = f"{value} {at} ({mix.kind.title}, {rule}{off})"
+        times = value if math.isfinite(advice.factor.value) else f"{low} to {high}"
+        said = f"{times} {at} ({mix.kind.title}, {rule}{off})"
     else:
         why = "the optimizer was not recorded"
         if mix is not None:

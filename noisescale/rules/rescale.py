@@ -206,9 +206,9 @@ def rescale(
     if noise_scale is not None:
         require_positive("noise_scale", noise_scale, "Give 30, for instance.")
     kind = _kind_from(optimizer)
-    _check_kind(kind, momentum, betas)
     read = _Read.of(run)
     kind = kind or read.kind
+    _check_kind(kind, momentum, betas)
     old = read.batch_size if from_batch_size is None else from_batch_size
     scale = read.noise_scale
     if noise_scale is not None:

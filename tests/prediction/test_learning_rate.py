@@ -64,6 +64,18 @@ def test_where_the_place_is_not_known_it_is_the_safe_range() -> None:
     assert (found.advice.factor.low, found.advice.factor.high) == (1.0, 2.0)
 
 
+def test_of_a_lower_bound_alone_it_is_a_range() -> None:
+    """(1 + 250/64)/(1 + 250/128) = 1.66; 2 if there was noise alone."""
+    p = of(SGD, unresolved=40, noise_scale=math.nan, low=250.0, devices=1)
+
+    found = p.learning_rate
+
+    assert found is not None
+    assert found.advice.swept
+    low, high = (f"{x:.1f}" for x in (found.advice.factor.low, found.advice.factor.high))
+    assert line_of(p) == f"{low} to {high} x yours at 128 (SGD, gain: 1.7 x off on held-out sweeps)"
+
+
 def test_json_has_it_as_a_number_or_none() -> None:
     found = of(ADAM, noise_scale=300.0).to_dict()["learning_rate"]
 

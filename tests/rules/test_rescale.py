@@ -263,6 +263,11 @@ def test_bad_input_is_refused_and_the_remedy_works(
     asked(**{"new": 256, **options, **remedied})
 
 
+def test_settings_that_the_optimizer_of_a_run_does_not_have_are_refused(recorded: Any) -> None:
+    with refused("betas", got="(0.9, 0.95)"):
+        rescale(recorded, 64, betas=(0.9, 0.95))
+
+
 def test_adam_may_be_called_as_its_class_is() -> None:
     assert asked(256, optimizer="AdamW").kind == "adam"
 
