@@ -26,7 +26,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks.lib.results import saved_rows, write_results
-from noisescale.rules.learning_rate_rules import RULES, Change, Kind, Settings
+from noisescale.tradeoff.learning_rate_rules import RULES, Change, Kind, Settings
 
 MOST = 16
 """Times that a batch size grows, at most."""

@@ -27,7 +27,10 @@ def _amount(name: str, text: str) -> float:
         return float(found[1]) * _AMOUNTS[found[2]]  # type: ignore[index]  # see below
     except (TypeError, ValueError):
         raise Refusal(
-            name, "be a number, with k, M, B or T or without", repr(text), "Write 10B or 1e10."
+            name,
+            "be a positive number, with k, M, B or T or without",
+            repr(text),
+            f"Write {'300M or 3e8' if name == 'parameters' else '10B or 1e10'}.",
         ) from None
 
 
@@ -45,7 +48,7 @@ def _amount(name: str, text: str) -> float:
     },
 )
 def show_horizon(values: Values, details: Details = False, as_json: Json = False) -> None:
-    """Show what published rules say of the batch size of a pretraining, side by side."""
+    """Say which batch size to take for a pretraining, before there is a run."""
     from noisescale.rules.horizon import horizon
 
     show(horizon(**values), details=details, as_json=as_json)

@@ -43,7 +43,7 @@ def show_rescale(
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Show what named rules would set at another batch size, and which one to take."""
+    """Say which learning rate to set at another batch size, by named rules."""
     from noisescale.rules.rescale import rescale
 
     if (beta1 is None) != (beta2 is None):

@@ -15,6 +15,7 @@ import numpy as np
 from noisescale.bounded import Bounded
 from noisescale.history.checkpoints import weights_in
 from noisescale.history.optimizers import has_decayed
+from noisescale.prediction.learning_rate import learning_rate_at
 from noisescale.prediction.position import Verdict
 from noisescale.prediction.run_hardware import usual_batch_sizes
 from noisescale.prediction.second_run import informative_batch_size
@@ -226,10 +227,9 @@ def _next_steps(p: Prediction, verdict: Verdict, size: int) -> Sequence[str]:
     found = []
     if verdict in ("unknown", "keep_or_larger", "keep_or_smaller") and p.second_run is None:
         found.append(_how_to_resolve(p, run))
-    if verdict in ("larger", "smaller"):
-        found.append(
-            f"the learning rate at {count(size)}:\n  noisescale rescale {run} --batch-size {size}"
-        )
+    rate = learning_rate_at(p, verdict, size)
+    if rate is not None and verdict != "keep_or_larger":
+        found.append(f"the learning rate at {count(rate.batch_size)}:\n  {rate.command}")
     if p.fastest_timed is None and verdict not in ("smaller", "unknown"):
         found.append(_how_to_time(p, run))
     return [f"{'And' if k else 'Next'}: {what}" for k, what in enumerate(found)]

@@ -24,6 +24,7 @@ from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import Hardware, PredictedRow
 from noisescale.prediction.decision import Decision, decision_of
 from noisescale.prediction.document import assumptions_of, document_of, warnings_about
+from noisescale.prediction.learning_rate import LearningRate, learning_rate_at
 from noisescale.prediction.position import Position
 from noisescale.prediction.records import as_dict
 from noisescale.prediction.run_hardware import usual_batch_sizes
@@ -146,6 +147,11 @@ class Prediction(Answer):
     def budget(self) -> Budget:
         """The examples of the run, and what they allow."""
         return budget_of(self)
+
+    @cached_property
+    def learning_rate(self) -> LearningRate | None:
+        """What to do with the learning rate at the suggested batch size; None if there is none."""
+        return learning_rate_at(self, self.decision.verdict, self.recommended_batch_size)
 
     @cached_property
     def levels(self) -> Levels | None:

@@ -42,6 +42,8 @@ def as_dict(p: Prediction) -> dict[str, Any]:
       range of the critical batch size; headline, reason and next steps; the critical batch size \
       with its bounds, and whether it is of the run's end |
     | `decisions` | the same by the number of the optimizer, or why there is none |
+    | `learning_rate` | at the batch size that the decision names: batch size, factor on the old \
+      rate, rule, whether it was swept, the factor it was off by, reason, command; or None |
     | `recommended` | the row of the decision's batch size on the run's devices |
     | `on_more_devices` | one of `rows`: the most devices that pay off by the values alone, see \
       its `basis`; None if none do |
@@ -75,6 +77,7 @@ def as_dict(p: Prediction) -> dict[str, Any]:
                 str(n): d if isinstance(d, str) else fields_of(d, *DECISION)
                 for n, d in p.decisions.items()
             },
+            "learning_rate": p.learning_rate and p.learning_rate.to_dict(),
             "recommended": fields_of(p.recommended, *ROW),
             "on_more_devices": fields_of(p.on_more_devices, *ROW) if p.on_more_devices else None,
             "twice_the_devices": {

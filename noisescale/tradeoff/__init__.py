@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps and examples to a result at other batch sizes: the law, and fits of it to sweeps."""
+"""Steps, examples and learning rates at other batch sizes: the law, its fits to sweeps, rules."""
 
 from noisescale.tradeoff.fit import TradeoffFit as TradeoffFit
 from noisescale.tradeoff.fit import fit_tradeoff as fit_tradeoff

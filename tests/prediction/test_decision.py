@@ -263,7 +263,8 @@ def test_a_checkpoint_that_would_not_decide_is_not_measured(why: str, tmp_path: 
 def test_a_new_batch_size_has_its_learning_rate_next(noise_scale: float, size: int) -> None:
     found = predict(history(noise_scale=noise_scale)).decision.next
 
-    assert found[0].endswith(f"noisescale rescale RUN --batch-size {size}")
+    of = f"--batch-size {size} --from-batch-size 64 --noise-scale {noise_scale:g}"
+    assert found[0].endswith(f"noisescale rescale {of}")
 
 
 def test_an_untried_optimizer_is_told_by_a_second_run() -> None:

@@ -38,7 +38,7 @@ def test_keys_are_those_that_are_documented() -> None:
     assert list(record) == [
         *("version", "unit", "confidence", "resolved", "critical_batch_size"),
         *("critical_batch_size_by_noise_scale", "best_batch_size", "noise_scale_now"),
-        *("levels", "decision", "decisions", "recommended", "on_more_devices"),
+        *("levels", "decision", "decisions", "learning_rate", "recommended", "on_more_devices"),
         *("twice_the_devices", "rows", "tradeoff", "calibration", "second_run", "run"),
         *("step_time", "warnings", "assumptions"),
     ]

@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from noisescale.bounded import Bounded
 
 Kind = Literal["sgd", "momentum", "adam", "muon"]
 
@@ -197,10 +199,111 @@ BEST_ABOVE: dict[Kind, tuple[str, str]] = {
         "1.1 x off the best rate in 71 pairs of swept batch sizes",
     ),
 }
-"""What our sweeps say of a rule, see `benchmarks/prediction/learning_rates.py`.
+"""What our sweeps say of a rule, see `benchmarks/prediction/learning_rates.py`: in sample.
 
 What was off is the median factor between a rule's rate and the best one, at most 16 x away.
 """
+
+HELD_OUT: dict[Kind, dict[str, float]] = {
+    "sgd": {"gain": 1.70},
+    "adam": {"square root of the gain": 1.44, "square root": 1.33},
+}
+"""The factor that rules were off by, to larger batches, on sweeps with no part in their choice."""
+
+
+def _errors_of(kind: Kind | None) -> str:
+    """Say how far off the rules for an optimizer were on held-out sweeps."""
+    if kind is None or kind not in HELD_OUT:
+        return "No rule for this optimizer was held against other sweeps."
+    off = " and ".join(f"the {name} was {x:.2f} x off" for name, x in HELD_OUT[kind].items())
+    diverged = ", and 2 of 6 trainings at its rate diverged" * (kind == "sgd")
+    return f"On held-out sweeps, to larger batches, {off}{diverged}."
+
+
+LEAST_BETA2, SHORTEST_BETA2 = 0.9, 0.95
+"""A public run whose beta2 was scaled below the first had spikes; the second is the floor."""
+
+
+def is_usable(new: Settings, old: Settings) -> bool:
+    """Return whether a rule leaves Adam's betas usable: beta2 of 0.9 or more, beta1 above 0."""
+    short = new.beta2 is not None and new.beta2 < min(LEAST_BETA2, old.beta2 or 1.0)
+    return not (short or (new.beta1 == 0 and new.beta1 != old.beta1))
+
+
+class Advice(NamedTuple):
+    """Which learning rate to take at another batch size."""
+
+    rule: LearningRateRule
+    factor: Bounded
+    """The new learning rate over the old one. Its bounds are those of the noise scale, or the ends
+    of the safe range."""
+    swept: bool
+    """Whether the rule was held against sweeps there. If not, the range from no change to k is
+    safe: all rules lie in it, and the square root is its middle."""
+    why: str
+    """The reason, in sentences."""
+    error: float | None = None
+    """The factor that the rule was off by on held-out sweeps; None if there were none."""
+
+
+def is_below(larger: float, scale: Bounded) -> bool | None:
+    """Return whether the larger batch size is below the noise scale; None if that is not known."""
+    if larger <= scale.low:
+        return True
+    if larger > scale.high:
+        return False
+    return None if math.isnan(scale.value) else larger <= scale.value
+
+
+def factor_by(rule: LearningRateRule, old: float, new: float, scale: Bounded) -> Bounded:
+    """Return a rule's factor on the learning rate, with the bounds of the noise scale."""
+    of = (scale.value, scale.low, 1e300 if math.isinf(scale.high) else scale.high)
+    value, *ends = (rule.factor(Change(old, new, b)) for b in of)
+    return Bounded(value, min(ends), max(ends))
+
+
+def advise(
+    kind: Kind | None, old: float, new: float, scale: Bounded, *, has_run: bool = True
+) -> Advice:
+    """Return the rule to take at another batch size, or the safe range where none was tried.
+
+    Args:
+        kind: The optimizer; None if it is of no kind that was swept, or not known.
+        old: The batch size that is left.
+        new: The new one.
+        scale: The noise scale, with its bounds.
+        has_run: Whether there is a run that was measured.
+
+    Examples:
+        >>> from noisescale.bounded import UNKNOWN
+        >>> advise("adam", 64, 256, UNKNOWN).factor
+        Bounded(value=2.0, low=1.0, high=4.0)
+    """
+    named = {rule.name: rule for rule in RULES}
+    below = is_below(max(old, new), scale)
+    best = BEST_BELOW if below else BEST_ABOVE
+    if kind is not None and below is not None and kind in best:
+        name, said = best[kind]
+        why = f"For this optimizer, {'up to' if below else 'beyond'} the noise scale, it was {said}"
+        why = f"{why}, in sample. {_errors_of(kind)}"
+        error = HELD_OUT.get(kind, {}).get(name) if new > old else None
+        return Advice(named[name], factor_by(named[name], old, new, scale), True, why, error)
+    if kind is None:
+        why = "The optimizer is not known, or of no kind that was swept"
+    elif below is not None:
+        why = "Above the noise scale there is no sweep with this optimizer"
+    elif has_run:
+        why = "The run does not say whether these batch sizes are below its noise scale"
+    else:
+        why = "Rules differ below and above the noise scale, which is not known"
+    k = new / old
+    ends = f"{min(k, 1):.3g} to {max(k, 1):.3g} x"
+    why += f". All rules lie in the safe range, {ends}, and the square root is its middle."
+    why += f" {_errors_of(kind)}" * (kind in HELD_OUT)
+    if not has_run:
+        why += " A run with a monitor, or a noise scale, would narrow it."
+    return Advice(named["square root"], Bounded(math.sqrt(k), min(1.0, k), max(1.0, k)), False, why)
+
 
 LEFT_OUT = (
     "Surge (Li et al. 2024, arXiv 2405.14578) goes by a batch size that needs the Hessian: it would"
