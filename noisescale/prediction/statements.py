@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from noisescale.bounded import Bounded
 from noisescale.history.optimizers import has_decayed
 from noisescale.prediction.costing import PredictedRow
+from noisescale.prediction.same_batch import same_batch
 from noisescale.prediction.second_run import advice_on
 from noisescale.prediction.two_levels import two_levels
 from noisescale.report.document import Statement, Verdict
@@ -26,8 +27,9 @@ def statements_of(p: Prediction) -> Iterator[Statement]:
     """Yield the answers in reading order."""
     yield from _other_optimizers(p)
     yield from _data_loader(p)
+    yield from same_batch(p)
     yield time_here(p)
-    if max(p.device_counts) > p.own_devices:
+    if max(p.device_counts) > p.own_devices and not p.same_batch:
         yield more_devices(p)
     yield from noise_scales_of(p)
     yield from _best_for_budget(p)
