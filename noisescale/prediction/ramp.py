@@ -151,7 +151,7 @@ def _examples_of(p: Prediction) -> float:
     """Return the examples of the whole run, or refuse a run without a known end."""
     planned, last = p.history.planned_steps, float(p.history["step"][-1])
     if math.isfinite(p.budget.examples) and not (p.under_way and math.isnan(planned)):
-        return p.budget.examples
+        return float(p.budget.examples)
     raise Refusal(
         "ramp",
         "come with a run whose end is known",

@@ -88,22 +88,29 @@ def plan_on(own: Plan, devices: int, most: float | None = None, per_node: float 
     """
     most, nodes = most or own.device_batch_size, nodes_of(devices, per_node)
     micro_batches = own.accumulation * own.devices
-    if most == own.device_batch_size and micro_batches % devices == 0:
+    in_examples = own.batch_size % 1 == 0
+    if not in_examples and most < own.device_batch_size:
+        raise Refusal(
+            "max_device_batch_size",
+            f"be at least {number(own.device_batch_size)}, as batches of a mean size are not cut",
+            f"{most:g}",
+        )
+    kept = most == own.device_batch_size or not in_examples
+    if kept and micro_batches % devices == 0:
         return Plan(own.device_batch_size, micro_batches // devices, devices, nodes)
-    if own.batch_size % 1 == 0 and own.batch_size % devices == 0:
-        each = round(own.batch_size) // devices
-        least = math.ceil(each / most)
-        shares = next(k for k in range(max(least, 1), each + 1) if each % k == 0)
-        return Plan(float(each // shares), shares, devices, nodes)
-    whole = round(own.batch_size) if own.batch_size % 1 == 0 else micro_batches
-    fitting = [k for k in range(1, min(whole, 1024) + 1) if whole % k == 0]
-    shown = ", ".join(map(str, fitting[:12])) + (", ..." if len(fitting) > 12 else "")
-    raise Refusal(
-        "devices",
-        f"share a batch of {count(own.batch_size)} equally",
-        f"{devices}",
-        f"Give one of {shown}.",
-    )
+    shared = round(own.batch_size) if in_examples else micro_batches
+    if shared % devices:
+        below, above = (
+            next((k for k in numbers if shared % k == 0), None)
+            for numbers in (range(min(devices, shared), 0, -1), range(devices, shared + 1))
+        )
+        fitting = " or ".join(str(k) for k in (below, above) if k)
+        of_what = f"a batch of {count(own.batch_size)} equally"
+        raise Refusal("devices", f"share {of_what}", f"{devices}", f"Give {fitting}.")
+    each = shared // devices
+    least = min(max(math.ceil(each / most), 1), each)
+    shares = next(k for k in range(least, each + 1) if each % k == 0)
+    return Plan(float(each // shares), shares, devices, nodes)
 
 
 def _on(p: Prediction, plan: Plan) -> SharedBatch:
