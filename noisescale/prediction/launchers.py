@@ -26,7 +26,7 @@ class Stage(NamedTuple):
     """A batch size, and where in the run it begins."""
 
     start: float
-    """In the unit of the run, from its start."""
+    """The amount of the run before it, in the unit of the run."""
     batch_size: int
 
 
@@ -65,7 +65,7 @@ class _Counts:
         return round(amount / self.length) if self.unit == "tokens" else round(amount)
 
 
-def written_for(
+def lines_for(
     launcher: str,
     stages: Sequence[Stage],
     examples: float,
@@ -86,10 +86,10 @@ def written_for(
 
     Examples:
         >>> stages = [Stage(0, 16), Stage(4000, 32)]
-        >>> lines, _ = written_for("lightning", stages, 64_000, "examples", None)
+        >>> lines, _ = lines_for("lightning", stages, 64_000, "examples", None)
         >>> print(*lines)
         BatchSizeScheduler("0:16 4000:32", max_examples=64000)
-        >>> lines, _ = written_for("megatron", stages, 64_000, "sequences", 2048)
+        >>> lines, _ = lines_for("megatron", stages, 64_000, "sequences", 2048)
         >>> print(*lines)
         --step-batch-size-schedule "0:16 8192000:32" --train-samples 64000 --seq-length 2048
     """

@@ -105,7 +105,7 @@ def predict(
         same_batch: Also say how the run's batch is shared by these numbers of `devices`, and what
             differs there.
         ramp: Also write a batch size that grows along the run for this launcher: "megatron",
-            "torchtitan", "nanochat" or "lightning". See `Ramp` for the formula.
+            "torchtitan", "nanochat" or "lightning"; see `Ramp`.
         sequence_length: Tokens of a sequence, for a `ramp` in another unit than the run's.
         optimizer: Number of the optimizer, if several were measured. Default: all.
         monitor: Name of the monitor, if it has a name.

@@ -14,7 +14,7 @@ from scipy.optimize import brentq
 
 from noisescale.checks import require_choice, require_count
 from noisescale.history.segments import Array, Segments
-from noisescale.prediction.launchers import LAUNCHERS, Stage, written_for
+from noisescale.prediction.launchers import LAUNCHERS, Stage, lines_for
 from noisescale.prediction.position import MOST_DOUBLINGS
 from noisescale.refusal import Refusal
 from noisescale.report.document import ToCopy
@@ -57,7 +57,7 @@ class Ramp:
     launcher: str
     stages: Sequence[Stage]
     examples: float
-    """Of the whole run."""
+    """The examples of the whole run."""
     batch_size: int
     """B: the one batch size that the ramp is compared with."""
     steps_ratio: float
@@ -73,7 +73,7 @@ class Ramp:
 
     def to_copy(self) -> ToCopy:
         """Return what the launcher reads, what of the ramp it cannot express, and the gain."""
-        lines, notes = written_for(
+        lines, notes = lines_for(
             self.launcher, self.stages, self.examples, self.unit, self.sequence_length
         )
         return ToCopy(f"Ramp for {LAUNCHERS[self.launcher]}", lines, (*self._gain(), *notes))

@@ -37,7 +37,7 @@ class SharedBatch:
     """The plan of the run."""
     seconds_per_step: Bounded
     hours: Bounded
-    """Of a run of as many steps."""
+    """The hours of a run of as many steps."""
     basis: Basis | None
     """Whether the seconds were timed or are assumed; None if they are not known."""
 
@@ -62,7 +62,7 @@ def same_batch_of(p: Prediction, most: float | None) -> tuple[SharedBatch, ...]:
         )
     own = p.hardware.own.plan
     return tuple(
-        _on(p, plan_on(own, devices, most, p.hardware.devices_per_node))
+        _share(p, plan_on(own, devices, most, p.hardware.devices_per_node))
         for devices in p.device_counts
     )
 
@@ -113,7 +113,7 @@ def plan_on(own: Plan, devices: int, most: float | None = None, per_node: float 
     return Plan(float(each // shares), shares, devices, nodes)
 
 
-def _on(p: Prediction, plan: Plan) -> SharedBatch:
+def _share(p: Prediction, plan: Plan) -> SharedBatch:
     own, model = p.hardware.own, p.hardware.step_time
     assert own is not None
     seconds, basis = UNKNOWN, None

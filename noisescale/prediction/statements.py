@@ -27,9 +27,10 @@ def statements_of(p: Prediction) -> Iterator[Statement]:
     """Yield the answers in reading order."""
     yield from _other_optimizers(p)
     yield from _data_loader(p)
-    yield from same_batch(p)
     yield time_here(p)
-    if max(p.device_counts) > p.own_devices and not p.same_batch:
+    if p.same_batch:
+        yield from same_batch(p)
+    elif max(p.device_counts) > p.own_devices:
         yield more_devices(p)
     yield from noise_scales_of(p)
     yield from _best_for_budget(p)

@@ -19,7 +19,7 @@ from reported_runs import history
 from noisescale import History, predict
 from noisescale.history.history import as_history
 from noisescale.history.reading import read_run
-from noisescale.prediction.launchers import LAUNCHERS, Stage, written_for
+from noisescale.prediction.launchers import LAUNCHERS, Stage, lines_for
 from noisescale.prediction.prediction import Prediction
 
 EXAMPLES = 128_000
@@ -130,7 +130,7 @@ def test_megatron_reads_thresholds_in_tokens_and_batch_sizes_in_sequences(
     scale = length if unit == "tokens" else 1
     stages = [Stage(start * scale, size * scale) for start, size in STAGES]
 
-    (line,), notes = written_for("megatron", stages, EXAMPLES * scale, unit, length)
+    (line,), notes = lines_for("megatron", stages, EXAMPLES * scale, unit, length)
 
     schedule, samples, read_length = re.fullmatch(  # type: ignore[union-attr]
         r'--step-batch-size-schedule "(.*)" --train-samples (\d+) --seq-length (\d+)', line
@@ -143,7 +143,7 @@ def test_megatron_reads_thresholds_in_tokens_and_batch_sizes_in_sequences(
 
 def test_the_old_ramp_of_megatron_is_the_same_with_two_batch_sizes() -> None:
     """Walked by its rule: equal parts of the samples, each with one increment more."""
-    _, notes = written_for("megatron", STAGES[:2], EXAMPLES, "sequences", 8)
+    _, notes = lines_for("megatron", STAGES[:2], EXAMPLES, "sequences", 8)
 
     (numbers,) = re.findall(
         r"-size (\d+) --rampup-batch-size (\d+) (\d+) (\d+) \(the same", notes[1]
@@ -153,11 +153,11 @@ def test_the_old_ramp_of_megatron_is_the_same_with_two_batch_sizes() -> None:
     for seen in (0, 3999, 4001, 9000):
         size = top if seen > samples else first + int(seen / each) * increment
         assert size == max(stage for stage in STAGES[:2] if stage.start <= seen).batch_size
-    assert "equal parts" in written_for("megatron", STAGES, EXAMPLES, "sequences", 8)[1][1]
+    assert "equal parts" in lines_for("megatron", STAGES, EXAMPLES, "sequences", 8)[1][1]
 
 
 def test_torchtitan_has_a_training_for_each_batch_size_and_all_take_the_tokens_of_the_run() -> None:
-    lines, notes = written_for("torchtitan", STAGES, EXAMPLES, "sequences", 100)
+    lines, notes = lines_for("torchtitan", STAGES, EXAMPLES, "sequences", 100)
 
     tokens = [int(line.split()[-1]) for line in lines if "num_tokens_per_train_step" in line]
     ends = [int(line.split()[-1]) for line in lines if "training.steps" in line]
@@ -171,11 +171,11 @@ def test_torchtitan_has_a_training_for_each_batch_size_and_all_take_the_tokens_o
 
 
 def test_nanochat_gets_its_own_ramp_and_what_that_cannot_be() -> None:
-    (line,), notes = written_for("nanochat", STAGES, EXAMPLES, "tokens", None)
+    (line,), notes = lines_for("nanochat", STAGES, EXAMPLES, "tokens", None)
 
     assert line == "--total-batch-size=256 --batch-ramp=1"
     assert "64 from 0 % on, 128 from 3.12 % on, 256 from 12.5 % on" in " ".join(notes)
-    assert written_for("nanochat", STAGES[:1], 8, "tokens", None)[0] == ["--total-batch-size=64"]
+    assert lines_for("nanochat", STAGES[:1], 8, "tokens", None)[0] == ["--total-batch-size=64"]
 
 
 def test_lightning_reads_what_is_printed_by_its_own_parser() -> None:
