@@ -52,8 +52,8 @@ def text_of(document: Document, *, details: bool = False, more: str = "") -> Gro
         parts = ", ".join(plural(n, name) for name, n in counts.items() if n)
         found.append(Text(f"\nMore: {parts}: {more}", "dim"))
     for one in document.to_copy:
-        heading, *notes = bullets(one.label, one.notes, "- ")[1:]
-        found += [Text(""), heading, *map(_whole, one.lines), *(notes if one.notes else ())]
+        found += [Text(""), Text(printable(one.label), "dim"), *map(_whole, one.lines)]
+        found += bullets("", one.notes, "- ")[2:] if one.notes else ()
     return Group(*found)
 
 
