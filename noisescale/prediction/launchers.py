@@ -115,7 +115,7 @@ def _megatron(ramp: _Counts) -> Written:
         way = "the same" if len(sizes) == 2 and increment else "equal parts in place of these"
         notes.insert(
             1,
-            f"Before May 2026 it had no such schedule, but: --global-batch-size {sizes[-1]}"
+            f"Until April 2026 it had no such schedule, but: --global-batch-size {sizes[-1]}"
             f" --rampup-batch-size {sizes[0]} {increment} {starts[-1]} ({way}). Later versions"
             " ignore that one.",
         )

@@ -21,7 +21,7 @@ def model_card(p: Prediction) -> str:
     """Return one line of Markdown: batch size, critical batch size, of which steps, by what."""
     said = [
         f"**Batch size**: {_batch_size(p)} on {_devices(p)}.",
-        f"**Critical batch size**: {_critical(p)}.",
+        f"**Critical batch size**{_optimizer(p)}: {_critical(p)}.",
         f"**Measured by**: noisescale {__version__}, way of measuring"
         f" {p.history.way or 'not known'}.",
     ]
@@ -39,6 +39,10 @@ def _batch_size(p: Prediction) -> str:
 def _devices(p: Prediction) -> str:
     devices = devices_of(p.history)
     return "devices not known" if devices is None else plural(devices, "device")
+
+
+def _optimizer(p: Prediction) -> str:
+    return f" of optimizer {p.number}, which allows least" if p.by_optimizer else ""
 
 
 def _critical(p: Prediction) -> str:

@@ -136,6 +136,8 @@ def predict(
     References:
         McCandlish et al. 2018, arXiv:1812.06162, appendix D.
     """
+    if isinstance(devices, Iterator):  # it is read several times
+        devices = tuple(islice(devices, arguments.MOST_BATCH_SIZES + 1))
     if optimizer is None and not isinstance(run, Mapping):
         found = _least_of_all(locals())
         return _with_plans(found, max_device_batch_size, devices, same_batch, ramp, sequence_length)
@@ -216,7 +218,7 @@ _WITHOUT_PLANS = {"same_batch": False, "ramp": None, "sequence_length": None}
 def _with_plans(
     p: Prediction,
     max_device_batch_size: float | None,
-    devices: object,
+    devices: Iterable[float] | float | None,
     same_batch: bool,
     ramp: str | None,
     sequence_length: int | None,
@@ -228,7 +230,8 @@ def _with_plans(
         remedy = "Give `ramp`, or leave `sequence_length` out."
         raise Refusal("sequence_length", "come with `ramp`", f"{sequence_length!r} alone", remedy)
     if same_batch:
-        p = replace(p, same_batch=same_batch_of(p, max_device_batch_size))
+        counts = arguments.devices_from(devices, p.own_devices)
+        p = replace(p, same_batch=same_batch_of(p, counts, max_device_batch_size))
     return p if ramp is None else replace(p, ramp=ramp_of(p, ramp, sequence_length))
 
 
@@ -255,9 +258,8 @@ def _least_of_all(given: dict[str, Any]) -> Prediction:
 
     A GAN has an optimizer for each of its losses. One of which nothing is known is told of beside.
     """
-    for name in ("batch_sizes", "devices"):  # each is read once for each optimizer
-        if isinstance(given[name], Iterator):
-            given[name] = tuple(islice(given[name], arguments.MOST_BATCH_SIZES + 1))
+    if isinstance(sizes := given["batch_sizes"], Iterator):  # it is read for each optimizer
+        given["batch_sizes"] = tuple(islice(sizes, arguments.MOST_BATCH_SIZES + 1))
     found: dict[int, Prediction] = {}
     reasons: dict[int, ValueError] = {}
     left = [0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from noisescale.prediction.prediction import Prediction
 
 _FLAGS = {
-    "lightning": "`accumulate_grad_batches={accumulation}` and {size} in the loader",
-    "transformers": "`gradient_accumulation_steps={accumulation}` and"
-    " `per_device_train_batch_size={size}`",
+    "lightning": ("`accumulate_grad_batches={}`", " and {} in the loader"),
+    "transformers": ("`gradient_accumulation_steps={}`", " and `per_device_train_batch_size={}`"),
 }
-"""What to set, by the loop of the run."""
+"""What to set for the micro-batches, and for their size, by the loop of the run."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,14 @@ class SharedBatch:
     """Whether the seconds were timed or are assumed; None if they are not known."""
 
 
-def same_batch_of(p: Prediction, most: float | None) -> tuple[SharedBatch, ...]:
-    """Return the run's global batch on each number of devices of a prediction.
+def same_batch_of(
+    p: Prediction, devices: Iterable[int], most: float | None
+) -> tuple[SharedBatch, ...]:
+    """Return the run's global batch on numbers of devices.
 
     Args:
         p: What was predicted from the run.
+        devices: Devices that train together.
         most: The most examples of a micro-batch. Default: those of the run's micro-batches.
 
     Raises:
@@ -62,8 +64,7 @@ def same_batch_of(p: Prediction, most: float | None) -> tuple[SharedBatch, ...]:
         )
     own = p.hardware.own.plan
     return tuple(
-        _share(p, plan_on(own, devices, most, p.hardware.devices_per_node))
-        for devices in p.device_counts
+        _share(p, plan_on(own, number, most, p.hardware.devices_per_node)) for number in devices
     )
 
 
@@ -135,7 +136,10 @@ def same_batch(p: Prediction) -> Iterator[Statement]:
         each = "" if plan.devices == 1 else " on each"
         said = f"{count(plan.batch_size)} {p.unit} are {times} {micro} of {size}{each}"
         if flags := _FLAGS.get(p.history.loop):
-            said += f": set {flags.format(accumulation=plan.accumulation, size=size)}"
+            said += f": set {flags[0].format(plan.accumulation)}"
+            # The size of a loader is in whole rows.
+            if p.unit != "tokens" and plan.device_batch_size % 1 == 0:
+                said += flags[1].format(round(plan.device_batch_size))
         yield Statement(
             f"Same batch, {plural(plan.devices, 'device')}",
             said,

@@ -237,6 +237,7 @@ def test_of_several_optimizers_it_is_that_of_the_least_batch_size(tmp_path: Path
     p = predict(tmp_path, ramp="lightning", devices=1, same_batch=True)
 
     assert (p.number, len(p.same_batch)) == (1, 1)
+    assert "**Critical batch size** of optimizer 1, which allows least: 50" in p.model_card
     assert sizes_of(p) == [p.recommended_batch_size]
     assert replace(p, ramp=None).to_dict()["decision"] == p.to_dict()["decision"]
 

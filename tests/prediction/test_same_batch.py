@@ -11,6 +11,7 @@ from refused import refused
 from reported_runs import history
 
 from noisescale import Plan, predict
+from noisescale.history.history import as_history
 from noisescale.prediction.prediction import Prediction
 from noisescale.prediction.same_batch import plan_on
 from noisescale.refusal import Refusal
@@ -128,9 +129,7 @@ def test_the_time_is_said_where_such_steps_were_timed_and_else_how_to_time_them(
     assert f"noisescale profile train.py:make --run '{run}' --devices 1" in untimed.sentence
 
 
-def test_what_to_set_is_said_in_the_words_of_the_loop(tmp_path: Path) -> None:
-    from noisescale.history.history import as_history
-
+def test_what_to_set_is_said_in_the_words_of_the_loop() -> None:
     run = as_history(history())
     for loop, words in {
         "lightning": "`accumulate_grad_batches=2` and 32 in the loader",
@@ -139,6 +138,20 @@ def test_what_to_set_is_said_in_the_words_of_the_loop(tmp_path: Path) -> None:
     }.items():
         run.loop = loop
         assert words in parts_of(on(1, run))[""].sentence
+
+
+def test_a_batch_of_tokens_says_nothing_of_the_size_of_the_loader() -> None:
+    run = as_history(history())
+    run.loop = "lightning"
+
+    said = parts_of(on(1, run, unit="tokens"))[""].sentence
+
+    assert said.endswith("set `accumulate_grad_batches=2`")
+
+
+def test_devices_beyond_the_batch_are_refused_also_beside_others() -> None:
+    with refused("devices", got="100000", remedy="Give 64."):
+        on(iter([1, 100_000]))
 
 
 def test_json_has_the_plans() -> None:
