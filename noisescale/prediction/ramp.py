@@ -129,8 +129,11 @@ def ramp_of(p: Prediction, launcher: str, sequence_length: int | None) -> Ramp:
         )
     batch_size = p.recommended_batch_size
     of_tokens = sequence_length if p.unit == "tokens" else None
-    stages = _stages(parts, batch_size, examples, p.own_devices * (of_tokens or 1))
+    multiple = p.own_devices * (of_tokens or 1)
+    stages = _stages(parts, batch_size, examples, multiple)
     steps, more = _gain_of(stages, parts, batch_size, examples)
+    if steps >= 1:  # rounding took what the ramp would save
+        stages, steps, more = [Stage(0.0, _whole(batch_size, multiple))], 1.0, 1.0
     ramp = Ramp(
         launcher,
         stages,
@@ -234,10 +237,14 @@ def _stages(parts: Sequence[Part], batch_size: int, examples: float, multiple: i
     for part, size in zip(parts, scale * roots, strict=True):
         power = round(math.log2(size / batch_size))
         near = batch_size * 2.0 ** min(max(power, -MOST_DOUBLINGS), MOST_DOUBLINGS)
-        whole = multiple * max(1, round(near / multiple))
+        whole = _whole(near, multiple)
         if not stages or whole != stages[-1].batch_size:
             stages.append(Stage(part.start * examples, whole))
     return stages
+
+
+def _whole(batch_size: float, multiple: int) -> int:
+    return multiple * max(1, round(batch_size / multiple))
 
 
 def _gain_of(

@@ -88,6 +88,17 @@ def test_a_noise_scale_that_stays_or_falls_asks_for_one_batch_size() -> None:
         assert "rampup" not in notes_of(p)
 
 
+def test_a_ramp_that_saves_no_steps_once_it_is_rounded_is_not_written() -> None:
+    """Noise that rises early: half the batch there takes more steps than the rest can save."""
+    for factor in (2.5, 3.0, 4.0, 8.0):
+        noise_scale = np.where(np.arange(40) < 5, 100.0, 100.0 * factor)
+        ends = {"low": 0.9 * noise_scale, "high": 1.1 * noise_scale}
+        p = of("lightning", history(noise_scale=1.0, **ends) | {"noise_scale": noise_scale})
+
+        assert p.ramp is not None
+        assert (p.ramp.steps_ratio < 1) == (len(sizes_of(p)) > 1)
+
+
 def test_batch_sizes_are_whole_on_all_devices() -> None:
     p = of("lightning", rising(devices=48))
 
