@@ -18,12 +18,12 @@ WHAT_TO_DO = "delete as much elsewhere, or raise the limit in a commit that says
 
 
 def test_the_package_and_its_tests_grow_no_more() -> None:
-    assert lines_of(PACKAGE) <= 64_430, WHAT_TO_DO
-    assert lines_of(ROOT / "tests") <= 60_345, WHAT_TO_DO
+    assert lines_of(PACKAGE) <= 65_290, WHAT_TO_DO
+    assert lines_of(ROOT / "tests") <= 60_830, WHAT_TO_DO
 
 
 def test_what_most_people_use_loads_no_more() -> None:
-    assert lines_loaded() <= 36_590, WHAT_TO_DO
+    assert lines_loaded() <= 37_440, WHAT_TO_DO
 
 
 def test_no_more_functions_take_more_than_ten_arguments() -> None:
@@ -36,5 +36,5 @@ def test_the_way_from_a_run_to_its_page_is_no_longer() -> None:
 
     way = way_to_page()
 
-    assert way.stays <= 172
-    assert way.rooms <= 50
+    assert way.stays <= 176
+    assert way.rooms <= 51

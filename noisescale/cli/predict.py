@@ -37,11 +37,17 @@ EXAMPLE = "noisescale predict lightning_logs/version_0 --price-per-device-hour 2
             "Numbers of devices. Default: 1, 2, 4, 8 x the run's.",
             read=partial(numbers, "devices"),
         ),
-        "calibration": "Critical batch size divided by noise scale. Default: by optimizer.",
-        "sweep": Given(Path, "CSV file of a sweep of the same model, as for `noisescale fit`."),
-        "branches": Given(
-            Path, "File of `noisescale branch`, or a CSV file with batch_size and loss."
+        "calibration": "Critical batch size over noise scale. Default: by optimizer.",
+        "sweep": Given(Path, "CSV file of a sweep of the model, as of `noisescale fit`."),
+        "branches": Given(Path, "File of `noisescale branch`, or CSV of batch_size and loss."),
+        "branch_step": "For a CSV file of --branches: the step at which they start.",
+        "same_batch": "Say how the batch is shared by --devices, and what differs.",
+        "ramp": Given(
+            str,
+            "Write a growing batch size for megatron, torchtitan, nanochat or lightning.",
         ),
+        "sequence_length": "For --ramp: tokens of a sequence.",
+        "unit": "Unit of batch sizes, as sequences. Default: the unit of the run.",
         "step_times": "File of `noisescale profile`, or a run of some steps at another batch size."
         " Default: the times that `noisescale profile --run` left in the run's folder, else those"
         " of the run's own steps.",
@@ -72,9 +78,11 @@ def predict_run(
 
     run = values["run"]
     if len(runs := runs_in(run)) > 1:
-        if details or html is not None:
+        given = {"--details": details, "--html": html, "--same-batch": values["same_batch"]}
+        given["--ramp"] = values["ramp"]
+        if alone := next((flag for flag, value in given.items() if value), None):
             raise Refusal(
-                "--details" if details else "--html",
+                alone,
                 "be used with one run",
                 f"{len(runs)} runs in {run}",
                 "Name one of these runs.",

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from noisescale.prediction.costing import FAR
+from noisescale.prediction.model_card import LABEL
 from noisescale.prediction.run_hardware import devices_of
 from noisescale.prediction.statements import statements_of
 from noisescale.prediction.tables import summary_of, tables_of
-from noisescale.report.document import Document, Figure
+from noisescale.report.document import Document, Figure, ToCopy
 from noisescale.report.numbers import count, number
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ def document_of(p: Prediction) -> Document:
         how_to_read=_HOW_TO_READ.format(unit=p.unit),
         status="under way" if p.under_way else "done",
         next=p.decision.next,
+        to_copy=[
+            *([] if p.ramp is None else [p.ramp.to_copy()]),
+            ToCopy(LABEL, [p.model_card]),
+        ],
     )
 
 

@@ -17,7 +17,9 @@ from noisescale.prediction.calibrating import Branches, Sweep, calibration_from,
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import FAR
 from noisescale.prediction.prediction import Prediction
+from noisescale.prediction.ramp import ramp_of
 from noisescale.prediction.run_hardware import devices_of, own_batch_size
+from noisescale.prediction.same_batch import same_batch_of
 from noisescale.prediction.second_run import SecondRun
 from noisescale.refusal import Refusal, rename_arguments
 from noisescale.step_time import FittedStepTime
@@ -46,6 +48,9 @@ def predict(
     steps_scatter: float | None = None,
     cost_per_prompt: float | None = None,
     cost_per_generation: float | None = None,
+    same_batch: bool = False,
+    ramp: str | None = None,
+    sequence_length: int | None = None,
     optimizer: int | None = None,
     monitor: str | None = None,
 ) -> Prediction:
@@ -97,6 +102,11 @@ def predict(
             any unit: the seconds of reading it, for example. The best number of generations follows
             from both costs, if groups of rows were given.
         cost_per_generation: What a generation, or another row, costs in the same unit.
+        same_batch: Also say how the run's batch is shared by these numbers of `devices`, and what
+            differs there.
+        ramp: Also write a batch size that grows along the run for this launcher: "megatron",
+            "torchtitan", "nanochat" or "lightning"; see `Ramp`.
+        sequence_length: Tokens of a sequence, for a `ramp` in another unit than the run's.
         optimizer: Number of the optimizer, if several were measured. Default: all.
         monitor: Name of the monitor, if it has a name.
 
@@ -126,8 +136,11 @@ def predict(
     References:
         McCandlish et al. 2018, arXiv:1812.06162, appendix D.
     """
+    if isinstance(devices, Iterator):  # it is read several times
+        devices = tuple(islice(devices, arguments.MOST_BATCH_SIZES + 1))
     if optimizer is None and not isinstance(run, Mapping):
-        return _least_of_all(locals())
+        found = _least_of_all(locals())
+        return _with_plans(found, max_device_batch_size, devices, same_batch, ramp, sequence_length)
     ways: dict[str, object] = {"second_run": second_run, "calibration": calibration}
     ways |= {"sweep": sweep, "branches": branches}
     if len(given := tuple(name for name, value in ways.items() if value is not None)) > 1:
@@ -182,7 +195,7 @@ def predict(
             f"at most {max(sizes):g} for {min(counts)} devices",
             "Each device needs an example.",
         )
-    return Prediction(
+    predicted = Prediction(
         rows=rows,
         own_batch_size=own,
         own_devices=own_devices,
@@ -196,6 +209,30 @@ def predict(
         under_way=history.under_way,
         costs=costs,
     )
+    return _with_plans(predicted, max_device_batch_size, devices, same_batch, ramp, sequence_length)
+
+
+_WITHOUT_PLANS = {"same_batch": False, "ramp": None, "sequence_length": None}
+
+
+def _with_plans(
+    p: Prediction,
+    max_device_batch_size: float | None,
+    devices: Iterable[float] | float | None,
+    same_batch: bool,
+    ramp: str | None,
+    sequence_length: int | None,
+) -> Prediction:
+    """Return a prediction with the batch on other devices, and with a ramp, if asked for."""
+    if same_batch and devices is None:
+        raise Refusal("same_batch", "come with `devices`", "it alone", "Give `devices`, as 1.")
+    if sequence_length is not None and ramp is None:
+        remedy = "Give `ramp`, or leave `sequence_length` out."
+        raise Refusal("sequence_length", "come with `ramp`", f"{sequence_length!r} alone", remedy)
+    if same_batch:
+        counts = arguments.devices_from(devices, p.own_devices)
+        p = replace(p, same_batch=same_batch_of(p, counts, max_device_batch_size))
+    return p if ramp is None else replace(p, ramp=ramp_of(p, ramp, sequence_length))
 
 
 def _costs_from(
@@ -221,15 +258,14 @@ def _least_of_all(given: dict[str, Any]) -> Prediction:
 
     A GAN has an optimizer for each of its losses. One of which nothing is known is told of beside.
     """
-    for name in ("batch_sizes", "devices"):  # each is read once for each optimizer
-        if isinstance(given[name], Iterator):
-            given[name] = tuple(islice(given[name], arguments.MOST_BATCH_SIZES + 1))
+    if isinstance(sizes := given["batch_sizes"], Iterator):  # it is read for each optimizer
+        given["batch_sizes"] = tuple(islice(sizes, arguments.MOST_BATCH_SIZES + 1))
     found: dict[int, Prediction] = {}
     reasons: dict[int, ValueError] = {}
     left = [0]
     for number in left:
         try:
-            found[number] = predict(**given | {"optimizer": number})
+            found[number] = predict(**given | _WITHOUT_PLANS | {"optimizer": number})
             left += set(found[number].history.optimizers) - {*left}
         except ValueError as error:
             reasons[number] = error

@@ -25,9 +25,12 @@ from noisescale.prediction.costing import Hardware, PredictedRow
 from noisescale.prediction.decision import Decision, decision_of
 from noisescale.prediction.document import assumptions_of, document_of, warnings_about
 from noisescale.prediction.learning_rate import LearningRate, learning_rate_at
+from noisescale.prediction.model_card import model_card
 from noisescale.prediction.position import Position
+from noisescale.prediction.ramp import Ramp
 from noisescale.prediction.records import as_dict
 from noisescale.prediction.run_hardware import usual_batch_sizes
+from noisescale.prediction.same_batch import SharedBatch
 from noisescale.prediction.second_run import SecondRun
 from noisescale.prediction.two_levels import levels_of
 from noisescale.refusal import Refusal
@@ -72,6 +75,10 @@ class Prediction(Answer):
     """The decisions of all optimizers, or why there is none, if several were measured."""
     costs: tuple[float, float] | None = None
     """The cost of a prompt (a group of rows) and of a generation (a row), if they are known."""
+    same_batch: tuple[SharedBatch, ...] = ()
+    """The run's batch on each number of devices, if it was asked for."""
+    ramp: Ramp | None = None
+    """A growing batch size in the words of a launcher, if it was asked for."""
 
     document = document_of
     to_dict = as_dict
@@ -102,6 +109,11 @@ class Prediction(Answer):
     def assumptions(self) -> tuple[str, ...]:
         """What the prediction assumes, in whole sentences."""
         return tuple(assumptions_of(self))
+
+    @property
+    def model_card(self) -> str:
+        """One line of Markdown for a model card: batch size, critical batch size, how measured."""
+        return model_card(self)
 
     @property
     def confidence(self) -> float:

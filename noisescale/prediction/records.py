@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from noisescale._version import __version__
+from noisescale.prediction.same_batch import as_records
 from noisescale.report.records import fields_of, finite
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ def as_dict(p: Prediction) -> dict[str, Any]:
     | `run` | steps, examples, batch size, devices, hours; the number of measured steps, and the \
       share of the time that measuring took |
     | `step_time` | whether hours are known; most examples on a device; devices in a node |
+    | `same_batch` | the run's batch on each number of devices, if asked for: device batch, \
+      accumulation, seconds of a step, hours of the run |
+    | `ramp` | if asked for, the launcher, its lines and notes; batch sizes and the examples at \
+      which they begin; the examples of the run; steps and examples over those of one batch size |
+    | `model_card` | a line of Markdown |
     | `warnings`, `assumptions` | whole sentences |
 
     A quantity with bounds is `{"value", "low", "high"}`. Unknown values are None: the value if only
@@ -92,7 +98,9 @@ def as_dict(p: Prediction) -> dict[str, Any]:
             "second_run": fields_of(p.second_run, *SECOND_RUN) if p.second_run else None,
             "run": _run(p),
             "step_time": {"known": known} | fields_of(p.hardware, *HARDWARE),
-            **fields_of(p, "warnings", "assumptions"),
+            "same_batch": as_records(p.same_batch),
+            "ramp": _ramp(p),
+            **fields_of(p, "model_card", "warnings", "assumptions"),
         }
     )
     return record
@@ -103,6 +111,17 @@ def _levels(p: Prediction) -> dict[str, Any] | None:
         return None
     counts = fields_of(levels, "groups", "rows_per_group", "still")
     return {**levels.bounds, **counts, "best_rows_per_group": p.best_rows_per_group}
+
+
+def _ramp(p: Prediction) -> dict[str, Any] | None:
+    if (ramp := p.ramp) is None:
+        return None
+    _, lines, notes = ramp.to_copy()
+    return {
+        **fields_of(ramp, "launcher", "batch_size", "examples", "steps_ratio", "examples_ratio"),
+        **{"lines": lines, "notes": notes},
+        "stages": [stage._asdict() for stage in ramp.stages],
+    }
 
 
 def _run(p: Prediction) -> dict[str, Any]:

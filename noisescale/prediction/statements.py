@@ -11,6 +11,7 @@ from noisescale.bounded import Bounded
 from noisescale.history.optimizers import has_decayed
 from noisescale.prediction.costing import PredictedRow
 from noisescale.prediction.learning_rate import state_learning_rate
+from noisescale.prediction.same_batch import same_batch
 from noisescale.prediction.second_run import advice_on
 from noisescale.prediction.two_levels import two_levels
 from noisescale.report.document import Statement, Verdict
@@ -29,7 +30,9 @@ def statements_of(p: Prediction) -> Iterator[Statement]:
     yield from _data_loader(p)
     yield from state_learning_rate(p)
     yield time_here(p)
-    if max(p.device_counts) > p.own_devices:
+    if p.same_batch:
+        yield from same_batch(p)
+    elif max(p.device_counts) > p.own_devices:
         yield more_devices(p)
     yield from noise_scales_of(p)
     yield from _best_for_budget(p)

@@ -78,6 +78,17 @@ class Figure(NamedTuple):
         return float(self.drawing["layout"]["height"])
 
 
+class ToCopy(NamedTuple):
+    """Text for another program or page."""
+
+    label: str
+    """What the text is for."""
+    lines: Sequence[str]
+    """The text. No line of it is ever wrapped."""
+    notes: Sequence[str] = ()
+    """What a user has to know of it, in whole sentences."""
+
+
 @dataclass(frozen=True)
 class Document:
     """What an answer says, from top to bottom. All of it is plain text."""
@@ -103,6 +114,8 @@ class Document:
     """Files that were written, each with what it is: "Report: a.html"."""
     next: Sequence[str] = ()
     """What to do next: sentences that end with a command, or have it in a line of its own."""
+    to_copy: Sequence[ToCopy] = ()
+    """What stands at the end, to be copied."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return headline, lead, status, statements, doubts and next steps in builtins."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from noisescale.report.document import Cell, Document, Figure, Line, Statement, Table
+from noisescale.report.document import Cell, Document, Figure, Line, Statement, Table, ToCopy
 
 _LEFT = 'style="text-align: left; white-space: normal"'
 """Notebooks align cells to the right."""
@@ -30,7 +30,7 @@ def fragment_of(document: Document) -> str:
     return (
         f"<p><b>{escape(document.headline)}</b></p>{lead}"
         f"{first}<table><tbody>{answers}</tbody></table>{doubts}"
-        f"{''.join(map(_table, shown))}{after}"
+        f"{''.join(map(_table, shown))}{after}{''.join(map(_to_copy, document.to_copy))}"
     )
 
 
@@ -46,6 +46,12 @@ def _statements(statements: Iterable[Statement], indent: str = "") -> Iterable[s
             f"<td {_LEFT}>{escape(one.sentence)}</td></tr>"
         )
         yield from _statements(one.parts, indent + "&emsp;")
+
+
+def _to_copy(one: ToCopy) -> str:
+    notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in one.notes)
+    text = escape("\n".join(one.lines))
+    return f'<p>{escape(one.label)}:</p><pre style="white-space: pre-wrap">{text}</pre>{notes}'
 
 
 def _table(table: Table) -> str:

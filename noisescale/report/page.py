@@ -20,7 +20,7 @@ from plotly.offline import get_plotlyjs
 from noisescale._version import __version__
 from noisescale.refusal import FileRefusal, FolderRefusal
 from noisescale.report.colours import DARK
-from noisescale.report.document import Cell, Document, Figure, Line, Statement, Table
+from noisescale.report.document import Cell, Document, Figure, Line, Statement, Table, ToCopy
 from noisescale.report.drawing import SETTINGS
 
 MOST_OPEN = 40
@@ -55,6 +55,7 @@ def page_html(document: Document) -> str:
             _paragraph("How to read this", document.how_to_read),
         ),
         next="\n".join(f'<p class="next">{escape(step)}</p>' for step in document.next),
+        to_copy="\n".join(map(_to_copy, document.to_copy)),
         versions=escape(f"noisescale {__version__}, plotly {plotly.__version__}"),
         plotly=packed_plotly(),
         drawing=drawing_script(),
@@ -174,6 +175,13 @@ def _list(heading: str, sentences: Sequence[str]) -> str:
         return ""
     items = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
     return f'<h2>{heading}</h2>\n<ul class="{heading.lower()}">\n{items}\n</ul>'
+
+
+def _to_copy(one: ToCopy) -> str:
+    """Return text that a reader copies below what it is for, and the notes."""
+    text = escape("\n".join(one.lines), quote=False)
+    notes = "".join(f'<p class="notes">{escape(note)}</p>\n' for note in one.notes)
+    return f"<h2>{escape(one.label)}</h2>\n<pre>{text}</pre>\n{notes}"
 
 
 def _paragraph(heading: str, text: str) -> str:

@@ -51,6 +51,9 @@ def text_of(document: Document, *, details: bool = False, more: str = "") -> Gro
         counts = {"table": len(left_out), "assumption": len(document.assumptions)}
         parts = ", ".join(plural(n, name) for name, n in counts.items() if n)
         found.append(Text(f"\nMore: {parts}: {more}", "dim"))
+    for one in document.to_copy:
+        found += [Text(""), Text(printable(one.label), "dim"), *map(_whole, one.lines)]
+        found += bullets("", one.notes, "- ")[2:] if one.notes else ()
     return Group(*found)
 
 

@@ -114,7 +114,7 @@ def test_a_fit_is_read_back_from_the_folder_of_each_logger(tmp_path: Path) -> No
         assert_same(run, own)
         assert (run.unit, run.loop) == ("rows", "lightning")
         assert run.planned_steps == run.last_step
-    runs[0].source = None
+    runs[0].source, own.way = None, "Halves"
     assert predict(runs[0], unit="examples").to_dict() == predict(own).to_dict()
     steps, _ = read_metric(tmp_path / "csv", "noise_scale/batch_size")
     assert steps.tolist() == own["step"].tolist()

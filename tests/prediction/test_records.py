@@ -40,7 +40,7 @@ def test_keys_are_those_that_are_documented() -> None:
         *("critical_batch_size_by_noise_scale", "best_batch_size", "noise_scale_now"),
         *("levels", "decision", "decisions", "learning_rate", "recommended", "on_more_devices"),
         *("twice_the_devices", "rows", "tradeoff", "calibration", "second_run", "run"),
-        *("step_time", "warnings", "assumptions"),
+        *("step_time", "same_batch", "ramp", "model_card", "warnings", "assumptions"),
     ]
     assert list(record["rows"][0]) == [
         *("batch_size", "devices", "device_batch_size", "accumulation", "steps", "examples"),

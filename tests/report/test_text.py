@@ -14,7 +14,7 @@ from rich.console import Console
 
 from noisescale.prediction.predict import predict
 from noisescale.prediction.prediction import Prediction
-from noisescale.report.document import Cell, Document, Line, Statement, Table
+from noisescale.report.document import Cell, Document, Line, Statement, Table, ToCopy
 from noisescale.report.text import bullets, plain, text_of
 
 INPUTS = Path(__file__).parents[1] / "goldens" / "inputs"
@@ -30,6 +30,7 @@ DOCUMENT = Document(
     assumptions=["Noise is white."],
     written=["Report: a.html"],
     next=["Run more: noisescale sweep"],
+    to_copy=[ToCopy("For a card", ["a line " * 12 + "of many words"], ["It may be copied."])],
 )
 
 
@@ -50,7 +51,8 @@ def test_a_document_is_read_from_top_to_bottom() -> None:
         *("Warnings", " ! It may be chance.", ""),
         *("Assumptions", " - Noise is white.", ""),
         *("Run more: noisescale sweep", ""),
-        "Report: a.html",
+        *("Report: a.html", ""),
+        *("For a card", "a line " * 12 + "of many words", " - It may be copied."),
     ]
 
 
@@ -62,7 +64,7 @@ def test_without_details_the_reader_is_shown_the_way_to_what_was_left_out() -> N
     assert "Sizes" in text
     assert "a      3" not in text
     assert "Noise is white" not in text
-    assert text.splitlines()[-1] == "More: 1 table, 1 assumption: add --details"
+    assert "\nMore: 1 table, 1 assumption: add --details\n\nFor a card\n" in text
     assert "More:" not in plain(text_of(whole, more="add --details"), 60)
 
 
@@ -90,7 +92,7 @@ def test_no_number_and_no_range_is_cut(make: Callable[[], Prediction], width: in
 
     text, wide = (p.to_text(each, details=True) for each in (width, 400))
 
-    assert all(len(line) <= width for line in text.splitlines() if "noisescale p" not in line)
+    assert all(len(line) <= width for line in text.splitlines() if "noisescale " not in line)
     assert "…" not in text
     number = r"\d[\d,.]*[kMBT]?"
     numbers = [{*re.findall(f"{number}(?:–{number})?", each)} for each in (text, wide)]
@@ -102,7 +104,7 @@ def test_a_terminal_gets_the_same_words() -> None:
     p = predict(history())
     console = Console(file=file, width=100, force_terminal=True, color_system="standard")
 
-    console.print(text_of(p.document(), details=True))
+    console.print(text_of(p.document(), details=True), crop=False)
 
     words = re.sub(r"\x1b\[[\d;]*m", "", file.getvalue())
     expected = p.to_text(100, details=True).splitlines()
@@ -127,13 +129,14 @@ def test_what_does_not_print_is_escaped_everywhere() -> None:
     document = Document(
         hostile, hostile, [Statement(hostile, hostile)], hostile, None, [table], doubts=[hostile],
         assumptions=[hostile], written=[hostile], next=[hostile],
+        to_copy=[ToCopy(hostile, [hostile], [hostile])],
     )  # fmt: skip
 
     text = plain(text_of(document, details=True), 200)
 
     assert "\x1b" not in text
     assert "\u202e" not in text
-    assert text.count(r"\x1b[31m\u202e") == 13
+    assert text.count(r"\x1b[31m\u202e") == 16
 
 
 def test_a_width_that_holds_no_table_is_refused() -> None:
