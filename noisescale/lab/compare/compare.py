@@ -14,7 +14,6 @@ from noisescale.checks import check_confidence, refuse
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.comparison import Comparison
 from noisescale.lab.compare.counting import count_trials
-from noisescale.lab.compare.doubts import Compared, doubts_of
 from noisescale.lab.compare.measurements import CLOCKS, Trial
 from noisescale.lab.compare.outcomes import Outcome, Standing, best_setting, middle
 from noisescale.lab.compare.profiles import (
@@ -131,8 +130,8 @@ def compare(
         scores=scores,
         speed_ups=speed_ups,
         confidence=confidence,
+        budget=limits,
         left_out=left_out,
-        warnings=tuple(doubts_of(Compared(outcomes, standings, sweeps, clock, limits, left_out))),
     )
 
 

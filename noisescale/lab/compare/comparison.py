@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.document import document_of
+from noisescale.lab.compare.doubts import doubts_of
 from noisescale.lab.compare.measurements import CLOCKS, Trial
 from noisescale.lab.compare.outcomes import Outcome, Standing
 from noisescale.lab.compare.profiles import PerformanceProfile
@@ -40,9 +42,15 @@ class Comparison(Answer):
     """How many times as fast as the reference over all workloads, in the geometric mean; NaN where
     a goal was missed and no budget says what that costs. Empty where there is no profile."""
     confidence: float
+    budget: Mapping[str, float]
+    """The most that a run might take, of `CLOCKS`."""
     left_out: tuple[Trial, ...]
     """Trials that do not count. The `fault` of each says why."""
-    warnings: tuple[str, ...]
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What may be wrong, in sentences, the worst first."""
+        return tuple(doubts_of(self))
 
     @property
     def reached(self) -> bool:
@@ -63,6 +71,11 @@ class Comparison(Answer):
     def standings_of(self, workload: str) -> list[Standing]:
         """Return the standings on a workload, the fastest first."""
         return [standing for standing in self.standings if standing.workload == workload]
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """The outcomes of all trials."""
+        return [each for standing in self.standings for each in standing.outcomes]
 
     def outcomes_of(self, workload: str) -> list[Outcome]:
         """Return the outcomes of all trials on a workload."""
@@ -100,7 +113,7 @@ class Comparison(Answer):
             "clock": self.clock,
             "reference": self.reference,
             "standings": [_standing(standing) for standing in self.standings],
-            "trials": [_outcome(o) for standing in self.standings for o in standing.outcomes],
+            "trials": [_outcome(each) for each in self.outcomes],
             "sweeps": [_sweep(each) for each in self.sweeps],
             "scores": None if self.scores is None else dict(self.scores),
             "ratios": ratios,

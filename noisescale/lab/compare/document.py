@@ -77,7 +77,7 @@ def _next_steps(c: Comparison, chance: tuple[str, ...]) -> list[str]:
 
 def _goals_that_were_reached(c: Comparison) -> Iterator[str]:
     """Yield the command with a goal that the best run reached, if there is one workload."""
-    known = [o for w in c.workloads for o in c.outcomes_of(w) if not math.isnan(o.best)]
+    known = [outcome for outcome in c.outcomes if not math.isnan(outcome.best)]
     if len(c.workloads) > 1 or not known:
         return
     best = min(known, key=lambda outcome: outcome.rank(c.clock))

@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.names import name_of_sweep
 from noisescale.lab.compare.outcomes import Outcome, Standing, is_seed
-from noisescale.lab.compare.swept import Swept
 from noisescale.report.numbers import plural
+
+if TYPE_CHECKING:
+    from noisescale.lab.compare.comparison import Comparison
 
 UNEQUAL_SEARCHES = 2
 """A comparison warns if a submission was searched over this many times another's settings."""
@@ -21,17 +23,22 @@ UNEQUAL_SEARCHES = 2
 UNLIKE = 1.5
 """Batch sizes, or the examples of an epoch, differ if one is this many times another."""
 
-GAP = 3
-"""A log may be the rest of another run if it begins this many of its usual gaps after step 0."""
-
 NAMED = 3
 """Runs, or submissions, that a sentence names at the most."""
 
-OWN_NAMES = 3
-"""Runs that may all have another word by chance are fewer."""
-
 SWEEPS = 6
 """Sweeps over batch sizes whose doubts are told."""
+
+_LEFT_AGAIN = (
+    "In {} of {} runs that reached the goal a later measurement was short of it. If the metric is"
+    " noisy, the first measurement that reaches the goal is a lucky one: choose a goal that runs"
+    " pass clearly, or a metric over more examples."
+)
+
+_BEGAN_THERE = (
+    "{} of {} runs reached the goal at their first measurement. When they reached it is not known."
+    " Choose a goal that is farther away, or measure more often."
+)
 
 _CLOCK_DOUBTS = {
     "steps": " are calls of wandb.log. They are optimizer steps only if each step was logged once."
@@ -41,33 +48,21 @@ _CLOCK_DOUBTS = {
 }
 
 
-class Compared(NamedTuple):
-    """What may be doubtful."""
-
-    outcomes: Sequence[Outcome]
-    standings: Sequence[Standing]
-    sweeps: Sequence[Swept]
-    clock: str
-    budget: Mapping[str, float]
-    left_out: Sequence[Trial]
-
-    def of_workloads(self) -> Iterator[tuple[str, list[Standing], list[Outcome]]]:
-        """Yield each workload as a place in a sentence, with its standings and outcomes."""
-        for name in dict.fromkeys(standing.workload for standing in self.standings):
-            yield (
-                f" on {name}" if name else "",
-                [standing for standing in self.standings if standing.workload == name],
-                [outcome for outcome in self.outcomes if outcome.trial.workload == name],
-            )
-
-
-def doubts_of(found: Compared) -> Iterator[str]:
+def doubts_of(found: Comparison) -> Iterator[str]:
     """Yield what may be wrong, the worst first."""
     for doubt in _DOUBTS:
         yield from doubt(found)
 
 
-def _runs_left_out(found: Compared) -> Iterator[str]:
+def _workloads(
+    found: Comparison,
+) -> Iterator[tuple[str, list[Standing], list[Outcome]]]:
+    """Yield each workload as a place in a sentence, with its standings and outcomes."""
+    for name in found.workloads:
+        yield f" on {name}" if name else "", found.standings_of(name), found.outcomes_of(name)
+
+
+def _runs_left_out(found: Comparison) -> Iterator[str]:
     """Name the runs that do not count, each with its reason."""
     if trials := found.left_out:
         named = [f"{trial.name}: {trial.fault}" for trial in trials[:NAMED]]
@@ -82,7 +77,7 @@ def _runs_left_out(found: Compared) -> Iterator[str]:
         )
 
 
-def _unmeasured_runs(found: Compared) -> Iterator[str]:
+def _unmeasured_runs(found: Comparison) -> Iterator[str]:
     """Name the runs whose noise scale was refused, with the reason and its remedy."""
     refused: dict[str, list[str]] = defaultdict(list)
     for trial in (outcome.trial for outcome in found.outcomes):
@@ -93,9 +88,9 @@ def _unmeasured_runs(found: Compared) -> Iterator[str]:
         yield f"The noise scale of {first}{more} is not known. {reason}"
 
 
-def _unequal_searches(found: Compared) -> Iterator[str]:
+def _unequal_searches(found: Comparison) -> Iterator[str]:
     """Say where one submission was searched over many more settings than another."""
-    for place, standings, _ in found.of_workloads():
+    for place, standings, _ in _workloads(found):
         most, least = _ends(standings, lambda standing: standing.settings)
         if most.settings >= UNEQUAL_SEARCHES * least.settings:
             yield (
@@ -106,7 +101,7 @@ def _unequal_searches(found: Compared) -> Iterator[str]:
             )
 
 
-def _repetitions_without_seeds(found: Compared) -> Iterator[str]:
+def _repetitions_without_seeds(found: Comparison) -> Iterator[str]:
     """Say which runs count as repetitions though no different seeds are known of them."""
     settings: dict[tuple[object, ...], list[Outcome]] = defaultdict(list)
     for outcome in found.outcomes:
@@ -131,27 +126,12 @@ def _seeds(outcome: Outcome) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, str(value)) for name, value in given.items() if is_seed(name)))
 
 
-def _words_of_runs(found: Compared) -> Iterator[str]:
-    """Say which settings in words are another one in each run, as the names of runs are."""
-    for standing in found.standings:
-        names = dict.fromkeys(name for each in standing.outcomes for name in each.words)
-        for name in names:
-            texts = {each.words.get(name) for each in standing.outcomes}
-            if len(texts) == len(standing.outcomes) >= OWN_NAMES:
-                of = f" of {standing.submission}" if standing.submission else ""
-                yield (
-                    f"Each of {len(texts)} runs{of} has another `{name}`, so each is a setting, and"
-                    f" the fastest one counts. If the runs differ in nothing else, leave `{name}`"
-                    " out of the log: they are then repetitions."
-                )
-
-
-def _missing_runs(found: Compared) -> Iterator[str]:
+def _missing_runs(found: Comparison) -> Iterator[str]:
     """Say which submissions were not run on which workloads."""
     submissions = dict.fromkeys(each.submission for each in found.standings)
     missing = [
         f"{submission}{place}"
-        for place, standings, _ in found.of_workloads()
+        for place, standings, _ in _workloads(found)
         for submission in submissions
         if submission not in {each.submission for each in standings}
     ]
@@ -159,7 +139,7 @@ def _missing_runs(found: Compared) -> Iterator[str]:
         yield f"Not run: {', '.join(missing)}. In profiles and scores that counts as missed."
 
 
-def _doubtful_clocks(found: Compared) -> Iterator[str]:
+def _doubtful_clocks(found: Comparison) -> Iterator[str]:
     """Say what the clock that counts is, where it is not quite what its name says."""
     name, every = "steps" if found.clock == "examples" else found.clock, len(found.outcomes)
     doubtful = sum(name in each.trial.doubtful_clocks for each in found.outcomes)
@@ -168,9 +148,9 @@ def _doubtful_clocks(found: Compared) -> Iterator[str]:
         yield f"The {name} {of}{_CLOCK_DOUBTS[name]}"
 
 
-def _unlike_batch_sizes(found: Compared) -> Iterator[str]:
+def _unlike_batch_sizes(found: Comparison) -> Iterator[str]:
     """Say where steps are compared of batches of different sizes."""
-    for place, standings, _ in found.of_workloads() if found.clock == "steps" else ():
+    for place, standings, _ in _workloads(found) if found.clock == "steps" else ():
         sized = [each for each in standings if each.best.trial.batch_size > 0]
         if not sized:
             continue
@@ -185,44 +165,50 @@ def _unlike_batch_sizes(found: Compared) -> Iterator[str]:
             )
 
 
-def _unlike_examples(found: Compared) -> Iterator[str]:
+def _unlike_examples(found: Comparison) -> Iterator[str]:
     """Say where a batch size missed the goal with fewer examples than a larger one needed.
 
     A budget in examples, epochs or seconds would be a fair end of the smaller one.
     """
-    for place, _, outcomes in found.of_workloads() if {*found.budget} <= {"steps"} else ():
+    for place, _, outcomes in _workloads(found) if {*found.budget} <= {"steps"} else ():
         best: dict[tuple[float, str], Outcome] = {}
         for outcome in sorted(outcomes, key=lambda each: each.rank("steps")):
             if outcome.trained and outcome.trial.batch_size > 0:
                 best.setdefault((outcome.trial.batch_size, outcome.trial.submission), outcome)
-        had = {
-            key: key[0] * (each.at("steps") if each.reached else each.trained_steps)
-            for key, each in best.items()
-        }
-        reached = sorted((key for key, each in best.items() if each.reached), reverse=True)
-        missed = sorted(key for key in best.keys() - reached if not best[key].trial.diverged)
-        pairs = [
+        every = [best[key] for key in sorted(best)]
+        pairs = (
             (few, many)
-            for few in missed
-            for many in reached
-            if many[0] >= UNLIKE * few[0] and had[few] < had[many]
-        ]
-        for few, many in pairs[:1]:
+            for few in every
+            for many in reversed(every)
+            if many.reached
+            and not (few.reached or few.trial.diverged)
+            and many.trial.batch_size >= UNLIKE * few.trial.batch_size
+            and _examples(few) < _examples(many)
+        )
+        for few, many in islice(pairs, 1):
             small, large = (
-                f"batch size {size:,.6g}{f' ({submission})' if submission else ''}"
-                for size, submission in (few, many)
+                f"batch size {each.trial.batch_size:,.6g}"
+                + (f" ({each.trial.submission})" if each.trial.submission else "")
+                for each in (few, many)
             )
             yield (
-                f"With {had[few]:,.6g} examples {small} missed the goal{place}, and {large} needed"
-                f" {had[many]:,.6g}. A smaller batch may miss the goal, or seem slower, for that"
-                " alone. Train all with one budget of examples, epochs or device-time, and compare"
-                " by it, for example with --by examples --budget examples=100000."
+                f"With {_examples(few):,.6g} examples {small} missed the goal{place}, and {large}"
+                f" needed {_examples(many):,.6g}. A smaller batch may miss the goal, or seem"
+                " slower, for that alone. Train all with one budget of examples, epochs or"
+                " device-time, and compare by it, for example with --by examples --budget"
+                " examples=100000."
             )
 
 
-def _unlike_epochs(found: Compared) -> Iterator[str]:
+def _examples(outcome: Outcome) -> float:
+    """Return the examples to the goal, or those of the whole training where it was missed."""
+    steps = outcome.at("steps") if outcome.reached else outcome.trained_steps
+    return outcome.trial.batch_size * steps
+
+
+def _unlike_epochs(found: Comparison) -> Iterator[str]:
     """Say where the examples of an epoch differ: some batch size is then not the global one."""
-    for _, _, outcomes in found.of_workloads():
+    for _, _, outcomes in _workloads(found):
         of_epoch: dict[float, str] = {}
         for trial in (outcome.trial for outcome in outcomes):
             examples, epochs = trial.measurements.examples, trial.measurements.epochs
@@ -240,39 +226,17 @@ def _unlike_epochs(found: Compared) -> Iterator[str]:
             )
 
 
-def _late_starts(found: Compared) -> Iterator[str]:
-    """Say which logs seem to be the rest of a run that was resumed into another folder."""
-    for outcome in found.outcomes:
-        steps = outcome.trial.measurements.steps
-        if len(steps) < 3:
-            continue
-        gap = float(np.diff(steps).max())
-        if steps[0] > GAP * gap:
-            yield (
-                f"{outcome.trial.name} was first measured at step {steps[0]:,.0f}, and then at"
-                f" least every {gap:,.0f} steps. If it goes on from another run's checkpoint, it"
-                " may have reached the goal there, and its seconds begin late: put the event files"
-                " of both into one folder."
-            )
-
-
-def _goals_too_near(found: Compared) -> Iterator[str]:
+def _goals_too_near(found: Comparison) -> Iterator[str]:
     """Say how many runs left the goal again, and how many began there."""
     reached = [each.reached for each in found.outcomes if each.reached is not None]
-    if back := sum(not each.for_good for each in reached):
-        yield (
-            f"In {back} of {len(reached)} runs that reached the goal a later measurement was short"
-            " of it. If the metric is noisy, the first measurement that reaches the goal is a"
-            " lucky one: choose a goal that runs pass clearly, or a metric over more examples."
-        )
-    if first := sum(each.evaluation == 0 for each in reached):
-        yield (
-            f"{first} of {len(reached)} runs reached the goal at their first measurement. When they"
-            " reached it is not known. Choose a goal that is farther away, or measure more often."
-        )
+    back = sum(not each.for_good for each in reached)
+    first = sum(each.evaluation == 0 for each in reached)
+    for runs, said in ((back, _LEFT_AGAIN), (first, _BEGAN_THERE)):
+        if runs:
+            yield said.format(runs, len(reached))
 
 
-def _sizes_without_sweep(found: Compared) -> Iterator[str]:
+def _sizes_without_sweep(found: Comparison) -> Iterator[str]:
     """Say where batch sizes are no sweep, as they were drawn along with other settings."""
     swept = {(each.submission, each.workload) for each in found.sweeps}
     drawn = [
@@ -293,7 +257,7 @@ def _sizes_without_sweep(found: Compared) -> Iterator[str]:
         )
 
 
-def _doubts_of_sweeps(found: Compared) -> Iterator[str]:
+def _doubts_of_sweeps(found: Comparison) -> Iterator[str]:
     """Yield what each sweep has to say. Of many only the first."""
     doubtful = [each for each in found.sweeps if each.warnings]
     for each in doubtful[:SWEEPS]:
@@ -311,13 +275,11 @@ _DOUBTS = (
     _unmeasured_runs,
     _unequal_searches,
     _repetitions_without_seeds,
-    _words_of_runs,
     _missing_runs,
     _doubtful_clocks,
     _unlike_batch_sizes,
     _unlike_examples,
     _unlike_epochs,
-    _late_starts,
     _goals_too_near,
     _sizes_without_sweep,
     _doubts_of_sweeps,

@@ -87,9 +87,8 @@ def clock_of(c: Comparison, name: str) -> Clock:
 
     Without such trials it is the unit that suits the lengths of all trials.
     """
-    outcomes = [outcome for standing in c.standings for outcome in standing.outcomes]
-    seconds = [o.at("seconds") for o in outcomes if o.reached] or [
-        o.after("seconds") for o in outcomes
+    seconds = [o.at("seconds") for o in c.outcomes if o.reached] or [
+        o.after("seconds") for o in c.outcomes
     ]
     hours = [each / 3600 for each in seconds if each > 0]
     known = duration_for(Bounded(each, each, each) for each in hours) if hours else SECONDS

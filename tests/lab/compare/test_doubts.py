@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from courses import compared, on_workloads, seeds, trial
 
@@ -41,21 +40,6 @@ def test_runs_that_nothing_tells_apart_are_named() -> None:
     assert warnings_of(*seeds((100, 120))) == ""
     assert warnings_of(trial(100, learning_rate=0.1), trial(120, learning_rate=0.2)) == ""
     assert warnings_of(trial(100, study="a", **same), trial(120, study="b", **same)) == ""
-
-
-@pytest.mark.parametrize(
-    ("words", "named"), [("abc", True), ("aab", False), ("ab", False), ("aaaa", False)]
-)
-def test_words_that_differ_in_each_run_may_be_names(words: str, named: bool) -> None:
-    said = warnings_of(
-        *(
-            trial(100 + k, submission="sgd", hyperparameters={"seed": k, "mark": word})
-            for k, word in enumerate(words)
-        )
-    )
-
-    assert ("Each of 3 runs of sgd has another `mark`" in said) is named
-    assert ("another `mark`" in said) is named
 
 
 def test_a_refused_noise_scale_has_its_reason_once() -> None:
@@ -178,17 +162,6 @@ def test_epochs_with_different_numbers_of_examples_are_named() -> None:
 
     assert f"an epoch has 2,560 examples in {whole.name} and 640 in {alike.name}." in said
     assert "an epoch has" not in warnings_of(whole, alike)
-
-
-def test_a_log_that_begins_late_may_be_the_rest_of_another() -> None:
-    steps = np.arange(400, 600, 20)
-    resumed = Trial("version_1", Measurements(steps, np.linspace(0.5, 0.05, 10)), "b")
-    whole = Trial("version_0", Measurements(steps - 380, np.linspace(0.5, 0.05, 10)), "a")
-
-    said = warnings_of(whole, resumed)
-
-    assert "version_1 was first measured at step 400, and then at least every 20 steps." in said
-    assert "first measured" not in warnings_of(whole)
 
 
 def test_batch_sizes_that_were_drawn_are_named_once() -> None:
