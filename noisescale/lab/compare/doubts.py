@@ -24,7 +24,7 @@ UNLIKE = 1.5
 """Batch sizes, or the examples of an epoch, differ if one is this many times another."""
 
 NAMED = 3
-"""Runs, or submissions, that a sentence names at the most."""
+"""Runs that a sentence names at the most."""
 
 SWEEPS = 6
 """Sweeps over batch sizes whose doubts are told."""
@@ -236,27 +236,6 @@ def _goals_too_near(found: Comparison) -> Iterator[str]:
             yield said.format(runs, len(reached))
 
 
-def _sizes_without_sweep(found: Comparison) -> Iterator[str]:
-    """Say where batch sizes are no sweep, as they were drawn along with other settings."""
-    swept = {(each.submission, each.workload) for each in found.sweeps}
-    drawn = [
-        each.submission
-        for each in found.standings
-        if len({o.trial.batch_size for o in each.outcomes if o.trial.batch_size > 0}) > 1
-        and (each.submission, each.workload) not in swept
-    ]
-    if drawn:
-        names = [*dict.fromkeys(filter(None, drawn))]
-        others = " and others" if len(names) > NAMED else ""
-        of_them = f" of {', '.join(names[:NAMED])}{others}" if names else ""
-        yield (
-            f"The batch sizes{of_them} are no sweep: none has several learning rates, and these"
-            " rise and fall as if both were drawn. Such runs say nothing of the critical batch"
-            " size. Search the learning rate at each batch size (`noisescale sweep`). If each rate"
-            " is the best of a search, give the other runs of that search, too."
-        )
-
-
 def _doubts_of_sweeps(found: Comparison) -> Iterator[str]:
     """Yield what each sweep has to say. Of many only the first."""
     doubtful = [each for each in found.sweeps if each.warnings]
@@ -281,7 +260,6 @@ _DOUBTS = (
     _unlike_examples,
     _unlike_epochs,
     _goals_too_near,
-    _sizes_without_sweep,
     _doubts_of_sweeps,
 )
 

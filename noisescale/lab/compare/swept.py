@@ -17,15 +17,6 @@ DRAWN = 4
 SOME = 0.1
 """Batch sizes seem drawn along with learning rates if so many pairs rise, and as many fall."""
 
-RULED = 4
-"""The number of single learning rates that show a rule.
-
-If they were drawn from a range, fewer than 1 in 24 would rise all along; from a list of three, 6 %.
-"""
-
-ROUNDING = 0.05
-"""A rate that a rule gave may be rounded by this share."""
-
 
 class SweptBatch(NamedTuple):
     """What was found at one batch size."""
@@ -86,15 +77,12 @@ def sweep_of(
 
     A batch size whose best learning rate is at the edge of those that were tried does not count
     for the law, as Shallue et al. ask: a better one may lie beyond. Neither does one with a single
-    rate, or an unknown one, where two batch sizes or more have several: it was not searched. But a
-    single rate counts if a rule gave it: four such rates or more, together with the best ones of
-    the searches, never fall, and rise at most as the batch size does.
+    rate, or an unknown one, where two batch sizes or more have several: it was not searched.
 
-    Where at most one batch size has several rates, the others may have theirs from searches
-    elsewhere, and count. Each single rate that counts widens the bounds, see `find_regimes`. Rates
-    that go up and down more than fourfold, in a tenth of the pairs of batch sizes each, seem drawn
-    along with the batch sizes, and do not count. Then, if no batch size has several, there is no
-    sweep.
+    Where at most one batch size has several rates, the others may have theirs from a rule or from
+    searches elsewhere, and count. Each single rate that counts widens the bounds, see
+    `find_regimes`. Rates that go up and down more than fourfold, in a tenth of the pairs of batch
+    sizes each, seem drawn along with the batch sizes, and do not count.
 
     References:
         Shallue et al. 2019, arXiv:1811.03600, sections 3.2 and 4.
@@ -107,14 +95,8 @@ def sweep_of(
         _batch(size, [outcome for outcome in outcomes if outcome.trial.batch_size == size])
         for size in sizes
     )
-    several = sum(batch.searched for batch in batches)
-    by_chance = not _follow_a_rule(batches) if several > 1 else _were_drawn(batches)
-    if by_chance and not several:
-        return None
-    fewest = 2 if by_chance else 1 if several > 1 else 0
-    batches = tuple(
-        b._replace(unsearched=bool(b.steps) and len(b.learning_rates) < fewest) for b in batches
-    )
+    if sum(batch.searched for batch in batches) > 1 or _were_drawn(batches):
+        batches = tuple(b._replace(unsearched=bool(b.steps) and not b.searched) for b in batches)
     counting = [batch for batch in batches if batch.counts]
     points = [(b.batch_size, steps, b.searched) for b in counting for steps in b.steps]
     regimes = None
@@ -134,38 +116,6 @@ def _were_drawn(batches: Sequence[SweptBatch]) -> bool:
     rising = sum(high > DRAWN * low for low, high in pairs)
     falling = sum(low > DRAWN * high for low, high in pairs)
     return min(rising, falling) >= max(SOME * len(pairs), 1)
-
-
-def _follow_a_rule(batches: Sequence[SweptBatch]) -> bool:
-    """Return whether rates that never fall, and rise at most as the batch size does, fit all.
-
-    A rule has to hit single rates but for rounding, and lie nearer to the best rate of a search
-    than to any other that was tried there.
-    """
-    known = [batch for batch in batches if batch.steps and batch.learning_rates]
-    if sum(len(batch.learning_rates) == 1 for batch in known) < RULED:
-        return False
-    lowest, highest, before = 0.0, math.inf, known[0].batch_size
-    for batch in known:
-        low, high = _around_best(batch)
-        lowest = max(lowest, low)
-        highest = min(highest * batch.batch_size / before, high)
-        before = batch.batch_size
-        if lowest > highest:
-            return False
-    return True
-
-
-def _around_best(batch: SweptBatch) -> tuple[float, float]:
-    """Return the learning rates nearest to the best one of a batch size, on logarithmic axes."""
-    rates, best = batch.learning_rates, batch.best.trial.learning_rate
-    if len(rates) == 1:
-        return best / (1 + ROUNDING), best * (1 + ROUNDING)
-    below, above = ([r for r in rates if r < best], [r for r in rates if r > best])
-    return (
-        math.sqrt(best * below[-1]) if below else 0.0,
-        math.sqrt(best * above[0]) if above else math.inf,
-    )
 
 
 def _batch(size: float, outcomes: Sequence[Outcome]) -> SweptBatch:

@@ -115,11 +115,10 @@ def test_there_are_no_regimes_of_one_batch_size_that_counts(searched: bool) -> N
     assert found.warnings == ("No run reached the goal at batch size 16.",)
 
 
-def test_one_batch_size_and_unknown_or_drawn_ones_are_no_sweep() -> None:
+def test_one_batch_size_and_unknown_ones_are_no_sweep() -> None:
     assert swept(sweep({8: 100})) is None
     assert swept([trial(100), trial(200)]) is None
     assert swept([*sweep({8: 100}), trial(200)]) is None
-    assert swept(DRAWN) is None  # along with learning rates
 
 
 @pytest.mark.parametrize(
@@ -175,16 +174,13 @@ def test_batch_sizes_with_one_learning_rate_each_by_a_rule_count(rule: str, sear
     ("rates", "searched"),
     [
         ((0.5, 0.1, 0.8), 2),
-        ((0.1, 0.2, 0.4), 7),
-        ((0.1, 0.4, 1.6, 6.4), 2),
-        ((0.8, 0.4, 0.2, 0.1), 7),
+        ((0.1, 0.2, 0.4, 0.8), 7),
         ((), 7),
-        *(slow((0.5, 0.1, 0.8), 7), slow((0.1, 0.2, 0.4), 2)),
-        *(slow((0.1, 0.4, 1.6, 6.4), 7), slow((0.8, 0.4, 0.2, 0.1), 2)),
+        *(slow((0.5, 0.1, 0.8), 7), slow((0.1, 0.2, 0.4, 0.8), 2)),
     ],
 )
 def test_a_single_rate_beside_searches_does_not_count(rates: list[float], searched: int) -> None:
-    """Drawn rates, too few ones, and those of a rule that is too steep or falls; or none."""
+    """Drawn rates, those of a rule, or none."""
     some = dict([*LAW.items()][:searched])
     others = [
         trial(60 - k, batch_size=1024.0 * 2**k, learning_rate=rate)
@@ -209,24 +205,16 @@ SCALED = {
 
 
 @pytest.mark.parametrize("rule", SCALED)
-@pytest.mark.parametrize("searched", [slow((64,)), (64, 512), slow((8, 64, 512))], ids=str)
-def test_a_rate_searched_once_and_scaled_by_a_rule_counts(searched: list[int], rule: str) -> None:
-    """The usual way: the base batch size is tuned, and a rule gives the others their rate.
-
-    A search at further ones, even if it ends at the edge, takes nothing from those of the rule.
-    """
+def test_a_rate_searched_once_and_scaled_by_a_rule_counts(rule: str) -> None:
+    """The usual way: the base batch size is tuned, and a rule gives the others their rate."""
     rates = {size: SCALED[rule](size) for size in LAW}
-    also = [
-        trial(2 * LAW[size], batch_size=size, learning_rate=factor * rates[size])
-        for size in searched
-        for factor in ((0.5, 2) if size == 64 else (0.5,))
-    ]
+    also = [t for factor in (0.5, 2) for t in single({64: 2 * LAW[64]}, factor * rates[64])]
 
     found = swept([*single(LAW, rates), *also])
 
-    assert counting(found) == [size for size in LAW if size == 64 or size not in searched]
+    assert counting(found) == [*LAW]
     assert found.regimes is not None
-    said = f"At {len(LAW) - len(searched)} of 7 batch sizes the learning rate was not searched"
+    said = "At 6 of 7 batch sizes the learning rate was not searched"
     assert any(told.startswith(said) for told in found.warnings)
 
 
@@ -244,10 +232,8 @@ def scaled(searched: dict[float, float]) -> list[Trial]:
     return [*searched_around(searched, (0.5, 1, 2)), *single(others)]
 
 
-BY_RULE = single(LAW, {size: 0.1 * size / 8 for size in LAW})[:-1]
 DRAWN = single(LAW, dict(zip(LAW, (0.4, 1.0, 0.2, 3.0, 0.1, 0.3, 2.0), strict=True)))
 """Of a random search over learning rates and batch sizes."""
-SOME = {size: LAW[size] for size in (32, 64, 128, 256)}
 
 
 @pytest.mark.parametrize(
@@ -255,20 +241,10 @@ SOME = {size: LAW[size] for size in (32, 64, 128, 256)}
     [
         (scaled({8: 0.1, 16: 0.2}), [8, 16]),
         (scaled({128: 0.7, 256: 1.0, 512: 1.4}), [128, 256, 512]),
-        (
-            [
-                *searched_around({8: 0.1, 16: 0.1}, (0.5, 1, 2)),
-                *(*single(SOME), *single({512: math.inf}, 0.001)),
-            ],
-            [8, 16, *SOME],
-        ),
-        ([*BY_RULE, *single({8: 9999, 16: 9999}, 0.05), trial(500, batch_size=512)], [*SOME]),
+        (DRAWN, []),
         ([*DRAWN, *single({64: 9999}, 0.5), *single({64: 9999}, 9.0)], [64]),
     ],
-    ids=[
-        *("never scaled after searches", "never scaled before searches"),
-        *("a missed goal says nothing", "an unknown rate beside a rule", "drawn ones"),
-    ],
+    ids=["never scaled after searches", "never scaled before searches", "drawn", "one searched"],
 )
 def test_single_learning_rates_do_not_count_against_the_searches(
     trials: list[Trial], counts: list[float]
@@ -276,7 +252,7 @@ def test_single_learning_rates_do_not_count_against_the_searches(
     found = swept(trials)
 
     assert counting(found) == counts
-    assert (found.regimes is None) is (len(counts) == 1)
+    assert (found.regimes is None) is (len(counts) < 2)
 
 
 def test_drawn_batch_sizes_leave_the_advice_on_searched_ones() -> None:
