@@ -12,7 +12,7 @@ from noisescale.history.metrics import Goal
 from noisescale.lab.compare.document import document_of
 from noisescale.lab.compare.doubts import doubts_of
 from noisescale.lab.compare.measurements import CLOCKS, Trial
-from noisescale.lab.compare.outcomes import Outcome, Standing
+from noisescale.lab.compare.outcomes import Outcome, Standing, is_seed, is_setting
 from noisescale.lab.compare.profiles import PerformanceProfile
 from noisescale.lab.compare.swept import Swept, SweptBatch
 from noisescale.report.answer import Answer
@@ -150,7 +150,11 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         "study": trial.study,
         "batch_size": trial.batch_size,
         "learning_rate": trial.learning_rate,
-        "hyperparameters": dict(trial.hyperparameters),
+        "hyperparameters": {
+            name: value
+            for name, value in trial.hyperparameters.items()
+            if is_setting(name) or is_seed(name)
+        },
         "diverged": trial.diverged,
         "reached": outcome.reached is not None,
         **{clock: outcome.at(clock) for clock in CLOCKS},

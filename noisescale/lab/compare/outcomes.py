@@ -15,8 +15,27 @@ from noisescale.history.metrics import Goal
 from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.steps_to_result import Reached, budget_mask, find_result
 
-_IDS = ("id", "rank", "pid", "version", "timestamp", "date", "port")
-"""Last words of names that tell runs apart, and not trainings."""
+_OF_RUNS = (
+    *(
+        "id",
+        "rank",
+        "pid",
+        "version",
+        "timestamp",
+        "date",
+        "port",
+        "time",
+        "user",
+        "host",
+        "device",
+    ),
+    *("dir", "folder", "path", "file", "url", "logdir", "devices", "project", "experiment", "run"),
+    *("tag", "tags", "commit", "note", "notes", "status", "ended"),
+)
+"""Last words of names that say which run it was, where it was trained, or how it ended."""
+
+_NAMED = ("run", "experiment", "trial", "job", "project", "group", "logger", "log", "user")
+"""Words before "name" that make it the name of a run: others name an optimizer or a schedule."""
 
 
 def is_seed(name: str) -> bool:
@@ -29,9 +48,16 @@ def is_seed(name: str) -> bool:
     return "seed" in _words(name)
 
 
-def _is_setting(name: str) -> bool:
-    """Return whether different values of a hyperparameter make different trainings."""
-    return not is_seed(name) and _words(name)[-1] not in _IDS
+def is_setting(name: str) -> bool:
+    """Return whether different values of a hyperparameter make different trainings.
+
+    Examples:
+        >>> [is_setting(name) for name in ("schedule", "optim/name", "run_name", "output_dir")]
+        [True, True, False, False]
+    """
+    *before, last = re.split(r"[/._-]", name.lower())
+    names_run = last == "name" and (not before or before[-1] in _NAMED)
+    return not (is_seed(name) or names_run or last in _OF_RUNS)
 
 
 def _words(name: str) -> list[str]:
@@ -90,7 +116,7 @@ class Outcome:
         """What was set: repetitions of a training have it in common."""
         trial = self.trial
         numbers = {k: v for k, v in trial.hyperparameters.items() if not isinstance(v, str)}
-        others = sorted((name, str(v)) for name, v in numbers.items() if _is_setting(name))
+        others = sorted((name, str(v)) for name, v in numbers.items() if is_setting(name))
         # NaN is unequal to itself.
         return (str(trial.batch_size), str(trial.learning_rate), *others, *self.words.items())
 
@@ -100,7 +126,7 @@ class Outcome:
         trial = self.trial
         named = {"optimizer": trial.optimizer} if trial.optimizer else {}
         texts = {name: v for name, v in trial.hyperparameters.items() if isinstance(v, str)}
-        return named | {name: texts[name] for name in sorted(texts) if _is_setting(name)}
+        return named | {name: texts[name] for name in sorted(texts) if is_setting(name)}
 
 
 @dataclass(frozen=True, eq=False)

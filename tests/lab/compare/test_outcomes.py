@@ -119,3 +119,17 @@ def test_another_batch_size_learning_rate_word_or_optimizer_is_another_setting()
     assert setting(job_id=1, **{"trainer/version": 1}) == setting(
         job_id=2, **{"trainer/version": 2}
     )
+
+
+PLACES = (
+    *("name", "run_name", "logger/name", "output_dir", "ckpt_path", "tags", "start_time"),
+    *("host", "status", "ended", "experiment", "git-commit", "wandb/group-name", "trial.notes"),
+)
+WORDS = ("schedule", "optim/name", "optimizer_name", "model/kind", "precision", "scheduler.name")
+
+
+def test_names_places_and_remarks_of_runs_are_no_settings_and_other_words_are() -> None:
+    """Each repetition would be a setting of its own, and the luckiest would count."""
+    for name in (*PLACES, *WORDS):
+        differ = setting(**{name: "one"}) != setting(**{name: "other"})
+        assert (name, differ) == (name, name in WORDS)

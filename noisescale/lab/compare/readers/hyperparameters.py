@@ -15,28 +15,6 @@ from noisescale.refusal import Refusal
 LEARNING_RATES = ("learning_rate", "lr")
 """Names of the learning rate. The first that is there counts."""
 
-_OF_RUNS = (
-    *(
-        "dir",
-        "folder",
-        "path",
-        "file",
-        "url",
-        "logdir",
-        "host",
-        "device",
-        "devices",
-        "time",
-        "user",
-    ),
-    *("project", "experiment", "run", "tag", "tags", "commit", "note", "notes", "status", "ended"),
-)
-"""Last words of names whose texts say where a run was trained or kept, what it is called, or how it
-ended."""
-
-_NAMES_OF_RUNS = ("run", "experiment", "trial", "job", "project", "group", "logger", "log", "user")
-"""Words before "name" that make it the name of a run: others name an optimizer or a schedule."""
-
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """Where an object lay in memory. It differs between runs."""
 
@@ -49,7 +27,7 @@ class Hyperparameters(NamedTuple):
     learning_rate: float
     """NaN if it is not known."""
     others: Mapping[str, float | str]
-    """All other numbers and settings in words."""
+    """All other numbers and words."""
     optimizer: str
     """The name of the optimizer; "" if it is not known."""
 
@@ -58,8 +36,8 @@ def hyperparameters(logged: Mapping[str, Any]) -> Hyperparameters:
     """Sort what was logged. Nested names are joined by "/", and their last part counts.
 
     Switches are 1 or 0: a run with Nesterov's momentum is no repetition of one without. Words and
-    lists are settings, too, such as the name of a schedule or widths of layers, but for those that
-    `setting_in_words` leaves out.
+    lists count, too, such as the name of a schedule or widths of layers. Addresses of objects are
+    left out.
 
     A batch size or a learning rate that several nested names give differently is not known.
 
@@ -75,29 +53,12 @@ def hyperparameters(logged: Mapping[str, Any]) -> Hyperparameters:
     rates = (_common_number(numbers, name) for name in LEARNING_RATES)
     learning_rate = next((rate for rate in rates if not math.isnan(rate)), math.nan)
     known = ("batch_size", *LEARNING_RATES)
-    texts = {name: each for name, each in flat.items() if isinstance(each, str)}
-    optimizer = texts.pop("optimizer", "")
-    words = {name: setting_in_words(name, text) for name, text in texts.items()}
-    given = {name: text for name, text in words.items() if text is not None} | numbers
+    words = {name: _ADDRESS.sub("", each) for name, each in flat.items() if isinstance(each, str)}
+    optimizer = words.pop("optimizer", "")
+    given = words | numbers
     others = {name: each for name, each in given.items() if name.rpartition("/")[2] not in known}
     others |= {name: float(each) for name, each in flat.items() if isinstance(each, bool)}
     return Hyperparameters(batch_size, learning_rate, others, optimizer)
-
-
-def setting_in_words(name: str, text: str) -> str | None:
-    """Return the text of a setting; None if the name says that the text is about a run.
-
-    The address of an object is left out.
-
-    Examples:
-        >>> setting_in_words("schedule", "cosine"), setting_in_words("optim/name", "adam")
-        ('cosine', 'adam')
-        >>> setting_in_words("run_name", "first"), setting_in_words("output_dir", "runs/1")
-        (None, None)
-    """
-    *before, last = re.split(r"[/._-]", name.lower())
-    names_run = last == "name" and (not before or before[-1] in _NAMES_OF_RUNS)
-    return None if names_run or last in _OF_RUNS else _ADDRESS.sub("", text)
 
 
 def read_hparams(folder: Path) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from noisescale.lab.compare.readers.found import (
     measurements_of,
     number,
 )
-from noisescale.lab.compare.readers.hyperparameters import setting_in_words
 from noisescale.refusal import Refusal
 
 GROUPS = ("submission", "workload", "study")
@@ -203,10 +202,8 @@ def _number_columns(lines: Sequence[_Line], names: Iterable[str]) -> list[str]:
 
 
 def _settings(group: Sequence[_Line], names: Iterable[str]) -> dict[str, float | str]:
-    """Return the numbers of columns, and the words that are settings."""
-    values = {name: value for name in names for value in _values(group, name)}
-    found = {n: setting_in_words(n, v) if isinstance(v, str) else v for n, v in values.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    """Return the numbers and the words of columns."""
+    return {name: value for name in names for value in _values(group, name)}
 
 
 def _values(group: Sequence[_Line], name: str) -> set[float | str]:

@@ -35,20 +35,6 @@ def test_numbers_switches_words_and_lists_count_wherever_they_are_nested_and_not
     }
 
 
-PLACES = (
-    *("name", "run_name", "logger/name", "output_dir", "ckpt_path", "tags", "start_time"),
-    *("host", "status", "ended", "experiment", "git-commit", "wandb/group-name", "trial.notes"),
-)
-WORDS = ("schedule", "optim/name", "optimizer_name", "model/kind", "precision", "scheduler.name")
-
-
-def test_names_places_and_remarks_of_runs_are_no_settings_and_other_words_are() -> None:
-    """Each repetition would be a setting of its own, and the luckiest would count."""
-    for name in (*PLACES, *WORDS):
-        found = hyperparameters({name: "one"}).others
-        assert (name, found) == (name, {name: "one"} if name in WORDS else {})
-
-
 def test_an_object_is_the_same_wherever_it_lay_in_memory() -> None:
     first, again = (
         hyperparameters({"activation": f"<function relu at 0x7f{address}>"}).others
