@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -141,31 +142,19 @@ def branch(
     return Branches(branched, by_noise_scale, str(output), folder)
 
 
-def branch_cost(
-    run: Run,
-    checkpoint: str | PathLike[str],
-    target: Any,
-    data: Any = None,
-    *,
-    batch_sizes: Sequence[str | float] | str = "1x,4x,16x",
-    until: str | PathLike[str] | None = None,
-    orders: int = 3,
-    learning_rate: str = "auto",
-    loss_examples: int = 2048,
-    max_device_batch_size: int | None = None,
-    devices: int = 1,
-    nodes: int = 1,
-    monitor: str | None = None,
-) -> BranchCost:
+def branch_cost(*arguments: Any, **named: Any) -> BranchCost:
     """Return what `branch` would cost, and train nothing. The arguments are those of `branch`.
 
     Raises:
         ValueError: If an argument is wrong or does not fit the run.
         OSError: If a file cannot be read.
     """
-    branching = plan_branches(_branch_options(locals()))
-    module_and_data(target, data)  # refuses what `branch` would refuse
-    return BranchCost(branching, loss_examples)
+    bound = signature(branch).bind(*arguments, **named)
+    bound.apply_defaults()
+    given = bound.arguments
+    branching = plan_branches(_branch_options(given))
+    module_and_data(given["target"], given["data"])  # refuses what `branch` would refuse
+    return BranchCost(branching, given["loss_examples"])
 
 
 def _branch_options(given: Mapping[str, Any]) -> BranchOptions:

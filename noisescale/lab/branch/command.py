@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from inspect import signature
 from pathlib import Path
 from typing import Annotated
 
@@ -46,8 +45,7 @@ def branch_run(
     console = Console(stderr=True, highlight=False, quiet=not is_first())
     with shorten_errors():
         if dry_run:
-            planned = {name: values[name] for name in signature(branch_cost).parameters}
-            show(branch_cost(**planned), as_json=as_json)
+            show(branch_cost(**values), as_json=as_json)
             return
         with console.status("Training branches..."), interruptible(values["output"]):
             found = branch(

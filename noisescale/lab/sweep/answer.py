@@ -20,7 +20,7 @@ from noisescale.lab.jobs.job_progress import JobAnswer, JobProgress, duration, p
 from noisescale.lab.jobs.jobs import FAILED, Entry
 from noisescale.lab.jobs.workers import Place
 from noisescale.lab.sweep.results import DIVERGED, OUT_OF_STEPS, PRUNED
-from noisescale.lab.sweep.settings import SweepJob
+from noisescale.lab.sweep.settings import SweepJob, doubts_about_module
 from noisescale.lab.sweep.swept_size import SweptSize
 from noisescale.report.document import Cell, Document, Figure, Line, Statement, Table
 from noisescale.report.numbers import count, hours, plural
@@ -33,12 +33,6 @@ SCHEDULED = (
     "The module has a learning-rate schedule ({}). It stays as it is at all batch sizes, with its"
     " peak at the searched learning rate. If the learning rate falls before the goal is reached,"
     " trainings take longer or miss the goal, and B_crit is wrong: for a sweep leave the decay out."
-)
-
-OF_A_BATCH = (
-    "{} is logged by the training step: it is that of one batch. It scatters most at small batch"
-    " sizes, where a lucky batch may reach the goal early. So B_crit may be wrong. For a sweep log"
-    " a metric in `validation_step`."
 )
 
 MET = (
@@ -55,12 +49,6 @@ TOO_SHORT = (
     "Batch size {}: trainings ended before the goal, by `--epochs {:g}`. Begin another sweep with"
     " more epochs, or an easier goal, and another `--output`."
 )
-FIXED = (
-    "The module has a hyperparameter `batch_size` = {}. It stays as it is at all batch sizes. If"
-    " the loss or a schedule is made with it, steps and B_crit are wrong: use the size of the batch"
-    " instead."
-)
-
 ALIKE = (
     "All repetitions at batch size {} are the same: weights and order of the data do not follow the"
     " seed. How much the steps scatter is not known. Set no seed, and give no seeded generator."
@@ -308,11 +296,7 @@ def doubts_before(job: SweepJob) -> list[str]:
         found.append(MET.format(job.goal))
     if job.own.seeded and job.search.repeats > 1:
         found.append(SEEDED.format(job.training.target))
-    if job.own.of_a_batch:
-        found.append(OF_A_BATCH.format(job.goal.metric))
-    if job.own.fixed_batch_size is not None:
-        found.append(FIXED.format(job.own.fixed_batch_size))
-    return found
+    return [*found, *doubts_about_module(job.own, job.goal.metric)]
 
 
 def doubts_about(sizes: Sequence[SweptSize], epochs: float) -> list[str]:

@@ -24,6 +24,17 @@ STREAM = 1_000_000
 """Examples that count as an epoch of a stream, which does not say how long it is."""
 
 
+OF_A_BATCH = (
+    "{} is logged by the training step: it is that of one batch. It scatters most at small batch"
+    " sizes, where a lucky batch may have a good one. Log a metric in `validation_step`."
+)
+
+FIXED = (
+    "The module has a hyperparameter `batch_size` = {}. It stays as it is at all batch sizes. If"
+    " the loss or a schedule is made with it, use the size of the batch instead."
+)
+
+
 @dataclass(frozen=True)
 class ModuleDefaults:
     """What the module and its data bring along."""
@@ -62,6 +73,14 @@ class ModuleDefaults:
         """Return the steps of an epoch. A stream has none: a million examples count as one."""
         examples = self.examples if math.isfinite(self.examples) else STREAM
         return max(1, math.floor(examples / size))
+
+
+def doubts_about_module(own: ModuleDefaults, metric: str) -> list[str]:
+    """Return what makes trainings of a module at several batch sizes doubtful."""
+    found = [OF_A_BATCH.format(metric)] if own.of_a_batch else []
+    if own.fixed_batch_size is not None:
+        found.append(FIXED.format(own.fixed_batch_size))
+    return found
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from noisescale.csv_lines import write_csv
 from noisescale.lab.jobs.job_progress import JobAnswer, JobProgress, progress_tables
 from noisescale.lab.jobs.jobs import Entry
 from noisescale.lab.jobs.workers import Place
+from noisescale.lab.sweep.settings import doubts_about_module
 from noisescale.lab.tune.cost_front import CostFront, Setting
 from noisescale.lab.tune.tables import cost_unit, front_table, settings_of, tables_of
 from noisescale.lab.tune.tune_job import TuneJob, values_of
@@ -32,16 +33,6 @@ _HOW_TO_READ = (
     " result may be lucky: repeat the setting that you choose with other seeds. A power of 0.5 says"
     " that a parameter doubles where the cost is four times as high; where its interval includes"
     " 0, the parameter may as well stay as it is."
-)
-
-OF_A_BATCH = (
-    "{} is logged by the training step: it is that of the last batch. It scatters, most at small"
-    " batch sizes. Log a metric in `validation_step`."
-)
-
-FIXED = (
-    "The module has a hyperparameter `batch_size` = {}. It stays as it is at all batch sizes. If"
-    " the loss or a schedule is made with it, use the size of the batch instead."
 )
 
 SCHEDULED = (
@@ -278,11 +269,7 @@ def doubts_about(job: TuneJob) -> list[str]:
             continue
         if not math.isclose(own, first, rel_tol=1e-5):
             found.append(NOT_OWN.format(each.name, four_digits(first), four_digits(own)))
-    if job.own.of_a_batch:
-        found.append(OF_A_BATCH.format(job.metric))
-    if job.own.fixed_batch_size is not None:
-        found.append(FIXED.format(job.own.fixed_batch_size))
-    return found
+    return [*found, *doubts_about_module(job.own, job.metric)]
 
 
 def _number(value: float) -> str:

@@ -139,6 +139,8 @@ def test_a_budget_is_positive_and_has_a_unit(text: str) -> None:
 def test_a_run_gives_its_noise_scale_and_step_times(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import noisescale.prediction.predict  # noqa: F401 - else it keeps the replaced function
+
     measured = history()
     monkeypatch.setattr("noisescale.history.reading.read_run", lambda _: measured)
     known = make_job._measurements(None, here)
