@@ -107,58 +107,24 @@ def profile(
     file = TimesFile(_file_for(run, output))
     module, found = module_and_data(target, data)
     examples = train_and_val(found)[0]
+    say = progress or (lambda _: None)
     todo = _ToTime(((device_batch_sizes, accumulation),), MOST_STEPS if steps is None else steps)
     if run is not None and device_batch_sizes is None and accumulation is None:
         around = AroundRun.of(read_run(run), examples_in(examples))
         todo = _to_time_around(around, examples_in(examples), steps, module.automatic_optimization)
-        if progress is not None:
-            progress(_announcement(around, todo))
-
-    def keep(fit: TimedFit) -> None:
-        timing = fit.timing
-        file.add(fit)
-        if progress is not None:
-            progress(
-                f"{timing.device_batch_size:,} examples x {timing.accumulation}:"
-                f" {number(1000 * timing.seconds)} ms/step,"
-                f" {number(timing.examples_per_second)} examples/s"
-            )
-
+        say(_announcement(around, todo))
     stopped: list[str] = []
-    timings: list[StepTiming] = []
     trainer_options = {
         **{"accelerator": accelerator, "devices": devices, "num_nodes": nodes},
         **{"strategy": strategy, "precision": precision},
     }
     kept = "" if file.path is None else "Earlier timings are in the file. "
-    with refuse_out_of_memory(
-        "device_batch_sizes", f"{kept}Find the largest size that fits on one device first."
-    ):
-        for sizes_of_part, micro_batches in todo.parts:
-            timings += time_steps(
-                module,
-                examples,
-                sizes_of_part,
-                accumulation=micro_batches,
-                steps=todo.steps,
-                warm_up=WARM_UP,
-                on_fit=keep,
-                on_too_large=lambda size: file.note(too_large=size),
-                on_stop=stopped.append,
-                **trainer_options,
-            )
-        if not timings:
-            raise Refusal(
-                "device_batch_sizes",
-                "begin with a size that fits in memory",
-                "no such size",
-                "Give smaller sizes.",
-            )
+    remedy = f"{kept}Find the largest size that fits on one device first."
+    with refuse_out_of_memory("device_batch_sizes", remedy):
+        timings = _timings(module, examples, todo, file, stopped.append, say, trainer_options)
         fastest = max(timings, key=lambda timing: timing.examples_per_second)
         loader = time_loader(
-            module,
-            examples,
-            todo.own or int(fastest.device_batch_size),
+            *(module, examples, todo.own or int(fastest.device_batch_size)),
             steps=todo.steps,
             warm_up=WARM_UP,
             trainer_options=trainer_options,
@@ -172,6 +138,48 @@ def profile(
         output=None if file.path is None else str(file.path),
         run=None if run is None else str(run),
     )
+
+
+def _timings(
+    module: Any,
+    examples: Any,
+    todo: _ToTime,
+    file: TimesFile,
+    on_stop: Callable[[str], None],
+    say: Callable[[str], None],
+    trainer_options: dict[str, Any],
+) -> list[StepTiming]:
+    """Time steps, and add each time to a file as soon as it is measured."""
+
+    def keep(fit: TimedFit) -> None:
+        timing = fit.timing
+        file.add(fit)
+        say(
+            f"{timing.device_batch_size:,} examples x {timing.accumulation}:"
+            f" {number(1000 * timing.seconds)} ms/step,"
+            f" {number(timing.examples_per_second)} examples/s"
+        )
+
+    timings: list[StepTiming] = []
+    for sizes, micro_batches in todo.parts:
+        timings += time_steps(
+            *(module, examples, sizes),
+            accumulation=micro_batches,
+            steps=todo.steps,
+            warm_up=WARM_UP,
+            on_fit=keep,
+            on_too_large=lambda size: file.note(too_large=size),
+            on_stop=on_stop,
+            **trainer_options,
+        )
+    if not timings:
+        raise Refusal(
+            "device_batch_sizes",
+            "begin with a size that fits in memory",
+            "no such size",
+            "Give smaller sizes.",
+        )
+    return timings
 
 
 def _file_for(run: str | PathLike[str] | None, output: str | PathLike[str] | None) -> Path | None:
