@@ -29,6 +29,7 @@ from transformers import (
 from transformers.integrations.integration_utils import (
     MLflowCallback,
     TensorBoardCallback,
+    TrackioCallback,
     WandbCallback,
 )
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
@@ -190,7 +191,7 @@ def tensorboard_writers(callback: TrainerCallback) -> list[Any]:
 
 
 def hand_over_records(callback: TrainerCallback, records: Iterable[Path], guard: Guard) -> None:
-    """Give the record of a run to W&B and MLflow, as far as there is any by now."""
+    """Give the record of a run to W&B, MLflow and trackio, as far as there is any by now."""
     for record in records:
         if not record.exists():
             continue
@@ -201,6 +202,11 @@ def hand_over_records(callback: TrainerCallback, records: Iterable[Path], guard:
             for of_wandb in callbacks_beside(callback, WandbCallback):
                 if (run := of_wandb._wandb.run) is not None:
                     run.save(str(record), base_path=str(record.parent), policy="now")
+            for of_trackio in callbacks_beside(callback, TrackioCallback):
+                trackio: Any = of_trackio._trackio
+                if (run := trackio.context_vars.current_run.get()) is not None:
+                    name = f"run-{run.id}-{record.name}"
+                    trackio.log_artifact(str(record), name=name, overwrite=True)
 
 
 def callbacks_beside(callback: TrainerCallback, kind: type[_Found]) -> list[_Found]:
