@@ -18,8 +18,8 @@ WHAT_TO_DO = "delete as much elsewhere, or raise the limit in a commit that says
 
 
 def test_the_package_and_its_tests_grow_no_more() -> None:
-    assert lines_of(PACKAGE) <= 63_960, WHAT_TO_DO
-    assert lines_of(ROOT / "tests") <= 60_010, WHAT_TO_DO
+    assert lines_of(PACKAGE) <= 64_220, WHAT_TO_DO
+    assert lines_of(ROOT / "tests") <= 60_170, WHAT_TO_DO
 
 
 def test_what_most_people_use_loads_no_more() -> None:

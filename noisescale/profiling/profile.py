@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`profile`: the step times of a LightningModule at several batch sizes on a device."""
+"""`profile`: the step times of a training at several batch sizes on a device."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from noisescale.history.reading import read_run
 from noisescale.history.run_files import only_run_in
 from noisescale.lightning.resized_loaders import examples_in
 from noisescale.profiling.around_run import MOST_STEPS, AroundRun
+from noisescale.profiling.blocks import TimedFit
 from noisescale.profiling.step_times import StepTimes
-from noisescale.profiling.time_fit import TimedFit
 from noisescale.profiling.time_loader import time_loader
 from noisescale.profiling.time_steps import time_steps
 from noisescale.refusal import Refusal
@@ -25,6 +25,7 @@ from noisescale.report.numbers import number
 from noisescale.step_time import FILE, DeviceTimes, StepTiming, fit_step_time
 from noisescale.user_code.targets import (
     is_first,
+    is_trainer_of_transformers,
     module_and_data,
     refuse_out_of_memory,
     train_and_val,
@@ -60,14 +61,15 @@ def profile(
     output: str | PathLike[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> StepTimes:
-    """Measure the step times of a LightningModule at several batch sizes on a device.
+    """Measure the step times of a training at several batch sizes on a device.
 
     Copies of the module are trained for a few steps each. The module, the data and the random
     number generators are left as they were.
 
     Args:
-        target: A LightningModule, or a function that returns one, alone or with its data; or a text
-            that names one of these, "file.py:name" or "package.module:name".
+        target: A LightningModule or the Trainer of transformers, or a function that returns one,
+            alone or with its data; or a text that names one of these, "file.py:name" or
+            "package.module:name".
         data: A Dataset, a DataLoader, a LightningDataModule, or a pair to train and to validate on;
             or a function or a text as for `target`. Default: what the target returns, else the
             loaders that the module makes.
@@ -76,7 +78,8 @@ def profile(
             1, 2, 4 and 8 times as many while they fit.
         accumulation: Numbers of micro-batches in a step. Default: 1 and 2. With `run`: 1, and at
             the run's own device batch its own number, too.
-        devices: Devices on each node.
+        devices: Devices on each node. The Trainer of transformers has this and the next four from
+            its own arguments.
         nodes: Number of nodes. The same program has to be started on each.
         accelerator: As in training.
         strategy: As in training.
@@ -105,19 +108,22 @@ def profile(
         [(4, 1), (4, 2), (8, 1), (8, 2)]
     """
     file = TimesFile(_file_for(run, output))
-    module, found = module_and_data(target, data)
+    module, found = module_and_data(target, data, or_trainer=True)
     examples = train_and_val(found)[0]
     say = progress or (lambda _: None)
     todo = _ToTime(((device_batch_sizes, accumulation),), MOST_STEPS if steps is None else steps)
     if run is not None and device_batch_sizes is None and accumulation is None:
+        accumulates = getattr(module, "automatic_optimization", True)
         around = AroundRun.of(read_run(run), examples_in(examples))
-        todo = _to_time_around(around, examples_in(examples), steps, module.automatic_optimization)
+        todo = _to_time_around(around, examples_in(examples), steps, accumulates)
         say(_announcement(around, todo))
     stopped: list[str] = []
     trainer_options = {
         **{"accelerator": accelerator, "devices": devices, "num_nodes": nodes},
         **{"strategy": strategy, "precision": precision},
     }
+    if is_trainer_of_transformers(module):
+        _refuse_options(trainer_options)
     kept = "" if file.path is None else "Earlier timings are in the file. "
     remedy = f"{kept}Find the largest size that fits on one device first."
     with refuse_out_of_memory("device_batch_sizes", remedy):
@@ -138,6 +144,19 @@ def profile(
         output=None if file.path is None else str(file.path),
         run=None if run is None else str(run),
     )
+
+
+def _refuse_options(given: dict[str, Any]) -> None:
+    """Refuse what transformers' Trainer has from its own arguments, and from how it is started."""
+    defaults = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
+    for name, value in given.items():
+        if value != defaults.get(name):
+            raise Refusal(
+                "nodes" if name == "num_nodes" else name,
+                "be left out for the Trainer of transformers, which has it from its arguments",
+                repr(value),
+                "Start several devices by `torchrun --nproc-per-node 2 -m noisescale profile ...`.",
+            )
 
 
 def _timings(
