@@ -18,6 +18,8 @@ EXAMPLE = "noisescale profile train.py:make --run lightning_logs/version_0"
     "profile",
     {
         **TRAINED,
+        "target": "A function that returns a LightningModule and its data, or transformers'"
+        " Trainer. Written as package.module:name or file.py:name.",
         "device_batch_sizes": Given(
             str,
             "Examples on a device at once, for example 8,16. Default: 1,2,4... while they fit in"
@@ -41,7 +43,7 @@ EXAMPLE = "noisescale profile train.py:make --run lightning_logs/version_0"
 def profile_steps(
     values: Values, details: Details = False, as_json: Json = False, html: Html = None
 ) -> None:
-    """Measure the step times of a LightningModule at several batch sizes on a device."""
+    """Measure the step times of a training at several batch sizes on a device."""
     from rich.console import Console
 
     from noisescale.profiling.profile import profile

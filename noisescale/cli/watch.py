@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from noisescale.checks import require_positive
-from noisescale.cli.values import flags_of
-from noisescale.refusal import rename_arguments
+from noisescale.cli.from_function import Given, Values, command_from
 
 if TYPE_CHECKING:
     from noisescale.history.following import FollowedRun
@@ -23,25 +22,25 @@ if TYPE_CHECKING:
 TICK = 1.0
 """Seconds between two updates of the screen. Files are read every `--every` seconds."""
 
-
 TERMINATED = 128 + signal.SIGTERM
 """The exit code of a command that this signal ended."""
 
 HOW_TO_END = "Press Ctrl-C to end."
 
-
 EXAMPLE = "noisescale watch lightning_logs"
 
 
+@command_from(
+    "predict",
+    {
+        "run": Given(Path, "Folder of a run that trains now. Of several runs the newest is shown."),
+        "optimizer": Given(default=0, help="Number of the optimizer, if several were measured."),
+    },
+    positional="run",
+    only="run optimizer monitor",
+)
 def watch_run(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN",
-            help="Folder of a run that trains now. In a folder with several runs, the newest run"
-            " is shown.",
-        ),
-    ],
+    values: Values,
     every: Annotated[
         float, typer.Option(help="Seconds between two readings of the run's record.")
     ] = 5.0,
@@ -49,25 +48,15 @@ def watch_run(
         bool,
         typer.Option("--once", help="Print once and exit. Without a terminal this is the default."),
     ] = False,
-    optimizer: Annotated[
-        int,
-        typer.Option(help="Number of the optimizer, if several were measured."),
-    ] = 0,
-    monitor: Annotated[
-        str | None, typer.Option(help="Name of the monitor, if it has a name.")
-    ] = None,
 ) -> None:
     """Show the noise scale of a run while it trains, and the present advice."""
-    with (
-        suppress(KeyboardInterrupt),
-        rename_arguments(flags_of(watch_run)),
-    ):  # Ctrl-C is how to end it
+    with suppress(KeyboardInterrupt):  # Ctrl-C is how to end it
         require_positive("every", every, "Pass 5 to read the files every 5 seconds.")
         live = sys.stdout.isatty() and not once
-        _watch(run, every if live else None, optimizer, monitor)
+        _watch(**values, every=every if live else None)
 
 
-def _watch(run: Path, every: float | None, optimizer: int, monitor: str | None) -> None:
+def _watch(run: Path, optimizer: int, monitor: str | None, every: float | None) -> None:
     """Show the state of a run again and again; once if `every` is None."""
     from rich.console import Console
     from rich.live import Live

@@ -146,7 +146,6 @@ def measure(
     began = time.monotonic()
     module, examples = module_and_train_data(target, data, loss)
     own_unit: str = unit or str(getattr(module, "own_unit", "examples"))
-    saved = None if checkpoint is None else Checkpoint.read(Path(checkpoint))
     judged = [
         JudgedMonitor(name=way, batch_size_fn=batch_size_fn, weight_fn=weight_fn) for way in ways
     ]
@@ -165,6 +164,7 @@ def measure(
         **{"strategy": strategy, "use_distributed_sampler": True},
         "precision": precision or getattr(module, "own_precision", None),
     }
+    saved = None if checkpoint is None else Checkpoint.read(Path(checkpoint))
     fit = partial(frozen_fit, module, checkpoint=saved, trainer_options=options)
     rule = StoppingRule(batches, width, seconds, confidence, judged, progress)
 
@@ -173,43 +173,22 @@ def measure(
             runs_of(read_document(record).newest, own_unit, parameters_of(seen.optimizer), record)
         return rule.enough(seen)
 
-    with refuse_out_of_memory("batch_size", "Give a smaller `batch_size`."):
-        seen = fit(data_to_fit(examples, batch_size), asked, judged=judged, enough=enough)
-    if seen.batches < LEAST:
-        raise Refusal(
-            "data",
-            f"have at least {LEAST} different batches",
-            seen.batches,
-            "Shuffle them, or give a smaller `batch_size`.",
-        )
-    random = None
-    if not draws_at_random(seen.loader) and can_be_shuffled(seen.loader):
-        say(progress, "The loader does not shuffle: taking shuffled batches, too")
-        until = max(began + seconds, time.monotonic() + (time.monotonic() - began) / 2)
-        with Guard()("Shuffled batches could not be taken, to compare with"):
-            again = replace(asked, successive=lambda _: False)
-            random = _shuffled_fit(fit, seen, again, round(seen.batch_size / ranks), until)
+    own = partial(fit, data_to_fit(examples, batch_size), asked, judged=judged, enough=enough)
+    seen = _own_fit(own)
+    random = _shuffled_fit(fit, seen, asked, ranks, rule)
     found = _Found(seen, random, ranks)
-    scale_of = partial(found.noise_scale, confidence=confidence, unit=own_unit)
-    measured = Measurement(
-        noise_scale=scale_of(found.of.whole),
-        groups={name: scale_of(found.of.entries[k]) for k, name in enumerate(found.of.group_names)},
-        ways=tuple(_ways(judged, found, scale_of(found.of.whole), confidence)),
-        order=found.order,
-        batch_size=seen.batch_size,
+    measured = found.measurement(
+        *(judged, confidence, own_unit),
         optimizer=module.own_kind
         if isinstance(module, WrappedNetwork)
         else OptimizerMix.of(seen.optimizer),
         seconds=time.monotonic() - began,
         stopped=found.why_unknown or ("all that the loader has" if seen.again else rule.reason),
-        products=found.whole,
-        drifts=found.drifts,
+        batch_size=seen.batch_size,
+        left_out=seen.left_out,
         step=None if saved is None else saved.step,
         checkpoint=None if checkpoint is None else str(checkpoint),
-        left_out=seen.left_out,
         target=target if isinstance(target, str) else "",
-        mean=found.of.mean,
-        variance=found.of.variance,
     )
     if record is None or not measured.noise_scale.resolved:
         return measured
@@ -253,21 +232,41 @@ def _add_look(found: Measurement, record: Path, parameters: int) -> None:
         append_whole(record, "".join(line_of(part, look) for part in runs).encode())
 
 
+def _own_fit(fit: Callable[[], BatchStatistics]) -> BatchStatistics:
+    """Take batches as the loader gives them."""
+    with refuse_out_of_memory("batch_size", "Give a smaller `batch_size`."):
+        seen = fit()
+    if seen.batches < LEAST:
+        raise Refusal(
+            "data",
+            f"have at least {LEAST} different batches",
+            seen.batches,
+            "Shuffle them, or give a smaller `batch_size`.",
+        )
+    return seen
+
+
 def _shuffled_fit(
     fit: Callable[..., BatchStatistics],
     seen: BatchStatistics,
     asked: FitRequest,
-    device_batch_size: int,
-    until: float,
-) -> BatchStatistics:
-    """Take as many batches again, drawn at random."""
-    return fit(
-        shuffled_batches(seen.loader, device_batch_size),
-        asked,
-        enough=lambda some: (
-            some.batches >= seen.batches or (some.batches >= LEAST and time.monotonic() > until)
-        ),
-    )
+    ranks: int,
+    rule: StoppingRule,
+) -> BatchStatistics | None:
+    """Take as many batches again, drawn at random; None if the loader's are, or cannot be."""
+    if draws_at_random(seen.loader) or not can_be_shuffled(seen.loader):
+        return None
+    say(rule.progress, "The loader does not shuffle: taking shuffled batches, too")
+    until = max(rule.began + rule.seconds, time.monotonic() + (time.monotonic() - rule.began) / 2)
+    with Guard()("Shuffled batches could not be taken, to compare with"):
+        return fit(
+            shuffled_batches(seen.loader, round(seen.batch_size / ranks)),
+            replace(asked, successive=lambda _: False),
+            enough=lambda some: (
+                some.batches >= seen.batches or (some.batches >= LEAST and time.monotonic() > until)
+            ),
+        )
+    return None
 
 
 class _Found:
@@ -296,13 +295,28 @@ class _Found:
         elif self.drifts:
             self.why_unknown = "the noise changes along the batches"
 
-    def noise_scale(
-        self, products: list[BatchProducts], confidence: float, unit: str
-    ) -> NoiseScale:
-        """Return the noise scale by the products of batches, of the whole gradient or a group."""
-        if self.why_unknown:
-            return NoiseScale.unknown(confidence, unit, self.of.batches)
-        return _batches(self.of, products, self.ranks).noise_scale(confidence, unit)
+    def measurement(
+        self, judged: Iterable[JudgedMonitor], confidence: float, unit: str, **known: Any
+    ) -> Measurement:
+        """Return what the batches say, with what is known of the module and the fit."""
+
+        def scale_of(products: list[BatchProducts]) -> NoiseScale:
+            if self.why_unknown:
+                return NoiseScale.unknown(confidence, unit, self.of.batches)
+            return _batches(self.of, products, self.ranks).noise_scale(confidence, unit)
+
+        of, scale = self.of, scale_of(self.of.whole)
+        return Measurement(
+            noise_scale=scale,
+            groups={name: scale_of(of.entries[k]) for k, name in enumerate(of.group_names)},
+            ways=tuple(_ways(judged, self, scale)),
+            order=self.order,
+            products=self.whole,
+            drifts=self.drifts,
+            mean=of.mean,
+            variance=of.variance,
+            **known,
+        )
 
 
 def _batches(
@@ -311,12 +325,7 @@ def _batches(
     return IndependentBatches(with_replacement(products, seen.loader, seen.batch_size, ranks))
 
 
-def _ways(
-    judged: Iterable[JudgedMonitor],
-    found: _Found,
-    noise_scale: NoiseScale,
-    confidence: float,
-) -> Iterable[Way]:
+def _ways(judged: Iterable[JudgedMonitor], found: _Found, noise_scale: NoiseScale) -> Iterable[Way]:
     scale = Bounded(noise_scale.value, noise_scale.low, noise_scale.high)
     size = found.of.batch_size
     for monitor in judged:
@@ -324,14 +333,12 @@ def _ways(
         if not monitor.noise_traces:
             yield Way(name, None, monitor.reason)
             continue
-        one = comparison_of(monitor.noise_traces, found.own, confidence)
-        yield Way(name, one, shown=one.noise_scale_ratio(scale, size))
+        beside = comparison_of(monitor.noise_traces, found.own, noise_scale.confidence)
+        yield Way(name, beside, shown=beside.noise_scale_ratio(scale, size))
     if found.ranks == 1:
-        if found.order.successive is not None:
-            one = found.order.successive
-            yield Way(
-                "micro_batch", one, shown=one.noise_scale_ratio(scale, 2 * size)
-            )  # it accumulates two
+        if (one := found.order.successive) is not None:
+            shown = one.noise_scale_ratio(scale, 2 * size)  # it accumulates two
+            yield Way("micro_batch", one, shown=shown)
         else:
             yield Way("micro_batch", None, _AT_RANDOM, by_construction=True)
 

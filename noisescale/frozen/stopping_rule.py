@@ -50,21 +50,21 @@ class StoppingRule:
         judged: Sequence[JudgedMonitor],
         progress: Callable[[str], None] | None,
     ) -> None:
-        self._batches, self._width, self._seconds = batches, width, seconds
-        self._confidence, self._judged, self._progress = confidence, judged, progress
+        self._batches, self._width, self.seconds = batches, width, seconds
+        self._confidence, self._judged, self.progress = confidence, judged, progress
         self._next_look = LEAST
         self._narrow_from = 0
         """The batches at which the interval was narrow for the first time."""
-        self._began = time.monotonic()
+        self.began = time.monotonic()
         self.reason = "as many as were asked for"
 
     def enough(self, seen: BatchStatistics) -> bool:
         """Return whether to stop."""
         if self._batches != "auto":
             return seen.batches >= self._batches
-        spent = time.monotonic() - self._began
-        if spent >= self._seconds and (seen.batches >= LEAST or spent >= self._seconds + 60):
-            self.reason = f"until the time was over ({self._seconds:g} seconds)"
+        spent = time.monotonic() - self.began
+        if spent >= self.seconds and (seen.batches >= LEAST or spent >= self.seconds + 60):
+            self.reason = f"until the time was over ({self.seconds:g} seconds)"
             return True
         if seen.batches < self._next_look:
             return False
@@ -79,17 +79,17 @@ class StoppingRule:
             undecided = [m for m in self._judged if not _is_decided(m, own, found, seen)]
             if not undecided or seen.batches >= _MOST_FOR_WAYS:
                 return True
-        say(self._progress, self._forecast(found, seen, spent))
+        say(self.progress, self._forecast(found, seen, spent))
         return False
 
     def _forecast(self, found: NoiseScale, seen: BatchStatistics, spent: float) -> str:
         each = spent / seen.batches
         line = f"{seen.batches} batches: {text_of_scale(found)}"
         if not found.resolved or found.low <= 0:
-            return f"{line}. {number(each)} s a batch, {self._seconds - spent:.0f} s at most"
+            return f"{line}. {number(each)} s a batch, {self.seconds - spent:.0f} s at most"
         wider = math.log(found.high / found.low) / math.log(self._width)
         needed = max(math.ceil(seen.batches * wider**2), self._next_look)
-        left = min(each * (needed - seen.batches), self._seconds - spent)
+        left = min(each * (needed - seen.batches), self.seconds - spent)
         return f"{line}. About {needed:,} batches in all, {number(left)} s more"
 
 

@@ -15,7 +15,13 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from noisescale.frozen.wrapped_network import WrappedNetwork
 from noisescale.lightning.resized_loaders import remade_loaders, whole_epochs
 from noisescale.refusal import Refusal
-from noisescale.user_code.targets import call_if_callable, load, module_and_data, train_and_val
+from noisescale.user_code.targets import (
+    call_if_callable,
+    is_trainer_of_transformers,
+    load,
+    module_and_data,
+    train_and_val,
+)
 
 
 def module_and_train_data(
@@ -42,7 +48,7 @@ def module_and_train_data(
         data = load(data)
     if data is not None and not isinstance(data, str):
         examples = call_if_callable("data", data)
-    if _is_trainer_of_transformers(made):
+    if is_trainer_of_transformers(made):
         from noisescale.frozen.transformers_trainer import as_module
 
         module, own = as_module(made)
@@ -75,10 +81,6 @@ class _WithLoss(WrappedNetwork):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self._loss(self.network, batch)
-
-
-def _is_trainer_of_transformers(made: Any) -> bool:
-    return hasattr(made, "compute_loss") and hasattr(made, "get_train_dataloader")
 
 
 @contextmanager

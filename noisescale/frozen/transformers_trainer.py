@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from noisescale.frozen.wrapped_network import WrappedNetwork
 from noisescale.history.optimizers import OptimizerMix
-from noisescale.hugging_face.trainer_access import takes_token_ids
+from noisescale.hugging_face.trainer_access import makes_its_own_loader, takes_token_ids
 from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def as_module(trainer: Trainer) -> tuple[pl.LightningModule, DataLoader[Any]]:
         raise Refusal(
             "target", "come with data", "a Trainer without `train_dataset`", "Give it, or `data`."
         )
-    own = type(trainer).get_train_dataloader is not transformers.Trainer.get_train_dataloader
-    if own:  # a loader of the user's own
+    if makes_its_own_loader(trainer):
         return _OfTrainer(trainer), trainer.get_train_dataloader()
     collate = trainer.data_collator
     if getattr(dataset, "column_names", None) is not None:

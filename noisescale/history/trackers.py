@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs in the files of W&B and MLflow, and how to get what they have of a run."""
+"""Runs in the files of W&B, MLflow and trackio, and how to get what they have of a run."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
 from noisescale.history.record import RECORD
@@ -14,6 +16,9 @@ RECORD_OF = {
     "W&B": "python -c 'import wandb;"
     f' wandb.Api().run("ENTITY/PROJECT/{{run}}").file("{RECORD}").download()\'',
     "MLflow": f"mlflow artifacts download --run-id {{run}} --artifact-path {RECORD} --dst-path .",
+    "trackio": "python -c 'import trackio;"
+    ' trackio.init("{run}", name="RUN", resume="must");'
+    f' trackio.use_artifact("run-ID-{RECORD}").download(".")\'',
 }
 """Commands that fetch the record of a run."""
 
@@ -25,21 +30,24 @@ HISTORY_OF = {
     ' pandas.DataFrame({{k: {{m.step: m.value for m in c.get_metric_history("{run}", k)}}'
     ' for k in c.get_run("{run}").data.metrics}})'
     '.to_csv("history.csv", index_label="step")\'',
+    "trackio": "python -c 'import pandas; from trackio.sqlite_storage import SQLiteStorage as s;"
+    ' pandas.DataFrame(s.get_logs("{run}", "RUN")).rename(columns={{"step": "_step"}})'
+    '.to_csv("history.csv")\'',
 }
 """Commands that export every value of a run's metrics. W&B's `run.history()` would sample them."""
 
 _SQLITE = b"SQLite format 3\0"
-"""The beginning of a database, in which MLflow keeps its runs."""
+"""The beginning of a database, in which MLflow and trackio keep their runs."""
 
 
 def refuse_tracker(path: Path, *, rows: bool = True) -> None:
-    """Raise a ValueError if a folder or file is of W&B or MLflow, without the record of a run.
+    """Raise a ValueError if a folder or file is of a tracker, without the record of a run.
 
     Args:
         path: The folder or file.
         rows: Whether the rows of a monitor are wanted, not the other metrics of a run.
     """
-    found = _run_of_wandb(path) or _run_of_mlflow(path)
+    found = _run_of_wandb(path) or _run_with_a_database(path)
     if found is None:
         return
     tracker, run, first = found
@@ -77,11 +85,22 @@ def _run_of_wandb(path: Path) -> tuple[str, str, str] | None:
     return "W&B", file.stem.removeprefix("run-"), first
 
 
-def _run_of_mlflow(path: Path) -> tuple[str, str, str] | None:
+def _run_with_a_database(path: Path) -> tuple[str, str, str] | None:
+    """Return the same of a run of MLflow or trackio."""
     if path.is_file():
         with path.open("rb") as file:
-            return ("MLflow", "RUN", "") if file.read(len(_SQLITE)) == _SQLITE else None
+            if file.read(len(_SQLITE)) != _SQLITE:
+                return None
+        tables: set[str] = set()
+        with suppress(sqlite3.Error), closing(sqlite3.connect(path)) as database:
+            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+        if not {"metrics", "configs"} <= tables:
+            return "MLflow", "RUN", ""
+        project = printable(path.stem)
+        return "trackio", project, f"`trackio list artifacts --project {project}`, then "
     about = next((x for x in path.rglob("meta.yaml") if (x.parent / "metrics").is_dir()), None)
     if about is not None:
         return "MLflow", printable(about.parent.name), ""
-    return next((found for file in path.glob("*.db") if (found := _run_of_mlflow(file))), None)
+    return next(
+        (found for file in path.glob("*.db") if (found := _run_with_a_database(file))), None
+    )

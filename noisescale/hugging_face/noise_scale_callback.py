@@ -27,6 +27,7 @@ from noisescale.hugging_face import rollouts, trainer_access
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
 from noisescale.hugging_face.console import print_all, print_less
 from noisescale.hugging_face.supported import check_supported, check_wrapper
+from noisescale.meter.capture import KnownToHost
 from noisescale.meter.choosing import assigned_groups
 from noisescale.meter.extra import Extra
 from noisescale.meter.measuring_callback import MeasuringCallback
@@ -400,7 +401,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                 meter.before_backward(
                     cast(Tensor, start),
                     batch_size,
-                    mean_loss=loss,
+                    host=KnownToHost(mean_loss=loss),
                     capture_average=trainer_access.is_last_micro_batch(),
                     weight=share,
                     mean_of_means=of_means,

@@ -6,34 +6,41 @@ They were read in transformers 5.23.0 and accelerate 1.15.0, with torch 2.13.
 
 from __future__ import annotations
 
+import copy
 import gc
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from torch.utils.hooks import RemovableHandle
 from transformers import (
     DefaultFlowCallback,
     Trainer,
     TrainerCallback,
+    TrainerControl,
     TrainerState,
     TrainingArguments,
 )
 from transformers.integrations.integration_utils import (
     MLflowCallback,
     TensorBoardCallback,
+    TrackioCallback,
     WandbCallback,
 )
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+from transformers.trainer_callback import CallbackHandler
+from transformers.trainer_utils import IntervalStrategy
 from transformers.utils.logging import get_logger
 
 from noisescale.batches import batch_counter
+from noisescale.collectors.deepspeed import innermost
 from noisescale.guard import Guard, NotMeasured
 from noisescale.meter.choosing import module_in, unwrap
 
@@ -183,7 +190,7 @@ def tensorboard_writers(callback: TrainerCallback) -> list[Any]:
 
 
 def hand_over_records(callback: TrainerCallback, records: Iterable[Path], guard: Guard) -> None:
-    """Give the record of a run to W&B and MLflow, as far as there is any by now."""
+    """Give the record of a run to W&B, MLflow and trackio, as far as there is any by now."""
     for record in records:
         if not record.exists():
             continue
@@ -194,6 +201,76 @@ def hand_over_records(callback: TrainerCallback, records: Iterable[Path], guard:
             for of_wandb in callbacks_beside(callback, WandbCallback):
                 if (run := of_wandb._wandb.run) is not None:
                     run.save(str(record), base_path=str(record.parent), policy="now")
+            for of_trackio in callbacks_beside(callback, TrackioCallback):
+                trackio: Any = of_trackio._trackio
+                if (run := trackio.context_vars.current_run.get()) is not None:
+                    name = f"run-{run.id}-{record.name}"
+                    trackio.log_artifact(str(record), name=name, overwrite=True)
+
+
+def makes_its_own_loader(trainer: Trainer) -> bool:
+    """Return whether a class of the user's makes the batches."""
+    return type(trainer).get_train_dataloader is not Trainer.get_train_dataloader
+
+
+def copy_to_time(
+    trainer: Trainer,
+    callback: TrainerCallback,
+    data: Any,
+    change_loader: Callable[[DataLoader[Any]], DataLoader[Any]],
+    counts: dict[str, int],
+) -> Trainer:
+    """Return a copy of a Trainer, with a copy of its model, that does nothing but train.
+
+    Its optimizer is of the same kind and has the same settings, and begins anew. Examples are drawn
+    at random with replacement, unless a sampler groups them by length.
+
+    Args:
+        trainer: The Trainer, which stays as it is.
+        callback: Its only callback.
+        data: Its data set.
+        change_loader: What to train on instead of its loader.
+        counts: Arguments of the training.
+    """
+    made: Any = copy.copy(trainer)
+    args = copy.copy(trainer.args)
+    nothing = {f"{what}_strategy": IntervalStrategy.NO for what in ("eval", "logging", "save")}
+    off = ("eval_on_start", "load_best_model_at_end", "logging_first_step", "push_to_hub")
+    on = {"dataloader_drop_last": True}
+    for name, value in {**nothing, **dict.fromkeys(off, False), **on, **counts}.items():
+        setattr(args, name, value)
+    config: Any = copy.deepcopy(args.accelerator_config)
+    (config.gradient_accumulation_kwargs or {}).pop("num_steps", None)  # of the Trainer's own
+    args.accelerator_config = config
+    memo: dict[int, Any] = {}
+    model = copy.deepcopy(trainer.accelerator.unwrap_model(trainer.model), memo)
+    made.args, made.model, made.model_wrapped, made.model_init = args, model, model, None
+    made.optimizer = made.lr_scheduler = None
+    if trainer.optimizer is not None:
+        own = innermost(trainer.optimizer)
+        groups = [
+            {**group, "params": [memo[id(p)] for p in group["params"]]}
+            for group in own.param_groups
+        ]
+        made.optimizer = type(own)(groups)
+    made.train_dataset, made.control = data, TrainerControl()
+    made._train_batch_size = args.train_batch_size
+    made.create_accelerator_and_postprocess()
+    handler: Any = CallbackHandler
+    callbacks = [DefaultFlowCallback(), callback]
+    made.callback_handler = handler(callbacks, model, trainer.processing_class, None, None)
+    examples = args.train_batch_size * args.gradient_accumulation_steps * args.max_steps
+
+    def sampler_of(dataset: Any = None) -> Any:
+        own = type(made)._get_train_sampler(made, dataset)
+        if type(own) not in (RandomSampler, SequentialSampler):
+            return own
+        count = examples * args.world_size
+        return RandomSampler(own.data_source, replacement=True, num_samples=count)
+
+    made._get_train_sampler = sampler_of
+    made.get_train_dataloader = lambda: change_loader(type(made).get_train_dataloader(made))
+    return cast(Trainer, made)
 
 
 def callbacks_beside(callback: TrainerCallback, kind: type[_Found]) -> list[_Found]:

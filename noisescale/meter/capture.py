@@ -64,6 +64,20 @@ _SPLIT = (
 )
 
 
+class KnownToHost(NamedTuple):
+    """What a Trainer's callback knows of a backward pass beside what a loop of one's own gives."""
+
+    batch: int | None = None
+    """Index of the batch that the loss is of, if several passes of a step may use one batch. Such a
+    step is not measured, as the examples of each pass are not known."""
+    terms: Weight | GuessedTerms | None = None
+    """The tokens that count in the loss, by a mask, labels or a guess, if there is no `weight`. A
+    warning tells if the losses follow them, so that a `weight` is needed."""
+    mean_loss: Tensor | None = None
+    """The mean loss of the examples, neither divided nor scaled, if it is not the loss of the pass.
+    The history has it, see `History`."""
+
+
 class BackwardPass(NamedTuple):
     """The caller's arguments for one backward pass, see `NoiseScaleMeter.before_backward`."""
 
@@ -235,9 +249,8 @@ class StepCapture:
         capture_average: bool,
         rows: int | None,
         last: bool | None,
-        terms: Weight | GuessedTerms | None = None,
-        row_groups: RowGroups | None = None,
-        mean_loss: Tensor | None = None,
+        row_groups: RowGroups | None,
+        host: KnownToHost,
     ) -> None:
         """Arrange for the next backward pass to be captured, see `NoiseScaleMeter`.
 
@@ -256,10 +269,10 @@ class StepCapture:
                 capture_average |= len(step.passes) + 1 >= (self._fewest_passes or 1)
                 step.too_short = not (capture_average or self._checking)
             given = one.weight is not None
-            seen = one.weight if given else terms
+            seen = one.weight if given else host.terms
             self.terms.look(loss, seen, which=len(step.passes), given=given)
-            scaled = self._loss_scale if mean_loss is None else None
-            one = one.with_loss(loss if mean_loss is None else mean_loss, scaled)
+            scaled = self._loss_scale if host.mean_loss is None else None
+            one = one.with_loss(loss if host.mean_loss is None else host.mean_loss, scaled)
             step.passes.append(one)
             step.gathered = self._gathered.find_in_graph(loss) or step.gathered
             step.begun_in_a_pass |= torch._C._current_graph_task_id() != -1

@@ -19,7 +19,6 @@ from torch.optim import LBFGS, Optimizer
 
 from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.row_groups import RowGroupsLike, check_groups_are_used, checked_row_groups
-from noisescale.batches.weights import GuessedTerms
 from noisescale.collectors.changes import hooks_on
 from noisescale.collectors.deepspeed import DeepSpeedCollector, EngineSteps, is_deepspeed
 from noisescale.collectors.in_model import InModel
@@ -30,7 +29,7 @@ from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import NotMeasured, WarnOnce
 from noisescale.meter.cadence import KNOWN_WITHIN, NOT_AGREED, NOTHING, Cadence, Pace, Spent
-from noisescale.meter.capture import STEPS_LOST, BackwardPass, StepCapture
+from noisescale.meter.capture import STEPS_LOST, BackwardPass, KnownToHost, StepCapture
 from noisescale.meter.choosing import (
     choose_collector,
     is_sharded,
@@ -49,6 +48,8 @@ from noisescale.state import restore, to_builtins
 _MOST_UNREAD = 1024
 
 _MOST_COSTS = 32
+
+_NOTHING_MORE = KnownToHost()
 
 
 @dataclass
@@ -329,12 +330,10 @@ class Meter:
         capture_average: bool = False,
         weight: Weight | None = None,
         mean_of_means: bool = False,
-        batch: int | None = None,
         rows: int | None = None,
         last: bool | None = None,
-        terms: Weight | GuessedTerms | None = None,
         row_groups: RowGroupsLike | None = None,
-        mean_loss: Tensor | None = None,
+        host: KnownToHost = _NOTHING_MORE,
     ) -> None:
         """Prepare for a `loss.backward()` that follows right after; `backward` does both.
 
@@ -351,24 +350,18 @@ class Meter:
             mean_of_means: Whether the step's loss is a mean, weighted by `weight`, of each pass's
                 mean over its examples, and not one mean over what the weights count. Then a pass
                 of few examples is noisier than its weight says.
-            batch: Index of the batch that the loss is of, if several passes of a step may use one
-                batch. Such a step is not measured, as the examples of each pass are not known.
             rows: Rows of the batch, if its halves are compared and `local_batch_size` differs.
             last: Whether the optimizer steps after this pass, if that is known: the only batch of a
                 step is measured by its halves. Default: as in the step before.
-            terms: Without a `weight`: the tokens of the batch that count in the loss, by its mask
-                or its labels, or as they are guessed. A warning tells if the losses follow them, so
-                that a `weight` is needed.
             row_groups: The group of each row, if the halves of a batch are compared and rows are
                 not independent of each other: the completions of one prompt, pairs, augmented
                 copies. Numbers or names, in a tensor or a list; a tensor on the device makes a
                 measured step wait for the device. Whole groups are in one half then. What
                 `local_batch_size` counts is still up to you: rows or groups.
-            mean_loss: The mean loss of the examples, neither divided nor scaled, if it is not
-                `loss`. The history has it, see `History`.
+            host: What the callback of a Trainer knows beside.
         """
         check_batch_size(local_batch_size)
-        one = BackwardPass(local_batch_size, weight, batch, mean_of_means)
+        one = BackwardPass(local_batch_size, weight, host.batch, mean_of_means)
         capture = self._capture
         if self.stopped_by is not None:
             return
@@ -386,9 +379,8 @@ class Meter:
                 capture_average=capture_average,
                 rows=rows,
                 last=last,
-                terms=terms,
                 row_groups=groups,
-                mean_loss=mean_loss,
+                host=host,
             )
         except NotMeasured as reason:
             self.stop(reason)

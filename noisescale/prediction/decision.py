@@ -279,8 +279,8 @@ def _seconds_to_measure(p: Prediction) -> str | None:
 
 
 def _how_to_time(p: Prediction, run: str) -> str:
-    """Return how other batch sizes are timed: `profile` times modules of Lightning alone."""
-    if p.history.loop in ("", "lightning"):
+    """Return how other batch sizes are timed: `profile` times no loop of one's own."""
+    if p.history.loop in ("", "lightning", "transformers"):
         return (
             f"time other batch sizes. {TARGET} stands for your script and function:\n"
             f"  noisescale profile {TARGET} --run {run}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`profile`: the step times of a LightningModule at several batch sizes on a device."""
+"""`profile`: the step times of a training at several batch sizes on a device."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from noisescale.history.reading import read_run
 from noisescale.history.run_files import only_run_in
 from noisescale.lightning.resized_loaders import examples_in
 from noisescale.profiling.around_run import MOST_STEPS, AroundRun
+from noisescale.profiling.blocks import TimedFit
 from noisescale.profiling.step_times import StepTimes
-from noisescale.profiling.time_fit import TimedFit
 from noisescale.profiling.time_loader import time_loader
 from noisescale.profiling.time_steps import time_steps
 from noisescale.refusal import Refusal
@@ -25,6 +25,7 @@ from noisescale.report.numbers import number
 from noisescale.step_time import FILE, DeviceTimes, StepTiming, fit_step_time
 from noisescale.user_code.targets import (
     is_first,
+    is_trainer_of_transformers,
     module_and_data,
     refuse_out_of_memory,
     train_and_val,
@@ -60,14 +61,15 @@ def profile(
     output: str | PathLike[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> StepTimes:
-    """Measure the step times of a LightningModule at several batch sizes on a device.
+    """Measure the step times of a training at several batch sizes on a device.
 
     Copies of the module are trained for a few steps each. The module, the data and the random
     number generators are left as they were.
 
     Args:
-        target: A LightningModule, or a function that returns one, alone or with its data; or a text
-            that names one of these, "file.py:name" or "package.module:name".
+        target: A LightningModule or the Trainer of transformers, or a function that returns one,
+            alone or with its data; or a text that names one of these, "file.py:name" or
+            "package.module:name".
         data: A Dataset, a DataLoader, a LightningDataModule, or a pair to train and to validate on;
             or a function or a text as for `target`. Default: what the target returns, else the
             loaders that the module makes.
@@ -76,7 +78,8 @@ def profile(
             1, 2, 4 and 8 times as many while they fit.
         accumulation: Numbers of micro-batches in a step. Default: 1 and 2. With `run`: 1, and at
             the run's own device batch its own number, too.
-        devices: Devices on each node.
+        devices: Devices on each node. The Trainer of transformers has this and the next four from
+            its own arguments.
         nodes: Number of nodes. The same program has to be started on each.
         accelerator: As in training.
         strategy: As in training.
@@ -105,60 +108,29 @@ def profile(
         [(4, 1), (4, 2), (8, 1), (8, 2)]
     """
     file = TimesFile(_file_for(run, output))
-    module, found = module_and_data(target, data)
+    module, found = module_and_data(target, data, or_trainer=True)
     examples = train_and_val(found)[0]
+    say = progress or (lambda _: None)
     todo = _ToTime(((device_batch_sizes, accumulation),), MOST_STEPS if steps is None else steps)
     if run is not None and device_batch_sizes is None and accumulation is None:
+        accumulates = getattr(module, "automatic_optimization", True)
         around = AroundRun.of(read_run(run), examples_in(examples))
-        todo = _to_time_around(around, examples_in(examples), steps, module.automatic_optimization)
-        if progress is not None:
-            progress(_announcement(around, todo))
-
-    def keep(fit: TimedFit) -> None:
-        timing = fit.timing
-        file.add(fit)
-        if progress is not None:
-            progress(
-                f"{timing.device_batch_size:,} examples x {timing.accumulation}:"
-                f" {number(1000 * timing.seconds)} ms/step,"
-                f" {number(timing.examples_per_second)} examples/s"
-            )
-
+        todo = _to_time_around(around, examples_in(examples), steps, accumulates)
+        say(_announcement(around, todo))
     stopped: list[str] = []
-    timings: list[StepTiming] = []
     trainer_options = {
         **{"accelerator": accelerator, "devices": devices, "num_nodes": nodes},
         **{"strategy": strategy, "precision": precision},
     }
+    if is_trainer_of_transformers(module):
+        _refuse_options(trainer_options)
     kept = "" if file.path is None else "Earlier timings are in the file. "
-    with refuse_out_of_memory(
-        "device_batch_sizes", f"{kept}Find the largest size that fits on one device first."
-    ):
-        for sizes_of_part, micro_batches in todo.parts:
-            timings += time_steps(
-                module,
-                examples,
-                sizes_of_part,
-                accumulation=micro_batches,
-                steps=todo.steps,
-                warm_up=WARM_UP,
-                on_fit=keep,
-                on_too_large=lambda size: file.note(too_large=size),
-                on_stop=stopped.append,
-                **trainer_options,
-            )
-        if not timings:
-            raise Refusal(
-                "device_batch_sizes",
-                "begin with a size that fits in memory",
-                "no such size",
-                "Give smaller sizes.",
-            )
+    remedy = f"{kept}Find the largest size that fits on one device first."
+    with refuse_out_of_memory("device_batch_sizes", remedy):
+        timings = _timings(module, examples, todo, file, stopped.append, say, trainer_options)
         fastest = max(timings, key=lambda timing: timing.examples_per_second)
         loader = time_loader(
-            module,
-            examples,
-            todo.own or int(fastest.device_batch_size),
+            *(module, examples, todo.own or int(fastest.device_batch_size)),
             steps=todo.steps,
             warm_up=WARM_UP,
             trainer_options=trainer_options,
@@ -172,6 +144,61 @@ def profile(
         output=None if file.path is None else str(file.path),
         run=None if run is None else str(run),
     )
+
+
+def _refuse_options(given: dict[str, Any]) -> None:
+    """Refuse what transformers' Trainer has from its own arguments, and from how it is started."""
+    defaults = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
+    for name, value in given.items():
+        if value != defaults.get(name):
+            raise Refusal(
+                "nodes" if name == "num_nodes" else name,
+                "be left out for the Trainer of transformers, which has it from its arguments",
+                repr(value),
+                "Start several devices by `torchrun --nproc-per-node 2 -m noisescale profile ...`.",
+            )
+
+
+def _timings(
+    module: Any,
+    examples: Any,
+    todo: _ToTime,
+    file: TimesFile,
+    on_stop: Callable[[str], None],
+    say: Callable[[str], None],
+    trainer_options: dict[str, Any],
+) -> list[StepTiming]:
+    """Time steps, and add each time to a file as soon as it is measured."""
+
+    def keep(fit: TimedFit) -> None:
+        timing = fit.timing
+        file.add(fit)
+        say(
+            f"{timing.device_batch_size:,} examples x {timing.accumulation}:"
+            f" {number(1000 * timing.seconds)} ms/step,"
+            f" {number(timing.examples_per_second)} examples/s"
+        )
+
+    timings: list[StepTiming] = []
+    for sizes, micro_batches in todo.parts:
+        timings += time_steps(
+            *(module, examples, sizes),
+            accumulation=micro_batches,
+            steps=todo.steps,
+            warm_up=WARM_UP,
+            on_fit=keep,
+            on_too_large=lambda size: file.note(too_large=size),
+            on_stop=on_stop,
+            **trainer_options,
+        )
+    if not timings:
+        raise Refusal(
+            "device_batch_sizes",
+            "begin with a size that fits in memory",
+            "no such size",
+            "Give smaller sizes.",
+        )
+    return timings
 
 
 def _file_for(run: str | PathLike[str] | None, output: str | PathLike[str] | None) -> Path | None:

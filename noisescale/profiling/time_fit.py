@@ -4,41 +4,25 @@
 from __future__ import annotations
 
 import math
-import statistics
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from pytorch_lightning.utilities.memory import garbage_collection_cuda
 from torch.utils.data import DataLoader
 
-from noisescale.collectors.devices import Memory, device_name, memory_of, reset_peak_memory
+from noisescale.collectors.devices import device_name, memory_of, reset_peak_memory
 from noisescale.lightning.resized_loaders import batches_of
 from noisescale.lightning.trainer_access import Callback, publish
 from noisescale.lightning.training import copy_to_train, is_out_of_memory, plain_trainer
+from noisescale.profiling.blocks import Blocks, TimedFit
 from noisescale.refusal import Refusal
 from noisescale.step_time import StepTiming
+from noisescale.user_code.targets import is_trainer_of_transformers
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
-BLOCKS = 5
-"""Blocks of steps that are timed separately. The median leaves out hiccups."""
-
 _METRIC = "profiled_seconds"
-
-
-@dataclass(frozen=True)
-class TimedFit:
-    """A short fit that was timed."""
-
-    timing: StepTiming
-    device: str
-    """The name of the device, see `device_name`."""
-    memory: Memory | None
-    """The memory of the device of rank 0; None on the CPU."""
 
 
 def time_fit(
@@ -55,7 +39,7 @@ def time_fit(
     """Return the seconds a step takes; None if memory runs out.
 
     Args:
-        module: The module; a copy of it is trained.
+        module: The module, or the Trainer of transformers; a copy of it is trained.
         data: As for `batches_of`.
         size: Examples in a micro-batch, on one device.
         accumulation: Micro-batches in a step.
@@ -64,10 +48,18 @@ def time_fit(
         trainer_options: See `time_steps`.
         change_loader: What to train on instead of each loader.
     """
+    blocks = Blocks(steps, warm_up)
+    if is_trainer_of_transformers(module):
+        from noisescale.profiling.time_training import time_training
+
+        host: Any = module
+        return time_training(
+            *(host, data, size, accumulation), blocks=blocks, change_loader=change_loader
+        )
     ours: dict[str, Any] = {
         "limit_train_batches": (warm_up + steps) * accumulation,
         "accumulate_grad_batches": accumulation,
-        "callbacks": [_Clock(accumulation, steps, warm_up)],
+        "callbacks": [_Clock(accumulation, blocks)],
     }
     trainer = plain_trainer(module, {**ours, **trainer_options})
     trained = copy_to_train(module)
@@ -90,35 +82,22 @@ def time_fit(
 
 
 class _Clock(Callback):
-    """Publishes the seconds of a step: the median over blocks of steps, after a warm-up.
+    """Publishes the seconds of a step. A step is `accumulation` batches, whatever it does."""
 
-    A step is `accumulation` batches, whatever the module does in them.
-    """
-
-    def __init__(self, accumulation: int, steps: int, warm_up: int) -> None:
-        self._bounds = {
-            (warm_up + steps * block // BLOCKS) * accumulation for block in range(BLOCKS + 1)
-        }
-        self._accumulation = accumulation
-        self._ends: list[tuple[int, float]] = []
+    def __init__(self, accumulation: int, blocks: Blocks) -> None:
+        self._accumulation, self._blocks = accumulation, blocks
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
         reset_peak_memory(trainer.strategy.root_device)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        batches = trainer.fit_loop.total_batch_idx + 1
-        if batches in self._bounds:
-            device = trainer.strategy.root_device
-            if device.type != "cpu":
-                getattr(torch, device.type).synchronize()
-            self._ends.append((batches // self._accumulation, time.perf_counter()))
+        step, batches_more = divmod(trainer.fit_loop.total_batch_idx + 1, self._accumulation)
+        if not batches_more:
+            self._blocks.note(step, trainer.strategy.root_device)
 
     def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        pairs = zip(self._ends[:-1], self._ends[1:], strict=True)
-        means = [(end - start) / (last - first) for (first, start), (last, end) in pairs]
-        seconds = statistics.median(means) if len(means) == BLOCKS else math.nan
         # All ranks have to take the same decisions, so all take those of rank 0.
-        publish(trainer, {_METRIC: trainer.strategy.broadcast(seconds)})
+        publish(trainer, {_METRIC: trainer.strategy.broadcast(self._blocks.seconds)})
 
 
 def _seconds(trainer: pl.Trainer) -> float:

@@ -39,7 +39,7 @@ def time_loader(
     first batches, again and again. If a module has several loaders, a step waits for all of them.
 
     Args:
-        module: The module; a copy of it is trained.
+        module: The module, or the Trainer of transformers; a copy of it is trained.
         data: As for `batches_of`.
         size: Examples in a batch, on one device.
         steps: Optimizer steps to time.
@@ -54,7 +54,8 @@ def time_loader(
         seconds.append(took)
         workers.append(loader.num_workers)
         again = _Again(batches, warm_up + steps)
-        return DataLoader(again, batch_size=None, collate_fn=_same, pin_memory=loader.pin_memory)
+        pins = loader.pin_memory and getattr(loader, "device", None) is None  # not on it already
+        return DataLoader(again, batch_size=None, collate_fn=_same, pin_memory=pins)
 
     with quiet(), isolate_rng():
         fit = time_fit(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from noisescale.lightning.resized_loaders import examples_in
 from noisescale.lightning.trainer_access import isolate_rng, rank_zero_info
 from noisescale.lightning.training import quiet
-from noisescale.profiling.time_fit import BLOCKS, TimedFit, time_fit
+from noisescale.profiling.blocks import BLOCKS, TimedFit
+from noisescale.profiling.time_fit import time_fit
 from noisescale.refusal import Refusal
 from noisescale.step_time import StepTiming
 
@@ -45,7 +46,8 @@ def time_steps(
     ever: find the largest device batch size on one device first.
 
     Args:
-        module: Any LightningModule, of `lightning.pytorch` or `pytorch_lightning`.
+        module: Any LightningModule, of `lightning.pytorch` or `pytorch_lightning`; or the Trainer
+            of transformers, which takes no `trainer_options`.
         data: A Dataset, a DataLoader or a LightningDataModule that makes one. Its batch size and
             its samplers are replaced: examples are drawn at random, with replacement.
         device_batch_sizes: Examples in a micro-batch on one device. By default powers of two, until
@@ -74,7 +76,7 @@ def time_steps(
         [(4, 1), (4, 2), (8, 1), (8, 2)]
     """
     if accumulation is None:
-        accumulation = (1, 2) if module.automatic_optimization else (1,)
+        accumulation = (1, 2) if getattr(module, "automatic_optimization", True) else (1,)
     _check_counts("accumulation", accumulation)
     _check_counts("steps", [steps], least=BLOCKS)
     _check_counts("warm_up", [warm_up])

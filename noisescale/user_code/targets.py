@@ -152,7 +152,11 @@ def own_arguments(target: str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def module_and_data(
-    target: Any, data: Any = None, arguments: Mapping[str, Any] | None = None
+    target: Any,
+    data: Any = None,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    or_trainer: bool = False,
 ) -> tuple[Any, Any]:
     """Return a LightningModule and its data, from one target or from two.
 
@@ -162,6 +166,7 @@ def module_and_data(
         data: The data, a function or class that returns them, or a text for `load`. Default: what
             the target returns, else the loaders that the module makes.
         arguments: Keyword arguments of the target.
+        or_trainer: Whether it may be the Trainer of transformers, which has a data set.
 
     Returns:
         The module, and data for `train_and_val`.
@@ -175,7 +180,10 @@ def module_and_data(
         module, examples = module
     if data is not None:
         examples = _load_and_call(data, data if isinstance(data, str) else "data")
-    if not hasattr(module, "training_step"):
+    is_trainer = is_trainer_of_transformers(module)
+    if is_trainer and or_trainer:
+        examples = module.train_dataset if examples is None else examples
+    elif is_trainer or not hasattr(module, "training_step"):
         got = type(module).__name__
         if isinstance(module, tuple):
             got += f" of {', '.join(type(each).__name__ for each in module) or 'nothing'}"
@@ -188,15 +196,21 @@ def module_and_data(
     if examples is None:
         from noisescale.lightning.own_loaders import data_of, makes_loaders
 
-        if not makes_loaders(module):
+        if is_trainer or not makes_loaders(module):
+            without = "`train_dataset`" if is_trainer else "`train_dataloader`"
             raise Refusal(
                 name,
                 "come with data",
-                "only a LightningModule without `train_dataloader`",
+                f"only a {type(module).__name__} without {without}",
                 "Give the `data`.",
             )
         examples = data_of(module)
     return module, examples
+
+
+def is_trainer_of_transformers(made: Any) -> bool:
+    """Return whether an object is one. Nothing is imported."""
+    return hasattr(made, "compute_loss") and hasattr(made, "get_train_dataloader")
 
 
 def train_and_val(data: Any) -> tuple[Any, Any]:

@@ -84,7 +84,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     now = [0.0]
     monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     clock = SimpleNamespace(perf_counter=lambda: now[0])
-    monkeypatch.setattr("noisescale.profiling.time_fit.time", clock)
+    monkeypatch.setattr("noisescale.profiling.blocks.time", clock)
     monkeypatch.setattr("noisescale.profiling.time_loader.time", clock)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of W&B and MLflow: named as what they are, with a command that fetches what is needed."""
+"""Runs of trackers: named as what they are, with a command that fetches what is needed."""
 
 import re
 import shlex
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +82,22 @@ def test_runs_of_mlflow_are_read_by_their_artifact_or_refused_with_the_command_t
     log_run(run / "artifacts")
     assert read_run(tmp_path).source == run / "artifacts"
     assert "MLflow" in refusal(database).got
+
+
+def test_a_project_of_trackio_names_the_commands_that_fetch_record_and_history(
+    tmp_path: Path,
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "tiny.db")) as database:
+        database.execute("CREATE TABLE metrics (id)")
+        database.execute("CREATE TABLE configs (id)")
+
+    for path in (tmp_path, tmp_path / "tiny.db"):
+        said = refusal(path)
+        assert said.got == "a run of trackio without it"
+        assert "`trackio list artifacts --project tiny`, then `python" in said.remedy
+        assert 'trackio.init("tiny", name="RUN", resume="must")' in said.remedy
+    with pytest.raises(Refusal, match=r's.get_logs\("tiny", "RUN"\)'):
+        read_trials(tmp_path, "loss")
 
 
 def test_a_run_of_wandb_is_compared_by_its_exported_history(

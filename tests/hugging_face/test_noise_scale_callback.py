@@ -471,6 +471,39 @@ def test_a_run_is_read_back_from_where_the_trainer_writes(
     assert steps.tolist() == [10, 20, 30, 40]
 
 
+@pytest.mark.parametrize("kind", ["MLflowCallback", "TrackioCallback", "WandbCallback"])
+def test_trackers_get_the_record_at_checkpoints_and_before_their_run_ends(
+    kind: str, tmp_path: Path, hf: Any
+) -> None:
+    given: list[tuple[str, int]] = []
+
+    def take(path: str, name: str = "", **_: Any) -> None:
+        given.append((name, Path(path).read_text().count('"row"')))
+
+    class Tracker(getattr(hf.trainer_access, kind)):  # type: ignore[misc]  # as the kind says
+        def __init__(self) -> None:
+            run = SimpleNamespace(id="a1", save=take)
+            current = SimpleNamespace(get=lambda: self._wandb.run)
+            context = SimpleNamespace(current_run=current)
+            self._initialized, self._auto_end_run = True, False
+            self._trackio = self._ml_flow = SimpleNamespace(log_artifact=take, context_vars=context)
+            self._wandb = SimpleNamespace(run=run)
+
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            self._initialized, self._wandb.run = False, None
+
+        def on_log(self, *_: Any, **__: Any) -> None:
+            """Show nothing."""
+
+        on_train_begin = on_save = on_log
+
+    saved = {"output_dir": str(tmp_path), "save_strategy": "steps", "save_steps": 3}
+    hf.fit(Tracker(), hf.NoiseScaleCallback(), gradient_accumulation_steps=2, **saved)
+
+    name = "run-a1-noise_scale.jsonl" if kind == "TrackioCallback" else ""
+    assert given == [(name, 3), (name, 6), (name, 7), (name, 7)]
+
+
 def test_evaluation_and_checkpoints_are_left_out_of_the_times(tmp_path: Path, hf: Any) -> None:
     def timed(run: Any) -> list[int]:
         rows = [row for row in run.log_history[:-1] if "loss" in row]

@@ -24,6 +24,7 @@ from noisescale.collectors.ddp import DdpCollector, Phase
 from noisescale.collectors.devices import read
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.estimation.recent import RecentSteps
+from noisescale.meter.capture import KnownToHost
 from noisescale.meter.step_timer import StepTimer
 
 
@@ -438,7 +439,7 @@ def told_of(
             weight, terms = (tokens, None) if given else (None, torch.tensor(tokens))
             if width_of is not None:
                 terms = GuessedTerms(partial(float, tokens), width_of(tokens))
-            meter.before_backward(loss, 1, weight=weight, terms=terms)
+            meter.before_backward(loss, 1, weight=weight, host=KnownToHost(terms=terms))
             loss.backward()
         meter.step()
     with heard() as told:

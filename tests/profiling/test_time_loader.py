@@ -9,7 +9,7 @@ from fits import data, loss_of, network
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from noisescale.profiling import time_fit, time_loader
+from noisescale.profiling import blocks, time_loader
 from noisescale.step_time import LoaderTiming
 
 NOW = [0.0]
@@ -21,7 +21,7 @@ STEP, EXAMPLE = 0.01, 0.004
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that goes on in steps and in data sets alone."""
     clock = SimpleNamespace(perf_counter=lambda: NOW[0])
-    monkeypatch.setattr(time_fit, "time", clock)
+    monkeypatch.setattr(blocks, "time", clock)
     monkeypatch.setattr(time_loader, "time", clock)
 
 

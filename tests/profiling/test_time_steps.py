@@ -15,7 +15,7 @@ from refused import refused
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from noisescale.profiling import time_fit
+from noisescale.profiling import blocks
 from noisescale.profiling.time_steps import time_steps
 from noisescale.step_time import StepTiming
 
@@ -59,7 +59,7 @@ NOW = [0.0]
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that goes on in training steps alone: times are exact on the busiest machine."""
-    monkeypatch.setattr(time_fit, "time", SimpleNamespace(perf_counter=lambda: NOW[0]))
+    monkeypatch.setattr(blocks, "time", SimpleNamespace(perf_counter=lambda: NOW[0]))
 
 
 def plans(timings: list[StepTiming]) -> list[tuple[float, int]]:

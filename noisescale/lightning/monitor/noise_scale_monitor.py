@@ -45,6 +45,7 @@ from noisescale.lightning.monitor.reporting import (
 )
 from noisescale.lightning.monitor.unseen_steps import UnseenSteps
 from noisescale.lightning.supported import check_supported, refuse_namesakes
+from noisescale.meter.capture import KnownToHost
 from noisescale.meter.choosing import several_gradients_a_step
 from noisescale.meter.extra import Extra, ExtraMeasurement
 from noisescale.meter.measuring_callback import MeasuringCallback
@@ -461,9 +462,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                     self._fit.local_batch_size,
                     # By hand gradients are clipped before the optimizer's hook, if at all.
                     capture_average=not automatic,
-                    batch=None if automatic else self._fit.batch_idx,
+                    host=KnownToHost(None if automatic else self._fit.batch_idx, self._fit.terms),
                     weight=self._fit.weight,
-                    terms=self._fit.terms,
                     row_groups=self._fit.row_groups,
                     rows=self._fit.rows_of_batch,
                     last=trainer_access.steps_now(trainer) if automatic else None,
