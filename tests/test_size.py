@@ -18,17 +18,17 @@ WHAT_TO_DO = "delete as much elsewhere, or raise the limit in a commit that says
 
 
 def test_the_package_and_its_tests_grow_no_more() -> None:
-    assert lines_of(PACKAGE) <= 65_290, WHAT_TO_DO
-    assert lines_of(ROOT / "tests") <= 60_830, WHAT_TO_DO
+    assert lines_of(PACKAGE) <= 65_450, WHAT_TO_DO
+    assert lines_of(ROOT / "tests") <= 61_030, WHAT_TO_DO
 
 
 def test_what_most_people_use_loads_no_more() -> None:
-    assert lines_loaded() <= 37_440, WHAT_TO_DO
+    assert lines_loaded() <= 37_470, WHAT_TO_DO
 
 
 def test_no_more_functions_take_more_than_ten_arguments() -> None:
-    """Thirteen are public. The others are to go."""
-    assert len(long_functions()) <= 15
+    """All of them are public."""
+    assert len(long_functions()) <= 13
 
 
 def test_the_way_from_a_run_to_its_page_is_no_longer() -> None:

@@ -19,7 +19,7 @@ class NoiseScale:
         >>> print(NoiseScale(19.13, 15.2, 24.81, grad_sq_norm=0.1, noise_trace=1.913, steps=200))
         19.1 examples (95 % 15.2 to 24.8, 200 steps)
         >>> print(NoiseScale(math.nan, 310.4, math.inf, -0.1, noise_trace=40.0, steps=50))
-        above 310 examples (not resolved at 95 % after 50 steps)
+        above 310 examples (only a lower bound yet, 95 %, 50 steps)
     """
 
     value: float
@@ -92,9 +92,10 @@ class NoiseScale:
             )
         if self.steps == 0:
             return "not measured yet"
-        bound = f"above {three_digits(self.low)} {self.unit} " if self.low > 0 else ""
-        text = f"{bound}(not resolved at {level} after {steps})"
-        return text if bound else text.strip("()")
+        if self.low <= 0:
+            return f"not known at {level} after {steps}"
+        bound = f"above {three_digits(self.low)} {self.unit}"
+        return f"{bound} (only a lower bound yet, {level}, {steps})"
 
 
 def three_digits(value: float) -> str:

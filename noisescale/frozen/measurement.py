@@ -345,7 +345,7 @@ def _added_lines(found: Measurement) -> Iterator[str]:
             " folder of the run: --run FOLDER"
         )
     elif found.checkpoint is not None:
-        yield "Added to no run: the noise scale is not resolved"
+        yield "Added to no run: there is only a lower bound yet"
 
 
 def _groups(found: Measurement) -> Table:
@@ -364,7 +364,11 @@ def text_of_scale(scale: NoiseScale) -> str:
     """Return a noise scale with its bounds and its unit."""
     if scale.resolved:
         return f"{with_bounds(_bounds(scale))} {scale.unit}"
-    return f"at least {number(scale.low)} {scale.unit}, not resolved" if scale.low else "not known"
+    return (
+        f"at least {number(scale.low)} {scale.unit}, only a lower bound yet"
+        if scale.low
+        else "not known"
+    )
 
 
 def _ratio(x: Bounded) -> str:

@@ -456,7 +456,7 @@ def last_row_of(history: History) -> str:
     if not math.isfinite(low):
         return f"nothing measured {at}"
     if not math.isfinite(high):
-        return f"above {three_digits(low)} {history.unit} {at}, not resolved"
+        return f"above {three_digits(low)} {history.unit} {at}, only a lower bound yet"
     value = three_digits(float(history["noise_scale"][-1]))
     return f"{value} {history.unit} ({three_digits(low)} to {three_digits(high)}) {at}"
 

@@ -48,7 +48,7 @@ def budget_of(p: Prediction) -> Budget:
         "the training loss is no cross-entropy alone, or was not recorded": not heard.any(),
         f"too few rows of the log lie {_BETWEEN}": len(slices) < law.LEAST_SLICES,
         f"the training loss does not fall or is not positive {_BETWEEN}": not slope > 0,
-        f"the noise scale is not resolved {_BETWEEN}": not resolved.any(),
+        f"there is only a lower bound of the noise scale {_BETWEEN}": not resolved.any(),
     }
     if why := next((reason for reason, holds in reasons.items() if holds), ""):
         return Budget(examples, why_unknown=why)

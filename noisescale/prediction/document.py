@@ -73,8 +73,8 @@ def warnings_about(p: Prediction) -> list[str]:
         unresolved = float(1 - (run.steps * run.resolved).sum() / run.steps.sum())
         if unresolved > MANY_UNRESOLVED:
             found.append(
-                f"In {100 * unresolved:.0f} % of the steps the noise scale is not resolved by"
-                " itself: the prediction uses the measured values with their errors."
+                f"In {100 * unresolved:.0f} % of the steps there is only a lower bound of the"
+                " noise scale: the prediction uses the measured values with their errors."
             )
     unmeasured = float(1 - (run.steps * run.measured).sum() / run.steps.sum())
     before = float(run.steps[: int(np.argmax(run.measured > 0))].sum())
@@ -171,7 +171,7 @@ def _reason_without_value(p: Prediction) -> str:
     steps = float(p.history["measured_steps"][-1])
     measured = f"{steps:,.0f} measured steps" if math.isfinite(steps) else "the measured steps"
     return (
-        f"The critical batch size of the whole run is not resolved: it is at least {least:.3g}"
+        f"Of the critical batch size of the whole run there is only a lower bound yet, {least:.3g}"
         f" {p.unit}. At batch size {batch}, {measured} do not tell the mean gradient from its"
         " noise. A longer run may not help: the mean gradient shrinks while a model trains. Measure"
         " more of the steps (`every_n_steps=1`), or train at a larger batch size."

@@ -39,7 +39,7 @@ def statements_of(p: Prediction) -> Iterator[Statement]:
     yield from two_levels(p)
     yield _how_sure(p)
     result = "the result that this run has reached so far" if p.under_way else "this run's result"
-    yield Statement("Holds for", f"{result}, at the best learning rate of each batch size")
+    yield Statement("Valid for", f"{result}, at the best learning rate of each batch size")
 
 
 def _other_optimizers(p: Prediction) -> Iterator[Statement]:
@@ -219,10 +219,10 @@ def _with_unit(p: Prediction, band: Bounded, what: str) -> str:
     """Write a batch size with its bounds."""
     if not math.isfinite(band.value):
         if math.isfinite(band.high):
-            return f"{number(band.low)} to {number(band.high)} {p.unit}, not resolved further"
+            return f"{number(band.low)} to {number(band.high)} {p.unit}, only bounds yet"
         if not band.low:
-            return "not resolved, and without a lower bound"
-        return f"at least {number(band.low)} {p.unit}, not resolved"
+            return "not known, not even a lower bound"
+        return f"at least {number(band.low)} {p.unit}, only a lower bound yet"
     if not band.value:
         return f"at most {number(band.high)} {p.unit}: a larger batch did not need fewer steps"
     around = f"at least {number(band.low)}"

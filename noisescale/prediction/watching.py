@@ -103,7 +103,7 @@ def _noise_scale(last: dict[str, float], unit: str, confidence: float) -> str:
     if math.isfinite(band.high) and math.isfinite(band.value):
         return f"{number(band.value)} {unit} ({100 * confidence:g} % interval {bounds(band)})"
     if math.isfinite(band.low):
-        return f"above {number(band.low)} {unit}, not resolved"
+        return f"above {number(band.low)} {unit}, only a lower bound yet"
     return "not measured yet"
 
 
@@ -116,7 +116,7 @@ def _course(history: History) -> str | None:
         return None
     drawn = sparkline(steps, values, WIDTH)
     lowest, highest = number(float(np.nanmin(values))), number(float(np.nanmax(values)))
-    note = f" ({UNKNOWN} not resolved)" if UNKNOWN in drawn else ""
+    note = f" ({UNKNOWN} only a lower bound)" if UNKNOWN in drawn else ""
     return f"{drawn}  {lowest} to {highest}{note}"
 
 

@@ -242,7 +242,7 @@ def draw_bounds(
     drawn: go.Figure, resolved: bool, low: Sequence[Point], high: Sequence[Point], **style: Any
 ) -> None:
     """Fill what is between the lower and the upper points."""
-    name = "between the bounds" if resolved else "not resolved: between the bounds"
+    name = "between the bounds" if resolved else "only bounds yet: between them"
     style = {"legendgroup": "between the bounds"} | style
     draw_area(drawn, name, [*low, *reversed(high)], **style)
 

@@ -37,7 +37,7 @@ def test_gradients_without_any_signal_are_not_resolved() -> None:
     """Ranks with disjoint supports have g₁·g₂ = 0, and |G|² is exactly that."""
     estimator = estimator_after(np.array([20.0, 20.0, 21.0, 20.5]), np.zeros(4))
 
-    assert str(estimator.estimate()) == "not resolved at 95 % after 3 steps"
+    assert str(estimator.estimate()) == "not known at 95 % after 3 steps"
 
 
 def test_low_signal_is_not_biased_by_clamping() -> None:
@@ -196,9 +196,9 @@ UNRESOLVED = (math.inf, -1, 9, 50)
         ),
         (
             (math.nan, 310.2, *UNRESOLVED),
-            *("above 310 examples (not resolved at 95 % after 50 steps)", ">310"),
+            *("above 310 examples (only a lower bound yet, 95 %, 50 steps)", ">310"),
         ),
-        ((math.nan, 0.0, *UNRESOLVED), "not resolved at 95 % after 50 steps", "?"),
+        ((math.nan, 0.0, *UNRESOLVED), "not known at 95 % after 50 steps", "?"),
         ((math.nan, 0.0, math.inf, math.nan, math.nan, 0), "not measured yet", "?"),
     ],
 )

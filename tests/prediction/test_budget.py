@@ -74,7 +74,7 @@ FALLING = run()["training_loss"]
         ({"training_loss": FALLING[::-1]}, "does not fall"),
         ({"training_loss": FALLING - 4}, "is not positive"),
         ({"training_loss": np.where(SHARES % 0.2, math.nan, FALLING)}, "too few rows of the log"),
-        ({"high": math.inf}, "noise scale is not resolved"),
+        ({"high": math.inf}, "there is only a lower bound of the noise scale"),
     ],
 )
 def test_a_run_that_does_not_tell_it_says_why_in_its_details(

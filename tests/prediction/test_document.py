@@ -43,7 +43,7 @@ def test_the_statements_answer_time_devices_and_how_sure() -> None:
 
     assert [*found] == [
         *("Time", "More devices", "Noise scale now", "Critical batch size", "How sure"),
-        "Holds for",
+        "Valid for",
     ]
     assert found["Time"].verdict == "unknown"
     critical, now = found["Critical batch size"], found["Noise scale now"]
@@ -123,7 +123,7 @@ def test_what_is_not_resolved_has_its_bounds() -> None:
     said = p.document()
 
     found = statements(p)["Critical batch size"].sentence
-    assert found.startswith("at least 80.0 examples, not resolved")
+    assert found.startswith("at least 80.0 examples, only a lower bound yet")
     assert said.summary is not None
     half, own, double = said.summary.lines
     assert own.marks == ["this run"]

@@ -165,7 +165,7 @@ def test_an_unresolved_front_has_bounds_and_the_run_but_no_centre(seconds: float
 
     figure = draw("front", p)
 
-    assert "not resolved: between" in names(figure)
+    assert "only bounds yet: between" in names(figure)
     assert "Pareto" not in names(figure)
     assert "critical" not in names(figure)
     run = trace(figure, "this run")
@@ -202,10 +202,12 @@ def test_the_noise_scale_is_drawn_as_it_was_shown_and_the_title_is_its_last_poin
     lines = [one for one in figure.data if one.name == "noise scale"]
     expected = np.where(was_known, value, None).tolist()
     assert [list(line.y) for line in lines] == ([expected] if was_known.any() else [])
-    areas = {name: outline(figure, name) for name in ("95 % interval", "not resolved: above")}
+    areas = {
+        name: outline(figure, name) for name in ("95 % interval", "only a lower bound yet: above")
+    }
     bottom, top = (10**end for end in figure.layout.yaxis.range)
     for step, least, most, known in zip(p.history["step"], low, high, was_known, strict=True):
-        ends = areas["95 % interval" if known else "not resolved: above"].get(step, [])
+        ends = areas["95 % interval" if known else "only a lower bound yet: above"].get(step, [])
         assert not least > bottom or least in ends
         assert not most < top or most in ends
 
@@ -223,7 +225,7 @@ def test_where_it_is_not_resolved_the_noise_scale_is_open_upwards() -> None:
     figure = draw("noise-scale", predict(history(rows=4, unresolved=2)))
 
     assert list(trace(figure, "noise scale").y) == [None, None, 100, 100]
-    hatched = trace(figure, "not resolved: above")
+    hatched = trace(figure, "only a lower bound yet: above")
     top = 10 ** figure.layout.yaxis.range[1]
     assert hatched.fillpattern.shape == "/"
     assert list(hatched.x) == [0, 50, 100, 100, 0, None]
@@ -283,7 +285,7 @@ def test_an_unresolved_speed_up_has_bounds_alone() -> None:
     figure = draw("speed-up", predict(history(unresolved=40)))
 
     assert "in steps" not in names(figure)
-    band = trace(figure, "not resolved: between the bounds")
+    band = trace(figure, "only bounds yet: between them")
     half = len(band.x) // 2
     size = np.array(band.x[:half])
     slow = (1 + 80 / 64) / (1 + 80 / size)

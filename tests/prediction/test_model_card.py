@@ -38,7 +38,7 @@ def test_it_says_batch_size_critical_batch_size_steps_version_and_way() -> None:
 def test_it_says_no_more_than_the_bounds() -> None:
     said = card(history(unresolved=40))
 
-    assert "**Critical batch size**: at least 80.0 examples, not resolved, by" in said
+    assert "**Critical batch size**: at least 80.0 examples, only a lower bound yet, by" in said
     p = predict(history(unresolved=40))
     law = RunLaw.with_critical_batch_size(p.run, Bounded(float("nan"), 0.0, float("inf")))
     nothing = replace(p, law=law).model_card

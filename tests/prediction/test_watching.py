@@ -88,7 +88,7 @@ def test_a_noise_scale_that_is_not_resolved_has_its_lower_bound(tmp_path: Path) 
     assert "newest of" not in text
     of = history()
     of.append(step=240, examples=15360, batch_size=64, noise_scale=900.0, low=300.0, high=math.inf)
-    assert "▁▃▅▇█·  20.0 to 320 (· not resolved)" in said(followed(of, tmp_path), None)
+    assert "▁▃▅▇█·  20.0 to 320 (· only a lower bound)" in said(followed(of, tmp_path), None)
 
 
 @pytest.mark.parametrize(

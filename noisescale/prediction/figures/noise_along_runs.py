@@ -173,7 +173,7 @@ def noise_scale_figure(p: Prediction) -> go.Figure:
     drawn = figure(
         _finding_of_one(p),
         f"Line: as it was shown at each step. Shaded: its {100 * p.confidence:g} % interval then;"
-        " open upwards where the noise scale was not resolved.",
+        " open upwards where there was only a lower bound.",
         {"title": {"text": "optimizer steps"}, "rangemode": "tozero"},
         size_axis(f"noise scale, batch size ({unit})", [p.run_batch_size], floor, top),
     )
@@ -182,7 +182,7 @@ def noise_scale_figure(p: Prediction) -> go.Figure:
     if curve.is_open.any():
         draw_area(
             drawn,
-            "not resolved: above",
+            "only a lower bound yet: above",
             curve.open_band(floor, top),
             fillcolor=NOTHING,
             fillpattern={"shape": "/", "fgcolor": GREY, "size": 9, "solidity": 0.12},
@@ -281,7 +281,7 @@ def _caption(curves: Sequence[tuple[str, NoiseCurve, int]]) -> str:
     if len(curves) <= MOST_BANDS:
         said.insert(1, f"Areas: {100 * curves[0][1].p.confidence:g} % intervals.")
     if any(curve.is_open.any() for _, curve, _ in curves):
-        said.append("Dotted: the lower bound, where the noise scale is not resolved.")
+        said.append("Dotted: the lower bound, where there is no more.")
     return " ".join(said)
 
 

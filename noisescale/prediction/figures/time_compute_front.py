@@ -260,7 +260,7 @@ def _finding(p: Prediction, axes: Axes) -> str:
     best = p.recommended
     what = f"Batch size {named_row(best)}"
     if not p.resolved:
-        return f"{what}, or more: the noise scale is not resolved"
+        return f"{what}, or more: there is only a lower bound of the noise scale yet"
     if not p.shows_hours:
         steps, examples = number(best.steps.value), number(best.examples.value)
         return f"Batch size {count(best.batch_size)}: {steps} steps, {examples} {escape(p.unit)}"
