@@ -16,16 +16,33 @@ if TYPE_CHECKING:
 
 LABEL = "For a model card"
 
+_COMPARED = {
+    "Ddp": "devices",
+    "DdpOfParts": "replicas of a model in parts",
+    "DeepSpeed": "micro-batches under DeepSpeed",
+    "Fsdp1": "devices under FSDP",
+    "Fsdp2": "devices under FSDP2",
+    "Halves": "halves of batches",
+    "MicroBatch": "micro-batches",
+    "TensorParallel": "micro-batches under tensor parallelism",
+    "Unaveraged": "devices",
+}
+"""What each way of measuring compares; the name of another way is not for readers."""
+
 
 def model_card(p: Prediction) -> str:
     """Return one line of Markdown: batch size, critical batch size, of which steps, by what."""
     said = [
         f"**Batch size**: {_batch_size(p)} on {_devices(p)}.",
         f"**Critical batch size**{_optimizer(p)}: {_critical(p)}.",
-        f"**Measured by**: noisescale {__version__}, way of measuring"
-        f" {p.history.way or 'not known'}.",
+        f"**Measured by**: noisescale {__version__}{_compared(p)}.",
     ]
     return " ".join(" ".join(said).split())
+
+
+def _compared(p: Prediction) -> str:
+    compared = _COMPARED.get(p.history.way)
+    return "" if compared is None else f", which compared {compared}"
 
 
 def _batch_size(p: Prediction) -> str:

@@ -132,5 +132,5 @@ def _parts(p: Prediction, levels: Levels, words: Words) -> Iterator[Statement]:
 
 def _reason_why_not(levels: Levels, words: Words) -> str:
     if not levels.within.resolved:
-        return f"of the noise within {words.groups} there is only a lower bound yet. Measure more steps"
+        return f"the noise within {words.groups} has only a lower bound yet. Measure more steps"
     return f"the noise between {words.groups} cannot be distinguished from zero. Measure more steps"

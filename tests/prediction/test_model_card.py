@@ -2,20 +2,24 @@
 """The line for a model card."""
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 from typing import Any
 
 import numpy as np
 import pytest
 from reported_runs import history
 
-from noisescale import History, predict
+from noisescale import History, collectors, predict
 from noisescale._version import __version__
 from noisescale.bounded import Bounded
+from noisescale.collectors.collector import Collector
 from noisescale.history.history import as_history
 from noisescale.history.run_law import RunLaw
+from noisescale.prediction import model_card
 
-END = f"**Measured by**: noisescale {__version__}, way of measuring not known."
+END = f"**Measured by**: noisescale {__version__}."
 
 
 def card(run: Any = None, **options: Any) -> str:
@@ -31,7 +35,7 @@ def test_it_says_batch_size_critical_batch_size_steps_version_and_way() -> None:
     assert said == (
         "**Batch size**: 64 sequences on 2 devices. **Critical batch size**: 100 sequences (95 %"
         " interval 80.0 to 125), by the noise scale of all 2,000 steps. **Measured by**: noisescale"
-        f" {__version__}, way of measuring Ddp."
+        f" {__version__}, which compared devices."
     )
 
 
@@ -79,3 +83,16 @@ def test_it_is_the_end_of_the_text_can_be_copied_from_the_page_and_is_in_json(
     )
     assert f">{p.model_card}</pre>" in p._repr_html_()
     assert p.to_dict()["model_card"] == p.model_card
+
+
+def test_every_way_of_measuring_has_words() -> None:
+    for module in walk_packages(collectors.__path__, "noisescale.collectors."):
+        import_module(module.name)
+
+    def classes(of: type) -> set[type]:
+        return {of}.union(*map(classes, of.__subclasses__()))
+
+    ours = [each for each in classes(Collector) if each.__module__.startswith("noisescale.")]
+    ways = {each.__name__.removesuffix("Collector") for each in ours}
+
+    assert ways - {"", "Rounds"} == set(model_card._COMPARED)
