@@ -178,7 +178,7 @@ def test_a_run_is_drawn_and_what_the_form_holds_changes_its_answers(page: "Page"
     assert frame.locator(".runs label").all_inner_texts() == ["one", "unresolved"]
     assert frame.locator("label", has_text="1 of 2 shown").is_visible()
     assert not frame.locator("select[name=detail]").is_visible()
-    assert answers(frame)[2].startswith("192 examples")
+    assert answers(frame)[3].startswith("192 examples")
     for figure in ("front", "noise-scale", "speed-up"):
         assert frame.locator(f"#{figure} .scatterlayer .trace").count() >= 3
     assert frame.locator("tr.marked").first.inner_text().startswith("64")
@@ -421,7 +421,7 @@ def test_answers_are_there_without_the_library_of_figures_and_the_page_says_why(
     look_again(page)
 
     assert "./plotly.js" in frame.locator("#status.error").inner_text()
-    assert answers(frame)[2].startswith("192 examples")
+    assert answers(frame)[3].startswith("192 examples")
 
 
 @pytest.mark.slow
