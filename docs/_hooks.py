@@ -16,7 +16,6 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
 
     A picture that has a dark one beside it becomes both, of which a page shows one.
     """
-
     if boost := BOOST.get(page.file.src_uri):
         page.meta["search"] = {"boost": boost}
 

@@ -74,9 +74,9 @@ def test_on_pypi_the_readmes_links_lead_to_the_files_of_the_version() -> None:
 
 
 def test_the_extras_that_pages_install_exist() -> None:
-    pages = [*PAGES, *ROOT.glob("docs/tutorials/*.ipynb")]
+    text = "".join(file.read_text() for file in [*PAGES, *ROOT.glob("docs/tutorials/*.ipynb")])
 
-    named = re.findall(r'pip install \\?"[^[]*\[([a-z,-]+)\]', "".join(p.read_text() for p in pages))
+    named = re.findall(r'pip install \\?"[^[]*\[([a-z,-]+)\]', text)
 
     assert len(named) > 10
     assert set(",".join(named).split(",")) <= set(PROJECT["project"]["optional-dependencies"])
