@@ -62,6 +62,7 @@ def test_on_pypi_the_readmes_links_lead_to_the_files_of_the_version() -> None:
 
     links = re.findall(r"(!?)\[[^]]*\]\(([^)]+)\)", shown)
 
+    assert re.findall(r"pip install \S+", shown) == ['pip install "noisescale[tensorboard]"']
     assert len(links) > 15
     for image, link in links:
         assert link.startswith("https://"), link
@@ -70,6 +71,15 @@ def test_on_pypi_the_readmes_links_lead_to_the_files_of_the_version() -> None:
             found = re.fullmatch(place + r"v\$HFPR_VERSION/(.+)", link)
             assert found, link
             assert (ROOT / found[1].split("#")[0]).exists(), link
+
+
+def test_the_extras_that_pages_install_exist() -> None:
+    text = "".join(file.read_text() for file in [*PAGES, *ROOT.glob("docs/tutorials/*.ipynb")])
+
+    named = re.findall(r'pip install \\?"[^[]*\[([a-z,-]+)\]', text)
+
+    assert len(named) > 10
+    assert set(",".join(named).split(",")) <= set(PROJECT["project"]["optional-dependencies"])
 
 
 def test_the_readmes_commands_exist() -> None:

@@ -2,6 +2,7 @@
 """The noise between and within groups of rows, as a meter finds it, against brute force."""
 
 import warnings
+from dataclasses import astuple
 from functools import cache
 from typing import Any
 
@@ -196,7 +197,7 @@ def test_a_resumed_meter_goes_on(tmp_path: Any) -> None:
     first = measure(steps=20)
     second = NoiseScaleMeter(policy(), window=10**6, every_n_steps=1)
     second.load_state_dict(first.state_dict())
-    assert second.levels == first.levels
+    assert astuple(second.levels) == astuple(first.levels)  # by ==, NaN differs since 3.13
 
 
 def test_a_gradient_that_is_scaled_and_losses_that_are_divided_show_the_same() -> None:
