@@ -253,7 +253,7 @@ LEVELS = [
     ),
     Mutation("estimation/levels.py", "(variance - noise_within *", "(variance + noise_within *"),
     Mutation("estimation/levels.py", "x / (x + self.rows_per_group)", "x / (1 + x)"),
-    Mutation("prediction/two_levels.py", "(1 + noise * (", "(1 - noise * ("),
+    Mutation("prediction/two_levels.py", "(1 - f) + f * left", "f + (1 - f) * left"),
     Mutation("hugging_face/rollouts.py", "completion | (mask == 0)", "completion"),
     Mutation("hugging_face/rollouts.py", "_replace(apart=True)", "_replace(apart=False)"),
 ]
