@@ -339,7 +339,12 @@ def test_benchmarks_run(script: str) -> None:
 
 SMOKE = ["cost/endurance", "cost/scheduler", "cost/whole_runs", "scheduling/adaptive"]
 SMOKE += [f"methods/{name}" for name in ("adasum", "carbs", "decentlam", "tune_prior")]
-SMOKE += ["scheduling/fixed_budget", "suite/run", "accuracy/two_levels"]
+SMOKE += [
+    "scheduling/fixed_budget",
+    "scheduling/time_beside_steps",
+    "suite/run",
+    "accuracy/two_levels",
+]
 SMOKE += ["prediction/prompts_or_generations"]
 
 

@@ -290,13 +290,29 @@ class BySlopeAlone(Find):
             return super().__call__(noise_scale, plan, progress)
 
 
-POLICIES: dict[str, tuple[Callable[[], Any], LearningRateScaling]] = {
-    KEPT: (lambda: None, "none"),
-    "auto": (lambda: "auto", "auto"),
-    "by the examples": (lambda: lambda b, plan, run: blind_batch_size(run.examples_of_run), "auto"),
-    "slope alone": (BySlopeAlone, "auto"),
-    "seesaw": (lambda: "seesaw", "sqrt"),
-    "nanochat": (lambda: "nanochat", "auto"),
+def megatron_ramp(start: int, examples: int) -> str:
+    """The ramp in Megatron-LM's example of GPT-3: in equal parts to the batch size, in 4 %.
+
+    `--rampup-batch-size 16 16 5859375` of 146,484,375 samples, to a batch size of 1,536.
+    """
+    sizes = (
+        [round(start * part / 96) for part in range(1, 97)] if start > 96 else range(1, start + 1)
+    )
+    ends = 0.04 * examples
+    return " ".join(f"{round(ends * n / len(sizes))}:{size}" for n, size in enumerate(sizes))
+
+
+POLICIES: dict[str, tuple[Callable[[int, int], Any], LearningRateScaling]] = {
+    KEPT: (lambda start, examples: None, "none"),
+    "auto": (lambda start, examples: "auto", "auto"),
+    "by the examples": (
+        lambda start, examples: lambda b, plan, run: blind_batch_size(examples),
+        "auto",
+    ),
+    "slope alone": (lambda start, examples: BySlopeAlone(), "auto"),
+    "seesaw": (lambda start, examples: "seesaw", "sqrt"),
+    "nanochat": (lambda start, examples: "nanochat", "auto"),
+    "megatron": (megatron_ramp, "none"),
 }
 STARTS = {"B*/8": 1 / 8, "B*/4": 1 / 4, "B*": 1.0, "4 B*": 4.0}
 LOST, STEPS = 1.0, 2.2
@@ -322,7 +338,7 @@ def final_loss(task: tuple[str, str, int, float, int]) -> tuple[float, int, list
         controller = BatchSizeController(
             Plan(start, 1),
             optimizers,
-            make(),
+            make(start, budget.examples),
             lr_scaling=lr_scaling,
             min_batch_size=1,
             max_batch_size=budget.examples // 20,
