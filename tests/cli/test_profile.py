@@ -212,7 +212,7 @@ def test_times_for_a_run_are_found_by_predict(folder: Path) -> None:
     plans = [(t["device_batch_size"], t["accumulation"]) for t in times["timings"]]
     assert plans == [(2, 1), (4, 1), (8, 1), (16, 1), (32, 1), (4, 2)]
     assert times["device"].startswith("CPU")
-    assert times["torch"] == version("torch")
+    assert times["torch"].startswith(version("torch"))  # a build with CUDA adds +cu130
     assert f"Predict this run: noisescale predict {run}\n" in out
     assert not list(folder.glob("*.json"))
     code, out, err = ended("predict", run, "--json", "--batch-sizes", "4,32", "--devices", "1")
