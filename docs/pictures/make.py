@@ -107,7 +107,10 @@ def make():
 
 ALONE = """() => {
   const parts = ["h1", ".lead", "main > .scroll", "figure:has(#noise-scale)"];
-  document.querySelector("main").replaceChildren(...parts.map(p => document.querySelector(p)));
+  const main = document.querySelector("main");
+  main.replaceChildren(...parts.map(part => document.querySelector(part)));
+  main.style.padding = "12px 20px";
+  document.querySelector("figure").style.marginTop = "24px";
 }"""
 """Leave the verdict, the batch sizes, and the noise scale along the run."""
 
@@ -155,7 +158,9 @@ def main() -> None:
             page.goto((folder / "report.html").as_uri())
             page.wait_for_timeout(2000)
             in_both_themes(page, "figure:has(#savings)", "report")
+            page.set_viewport_size({"width": 760, "height": 800})  # so that phones can show it
             in_both_themes(page, "main", "readme", ALONE)
+            page.set_viewport_size({"width": 1200, "height": 800})
             page.goto((swept / "report.html").as_uri())
             page.wait_for_timeout(2000)
             in_both_themes(page, "figure:has(#steps)", "compare")
