@@ -37,12 +37,12 @@ def model_card(p: Prediction) -> str:
     said = [
         f"**Batch size**: {_batch_size(p)} on {_devices(p)}.",
         f"**Critical batch size**{_optimizer(p)}: {_critical(p)}.",
-        f"**Measured by**: noisescale {__version__}{_compared(p)}.",
+        f"**Measured by**: noisescale {__version__}{_way(p)}.",
     ]
     return " ".join(" ".join(said).split())
 
 
-def _compared(p: Prediction) -> str:
+def _way(p: Prediction) -> str:
     ways = [p.history.way]
     if ways == ["Halves"]:  # a step of several micro-batches is measured by these
         several = p.history.get("accumulation", np.ones(1)) > 1
