@@ -28,7 +28,12 @@ from nbclient import NotebookClient
 
 TUTORIALS = Path(__file__).resolve().parent
 ROOT = TUTORIALS.parents[1]
-SETTINGS = {"OMP_NUM_THREADS": "1", "PLOTLY_RENDERER": "svg", "HF_HUB_OFFLINE": "1"}
+SETTINGS = {
+    "OMP_NUM_THREADS": "1",
+    "PLOTLY_RENDERER": "svg",
+    "HF_HUB_OFFLINE": "1",
+    "JUPYTER_COLUMNS": "76",  # what the pages show without scrolling
+}
 
 
 def execute(path: Path) -> None:

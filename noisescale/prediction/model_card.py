@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from noisescale._version import __version__
 from noisescale.prediction.run_hardware import devices_of
 from noisescale.prediction.statements import critical_batch_size
@@ -35,14 +37,19 @@ def model_card(p: Prediction) -> str:
     said = [
         f"**Batch size**: {_batch_size(p)} on {_devices(p)}.",
         f"**Critical batch size**{_optimizer(p)}: {_critical(p)}.",
-        f"**Measured by**: noisescale {__version__}{_compared(p)}.",
+        f"**Measured by**: noisescale {__version__}{_way(p)}.",
     ]
     return " ".join(" ".join(said).split())
 
 
-def _compared(p: Prediction) -> str:
-    compared = _COMPARED.get(p.history.way)
-    return "" if compared is None else f", which compared {compared}"
+def _way(p: Prediction) -> str:
+    ways = [p.history.way]
+    if ways == ["Halves"]:  # a step of several micro-batches is measured by these
+        several = p.history.get("accumulation", np.ones(1)) > 1
+        used = {"Halves": not several.all(), "MicroBatch": several.any()}
+        ways = [way for way in used if used[way]]
+    compared = " and ".join(_COMPARED[way] for way in ways if way in _COMPARED)
+    return f", which compared {compared}" if compared else ""
 
 
 def _batch_size(p: Prediction) -> str:
