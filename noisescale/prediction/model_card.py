@@ -37,12 +37,12 @@ def model_card(p: Prediction) -> str:
     said = [
         f"**Batch size**: {_batch_size(p)} on {_devices(p)}.",
         f"**Critical batch size**{_optimizer(p)}: {_critical(p)}.",
-        f"**Measured by**: noisescale {__version__}{_compared(p)}.",
+        f"**Measured by**: noisescale {__version__}{_what_was_compared(p)}.",
     ]
     return " ".join(" ".join(said).split())
 
 
-def _compared(p: Prediction) -> str:
+def _what_was_compared(p: Prediction) -> str:
     compared = _COMPARED.get(p.history.way)
     if p.history.way == "Halves" and not np.isfinite(p.history["groups"]).any():
         several = p.history["accumulation"] > 1  # then its micro-batches were compared
