@@ -10,7 +10,7 @@ import typer
 
 from noisescale.cli.from_function import Given, Values, command_from
 from noisescale.cli.showing import Details, Json, show
-from noisescale.refusal import Refusal
+from noisescale.refusal import Refusal, rename_arguments
 
 EXAMPLE = "noisescale rescale lightning_logs/version_0 --batch-size 4096"
 
@@ -47,6 +47,11 @@ def show_rescale(
     from noisescale.rules.rescale import rescale
 
     if (beta1 is None) != (beta2 is None):
-        raise Refusal(("beta1", "beta2"), "be given together", "one of both", "Give both.")
+        given, other = ("beta1", "beta2") if beta2 is None else ("beta2", "beta1")
+        raise Refusal(
+            ("beta1", "beta2"), "be given together", f"`{given}` alone", f"Give `{other}`, too."
+        )
     betas = None if beta1 is None or beta2 is None else (beta1, beta2)
-    show(rescale(**values, betas=betas), details=details, as_json=as_json)
+    with rename_arguments({"betas": "--beta1 --beta2"}):
+        found = rescale(**values, betas=betas)
+    show(found, details=details, as_json=as_json)

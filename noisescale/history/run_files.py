@@ -30,12 +30,12 @@ def runs_in(path: Path) -> list[Path]:
     if path.is_file() and path.name == RECORD:
         return [path.parent]
     named = path.parent.name == RECORD and path.parent.is_file()  # by its name within the file
-    if named or is_checkpoint(path) or (path / RECORD).is_file():
-        return [path]
-    if not path.exists():
+    if not named and not path.exists():
         raise FileRefusal(
             "run", "be a folder or a file", f"{path}, which does not exist", _HOW_TO_NAME
         )
+    if named or is_checkpoint(path) or (path / RECORD).is_file():
+        return [path]
     runs = {file.parent for file in path.rglob(RECORD)}
     if not runs:
         _refuse_file_beside(path)

@@ -37,19 +37,18 @@ def model_card(p: Prediction) -> str:
     said = [
         f"**Batch size**: {_batch_size(p)} on {_devices(p)}.",
         f"**Critical batch size**{_optimizer(p)}: {_critical(p)}.",
-        f"**Measured by**: noisescale {__version__}{_way(p)}.",
+        f"**Measured by**: noisescale {__version__}{_what_was_compared(p)}.",
     ]
     return " ".join(" ".join(said).split())
 
 
-def _way(p: Prediction) -> str:
-    ways = [p.history.way]
-    if ways == ["Halves"]:  # a step of several micro-batches is measured by these
-        several = p.history.get("accumulation", np.ones(1)) > 1
-        used = {"Halves": not several.all(), "MicroBatch": several.any()}
-        ways = [way for way in used if used[way]]
-    compared = " and ".join(_COMPARED[way] for way in ways if way in _COMPARED)
-    return f", which compared {compared}" if compared else ""
+def _what_was_compared(p: Prediction) -> str:
+    compared = _COMPARED.get(p.history.way)
+    if p.history.way == "Halves" and not np.isfinite(p.history["groups"]).any():
+        several = p.history["accumulation"] > 1  # then its micro-batches were compared
+        if several.any():
+            compared = _COMPARED["MicroBatch"] + (f" and {compared}" if not several.all() else "")
+    return "" if compared is None else f", which compared {compared}"
 
 
 def _batch_size(p: Prediction) -> str:

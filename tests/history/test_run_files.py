@@ -28,6 +28,12 @@ def test_a_run_below_the_folder_is_found_if_it_is_the_only_one(tmp_path: Path) -
     assert two.value.got == "2: lightning_logs/version_0, lightning_logs/version_1"
 
 
+def test_a_path_that_does_not_exist_is_refused_whatever_it_would_be(tmp_path: Path) -> None:
+    for name in ("run", "last.ckpt"):
+        with refused("run", got=f"{tmp_path / name}, which does not exist"):
+            runs_in(tmp_path / name)
+
+
 def test_runs_are_in_the_order_in_which_they_were_last_written(tmp_path: Path) -> None:
     for second, name in enumerate("bca"):
         made(tmp_path / name / RECORD, second)

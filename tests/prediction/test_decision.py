@@ -159,6 +159,13 @@ def test_the_suggested_batch_size_never_costs_more_examples_for_time() -> None:
     assert other_side.decision.headline.startswith("Keep 64: a smaller batch saves examples, but")
 
 
+def test_the_runs_own_time_is_known_where_only_other_devices_are_asked_for() -> None:
+    said = [time_here(predict(history(seconds=took), devices=[8])) for took in (0.5, math.nan)]
+
+    assert "only 64 was timed." in said[0].sentence
+    assert "no step was timed." in said[1].sentence
+
+
 def test_a_suggested_batch_size_that_is_no_doubling_is_in_the_table() -> None:
     p = timed(0.5, 0.5, 0.5)
     object.__setattr__(p, "decision", replace(p.decision, batch_size=300))

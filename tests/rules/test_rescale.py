@@ -282,6 +282,16 @@ def test_the_command_names_its_flags(flag: str, value: str) -> None:
     assert program.refused("rescale", *words).startswith(f"`{flag}`")
 
 
+def test_the_command_says_which_beta_is_missing_and_for_whom_none_is() -> None:
+    words = ["rescale", "--batch-size", "256", "--from-batch-size", "64", "--beta2", "0.999"]
+
+    alone = program.refused(*words)
+    of_sgd = program.refused(*words, "--beta1", "0.9", "--optimizer", "sgd")
+
+    assert alone.rstrip().endswith("got `--beta2` alone. Give `--beta1`, too.")
+    assert of_sgd.startswith("`--beta1 --beta2` must not be given for sgd")
+
+
 def test_the_command_needs_two_batch_sizes() -> None:
     assert "'--batch-size'" in program.refused("rescale", "--from-batch-size", "64")
     alone = program.refused("rescale", "--batch-size", "256")
