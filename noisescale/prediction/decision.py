@@ -15,6 +15,7 @@ import numpy as np
 from noisescale.bounded import Bounded
 from noisescale.history.checkpoints import weights_in
 from noisescale.history.optimizers import has_decayed
+from noisescale.prediction.costing import PredictedRow
 from noisescale.prediction.learning_rate import learning_rate_at
 from noisescale.prediction.position import Verdict
 from noisescale.prediction.run_hardware import usual_batch_sizes
@@ -97,19 +98,28 @@ def _suggest_size(p: Prediction) -> int:
     Of several batch sizes that were timed up to the suggested one, it is the fastest.
     """
     own, size = p.position.batch_size, p.position.suggested_size
-    if size != own and p.fastest_timed is not None:
-        least, most = sorted((own, size))
-        here = [row for row in p.timed_rows if least <= row.batch_size <= most]
-        size = min(here, key=lambda row: p.hours_ratio(row).value).batch_size if here else own
+    if others := _timed_beside(p):
+        fastest = min(others, key=lambda row: p.hours_ratio(row).value)
+        size = fastest.batch_size if p.hours_ratio(fastest).value < 1 else own
     each = p.own_devices
     return max(each, each * round(size / each)) if size != own else round(own)
+
+
+def _timed_beside(p: Prediction) -> list[PredictedRow]:
+    """Return what was timed from the run's own batch size, left out, to the suggested one."""
+    own, size = p.position.batch_size, p.position.suggested_size
+    if p.fastest_timed is None:
+        return []
+    least, most = sorted((own, size))
+    here = [row for row in p.timed_rows if least <= row.batch_size <= most]
+    return [row for row in here if row.batch_size != round(own)]
 
 
 def _headline_and_reason(p: Prediction, verdict: Verdict, size: int) -> tuple[str, str]:
     """Return the verdict in a sentence, and the reason."""
     position = p.position
     own, critical = count(round(position.batch_size)), position.critical
-    untimed = "" if p.fastest_timed is not None else " Time was not measured."
+    untimed = "" if _timed_beside(p) else " Time was not measured."
     if verdict == "larger":
         return _larger(p, size), f"{_takes(p, size)}{untimed}"
     if verdict == "smaller":
@@ -118,11 +128,12 @@ def _headline_and_reason(p: Prediction, verdict: Verdict, size: int) -> tuple[st
     saved = f"likely saves {_savings(p, 'steps', 2.0)} of the steps"
     doubled = f"doubling it {saved}"
     if verdict == "keep":
-        if position.verdict != "keep" and p.fastest_timed is not None:
+        if position.verdict != "keep" and (others := _timed_beside(p)):
+            none = "no" if min(p.hours_ratio(row).low for row in others) >= 1 else "probably no"
             saves = "larger batch saves steps"
             if position.verdict == "smaller":
                 saves = f"smaller batch saves {p.unit}"
-            what = f"Keep {own}: a {saves}, but no time on {p.these_devices}, as timed."
+            what = f"Keep {own}: a {saves}, but {none} time on {p.these_devices}, as timed."
             return what, f"{_upper(halved)}, {doubled}."
         if position.batch_size < 2 * p.own_devices:
             return f"Keep {own}: each device has one example.", f"{_upper(doubled)}."

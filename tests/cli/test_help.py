@@ -84,7 +84,7 @@ def test_the_version_is_that_of_the_package() -> None:
         1,
         [
             (["noisescale", "pr"], ["profile", "predict"]),
-            (["noisescale", "watch", "--o"], ["--once", "--optimizer"]),
+            (["noisescale", "watch", "--o"], ["--optimizer", "--once"]),
             (["noisescale", "predict", "--second"], ["--second-run"]),
             (["noisescale", "predict", "light"], []),  # files are left to bash
         ],

@@ -111,12 +111,14 @@ def test_a_batch_of_one_example_each_is_kept_and_fractions_become_whole_ones() -
     assert (on_three.verdict, on_three.batch_size) == ("smaller", 3)
 
 
-def timed(*seconds: float, noise_scale: float = 1000.0) -> Prediction:
-    """Of a run at 64 whose critical batch size is 1,000, timed at 64, 128, 256, ..."""
+def timed(*seconds: float | None, noise_scale: float = 1000.0) -> Prediction:
+    """Of a run at 64 whose critical batch size is 1,000, timed at 64, 128, 256, ... unless None."""
     sizes = [64 << k for k in range(len(seconds))]
     p = predict(history(devices=1, noise_scale=noise_scale), sizes, [1])
     rows = tuple(
-        replace(row, basis="timed", seconds_per_step=Bounded(took, took, took))
+        row
+        if took is None
+        else replace(row, basis="timed", seconds_per_step=Bounded(took, took, took))
         for row, took in zip(p.rows, seconds, strict=True)
     )
 
@@ -156,7 +158,15 @@ def test_the_suggested_batch_size_never_costs_more_examples_for_time() -> None:
     assert p.decision.batch_size == 256
     assert "512 is the fastest of 64, 128, 256, 512, as timed" in time_here(p).sentence
     assert other_side.position.verdict == "smaller"
-    assert other_side.decision.headline.startswith("Keep 64: a smaller batch saves examples, but")
+    assert other_side.decision.headline.startswith("Smaller is cheaper: ")
+
+
+def test_what_was_timed_beyond_the_suggested_batch_size_keeps_no_run_at_its_own() -> None:
+    found = timed(0.5, None, None, 0.9).decision
+
+    assert (found.verdict, found.batch_size) == ("larger", 256)
+    assert found.headline == "Larger saves steps: up to 256 at little cost."
+    assert "Time was not measured" in found.reason
 
 
 def test_the_runs_own_time_is_known_where_only_other_devices_are_asked_for() -> None:
