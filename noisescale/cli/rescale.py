@@ -47,11 +47,7 @@ def show_rescale(
     from noisescale.rules.rescale import rescale
 
     if (beta1 is None) != (beta2 is None):
-        given, other = ("beta1", "beta2") if beta2 is None else ("beta2", "beta1")
-        raise Refusal(
-            ("beta1", "beta2"), "be given together", f"`{given}` alone", f"Give `{other}`, too."
-        )
+        raise Refusal(("beta1", "beta2"), "be given together", "one of both", "Give both.")
     betas = None if beta1 is None or beta2 is None else (beta1, beta2)
     with rename_arguments({"betas": "--beta1 --beta2"}):
-        found = rescale(**values, betas=betas)
-    show(found, details=details, as_json=as_json)
+        show(rescale(**values, betas=betas), details=details, as_json=as_json)

@@ -6,8 +6,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from noisescale._version import __version__
 from noisescale.prediction.run_hardware import devices_of
 from noisescale.prediction.statements import critical_batch_size
@@ -43,11 +41,9 @@ def model_card(p: Prediction) -> str:
 
 
 def _what_was_compared(p: Prediction) -> str:
-    compared = _COMPARED.get(p.history.way)
-    if p.history.way == "Halves" and not np.isfinite(p.history["groups"]).any():
-        several = p.history["accumulation"] > 1  # then its micro-batches were compared
-        if several.any():
-            compared = _COMPARED["MicroBatch"] + (f" and {compared}" if not several.all() else "")
+    accumulated = (p.history["accumulation"] > 1).mean() > 0.5  # an epoch's end may have one
+    way = "MicroBatch" if p.history.way == "Halves" and accumulated else p.history.way
+    compared = _COMPARED.get(way)
     return "" if compared is None else f", which compared {compared}"
 
 

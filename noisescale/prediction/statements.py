@@ -70,8 +70,8 @@ def time_here(p: Prediction) -> Statement:
     sizes = [count(row.batch_size) for row in p.timed_rows]
     own = count(p.run_batch_size)
     if (best := p.fastest_timed) is None:
-        timed = sizes or p.own_row.basis == "timed"
-        known = f"only {own} was timed" if timed else "no step was timed"
+        any_timed = sizes or p.own_row.basis == "timed"
+        known = f"only {own} was timed" if any_timed else "no step was timed"
         fits = f"A larger batch may not fit on {here}, or may not be faster"
         if (most := p.hardware.largest_fitting) is not None:
             fits = (

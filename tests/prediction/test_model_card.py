@@ -40,15 +40,13 @@ def test_it_says_batch_size_critical_batch_size_steps_version_and_way() -> None:
 
 
 def test_a_run_that_accumulated_compared_micro_batches() -> None:
-    ends = {1: "halves of batches", 4: "micro-batches"}
-    for accumulation, compared in ends.items():
+    end_of_epoch = np.repeat([1.0, 4.0], [1, 39])
+    ends = (1, "halves of batches"), (4, "micro-batches"), (end_of_epoch, "micro-batches")
+
+    for accumulation, compared in ends:
         run = as_history(history(accumulation=accumulation))
         run.way = "Halves"
         assert card(run).endswith(f"which compared {compared}.")
-    run = as_history(history(accumulation=np.repeat([1.0, 4.0], 20)))
-    run.way = "Halves"
-
-    assert card(run).endswith("which compared micro-batches and halves of batches.")
 
 
 def test_it_says_no_more_than_the_bounds() -> None:
