@@ -69,6 +69,9 @@ def _critical(p: Prediction) -> str:
     band = p.critical_batch_size
     if not (math.isfinite(band.value) or band.low > 0 or math.isfinite(band.high)):
         return f"not known from {_steps(p)}"
+    _, decides, at_end = critical_batch_size(p).sentence.partition("at its end, which decides, ")
+    if decides:
+        return f"{at_end}, at the end of {_steps(p)}"
     said = critical_batch_size(p).sentence.removesuffix(", of the whole run")
     if p.second_run is not None:
         return f"{said}, by two runs to {p.second_run.result}"

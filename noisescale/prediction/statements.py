@@ -162,9 +162,10 @@ def critical_batch_size(p: Prediction) -> Statement:
     known = p.second_run is not None or not p.calibration.is_theory
     exact = p.calibration.kappa.low == p.calibration.kappa.high
     what = f"{100 * p.confidence:g} % interval" if known or exact else "with the theory's error"
-    return Statement(
-        CRITICAL, f"{_with_unit(p, band, what)}, of the whole run", band, basis="measured"
-    )
+    said = f"{_with_unit(p, band, what)}, of the whole run"
+    if p.position.at_end:
+        said += f"; at its end, which decides, {_with_unit(p, p.position.critical, what)}"
+    return Statement(CRITICAL, said, band, basis="measured")
 
 
 def _best_for_budget(p: Prediction) -> Iterator[Statement]:

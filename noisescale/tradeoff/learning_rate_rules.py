@@ -91,7 +91,7 @@ RULES: tuple[LearningRateRule, ...] = (
         KINDS,
         lambda change: 1.0,
         "far above the critical batch size",
-        "12th of 216 rules for Muon in Dang, Wen and Malladi 2026, arXiv 2610.08975",
+        "no rule; for Muon 12th of 216 in Dang, Wen and Malladi 2026, arXiv 2610.08975",
         below=False,
     ),
     LearningRateRule(

@@ -143,13 +143,17 @@ def test_the_end_stands_in_where_the_whole_is_not_resolved_unless_the_rate_fell(
     high = np.append(np.full(39, math.inf), 130.0)
 
     end = History.from_columns(columns | {"high": high}, optimizer=p.history.optimizer)
-    found = replace(p, history=end).position
+    decided = replace(p, history=end)
+    found = decided.position
 
     assert not p.resolved
     assert found.at_end == (last_rate == 1)
     if found.at_end:
         # The interval, widened by the theory's error for SGD: 0.2 to 3.3.
         assert found.critical == Bounded(100.0, pytest.approx(0.2 * 80), pytest.approx(3.3 * 130))
+        end = "100 examples (with the theory's error 16.0 to 429), at the end of all 2,000 steps"
+        assert end in decided.model_card
+        assert "; at its end, which decides, 100 examples" in decided.to_text(1000)
     else:
         assert math.isnan(found.critical.value)
 
