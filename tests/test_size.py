@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package stays as small as it is. A limit is raised only in a commit that says what for.
 
-The aims are 55,000 lines, 28,000 loaded, 52,000 of tests: limits are lowered as code goes.
+The aims are 55,000 lines, 28,000 loaded, 52,000 of tests: limits are lowered as code goes. It was
+60,500 once. Since then 5,000 came: two levels, the budget's best batch size, ramps and the same
+batch for launchers, the learning rate in the answer, a profile of transformers' Trainer.
 """
 
 import pytest
@@ -18,12 +20,12 @@ WHAT_TO_DO = "delete as much elsewhere, or raise the limit in a commit that says
 
 
 def test_the_package_and_its_tests_grow_no_more() -> None:
-    assert lines_of(PACKAGE) <= 65_450, WHAT_TO_DO
-    assert lines_of(ROOT / "tests") <= 61_030, WHAT_TO_DO
+    assert lines_of(PACKAGE) <= 65_500, WHAT_TO_DO
+    assert lines_of(ROOT / "tests") <= 61_130, WHAT_TO_DO
 
 
 def test_what_most_people_use_loads_no_more() -> None:
-    assert lines_loaded() <= 37_470, WHAT_TO_DO
+    assert lines_loaded() <= 37_510, WHAT_TO_DO
 
 
 def test_no_more_functions_take_more_than_ten_arguments() -> None:

@@ -98,14 +98,14 @@ def _suggest_size(p: Prediction) -> int:
     Of several batch sizes that were timed up to the suggested one, it is the fastest.
     """
     own, size = p.position.batch_size, p.position.suggested_size
-    if others := _timed_beside(p):
+    if others := _other_timed_rows(p):
         fastest = min(others, key=lambda row: p.hours_ratio(row).value)
         size = fastest.batch_size if p.hours_ratio(fastest).value < 1 else own
     each = p.own_devices
     return max(each, each * round(size / each)) if size != own else round(own)
 
 
-def _timed_beside(p: Prediction) -> list[PredictedRow]:
+def _other_timed_rows(p: Prediction) -> list[PredictedRow]:
     """Return what was timed from the run's own batch size, left out, to the suggested one."""
     own, size = p.position.batch_size, p.position.suggested_size
     if p.fastest_timed is None:
@@ -119,7 +119,7 @@ def _headline_and_reason(p: Prediction, verdict: Verdict, size: int) -> tuple[st
     """Return the verdict in a sentence, and the reason."""
     position = p.position
     own, critical = count(round(position.batch_size)), position.critical
-    untimed = "" if _timed_beside(p) else " Time was not measured."
+    untimed = "" if _other_timed_rows(p) else " Time was not measured."
     if verdict == "larger":
         return _larger(p, size), f"{_takes(p, size)}{untimed}"
     if verdict == "smaller":
@@ -128,7 +128,7 @@ def _headline_and_reason(p: Prediction, verdict: Verdict, size: int) -> tuple[st
     saved = f"likely saves {_savings(p, 'steps', 2.0)} of the steps"
     doubled = f"doubling it {saved}"
     if verdict == "keep":
-        if position.verdict != "keep" and (others := _timed_beside(p)):
+        if position.verdict != "keep" and (others := _other_timed_rows(p)):
             none = "no" if min(p.hours_ratio(row).low for row in others) >= 1 else "probably no"
             saves = "larger batch saves steps"
             if position.verdict == "smaller":
