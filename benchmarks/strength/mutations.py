@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Put faults into the core, one at a time, and count those that the tests find.
 
-Each fault of `_mutations.py` is put into a copy of the repository. The tests of its room and the
-contract of the collectors run there until one fails. They may be the tests of another commit.
+Each fault of `_mutations.py` is put into a copy of the repository. The tests of its room, the
+contract of the collectors and the tests of levels run there until one fails. They may be the tests of another commit.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from benchmarks.strength._mutations import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "strength/mutations"
-CONTRACT = "tests/collectors/test_contract.py"
+CONTRACTS = ["tests/collectors/test_contract.py", "tests/meter/test_levels.py"]
 SECONDS = 1200
 """After which a run counts as failed: some faults have tests wait for each other."""
 
@@ -57,7 +57,7 @@ def first_failure(copy: Path, mutation: Mutation, options: list[str]) -> tuple[s
     begun = time.perf_counter()
     try:
         run = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", *options, room, CONTRACT],
+            [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", *options, room, *CONTRACTS],
             cwd=copy,
             env={**os.environ, "PYTHONPATH": f"{copy}", "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
