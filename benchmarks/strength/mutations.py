@@ -2,7 +2,8 @@
 """Put faults into the core, one at a time, and count those that the tests find.
 
 Each fault of `_mutations.py` is put into a copy of the repository. The tests of its room, the
-contract of the collectors and the tests of levels run there until one fails. They may be the tests of another commit.
+contract of the collectors and the tests of levels run there until one fails. They may be the tests
+of another commit.
 """
 
 import argparse

@@ -119,7 +119,8 @@ def _headline_and_reason(p: Prediction, verdict: Verdict, size: int) -> tuple[st
     """Return the verdict in a sentence, and the reason."""
     position = p.position
     own, critical = count(round(position.batch_size)), position.critical
-    untimed = "" if _other_timed_rows(p) else " Time was not measured."
+    which = "Time" if p.fastest_timed is None else "Its time"
+    untimed = "" if _other_timed_rows(p) else f" {which} was not measured."
     if verdict == "larger":
         return _larger(p, size), f"{_takes(p, size)}{untimed}"
     if verdict == "smaller":

@@ -166,7 +166,7 @@ def test_what_was_timed_beyond_the_suggested_batch_size_keeps_no_run_at_its_own(
 
     assert (found.verdict, found.batch_size) == ("larger", 256)
     assert found.headline == "Larger saves steps: up to 256 at little cost."
-    assert "Time was not measured" in found.reason
+    assert found.reason.endswith("the examples. Its time was not measured.")
 
 
 def test_the_runs_own_time_is_known_where_only_other_devices_are_asked_for() -> None:
