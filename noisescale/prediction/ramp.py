@@ -90,6 +90,12 @@ class Ramp:
             f" {two_digits(self.examples_ratio)} x its {self.unit}, to the same result. No run has"
             " confirmed it."
         ]
+        if two_digits(self.examples_ratio) != "1.0":
+            said.append(
+                f"The lines end after the {count(round(self.examples))} {self.unit} of that batch"
+                f" size. The same result takes"
+                f" {count(round(self.examples * self.examples_ratio))}."
+            )
         if self.measured_share < 1:
             said.append(
                 f"The noise scale is known up to {100 * self.measured_share:.0f} % of the run:"

@@ -274,3 +274,15 @@ def test_several_runs_in_a_folder_are_refused(tmp_path: Path) -> None:
     for words in (("--ramp", "lightning"), ("--same-batch", "--devices", "1")):
         said = refusal_of("predict", tmp_path, *words)
         assert said.startswith(f"`{words[0]}` must be used with one run, got 2 runs")
+
+
+def test_it_says_where_its_lines_end_short_of_the_result_or_beyond() -> None:
+    """The lines have the examples of one batch size, and the ramp needs another number."""
+    p = of("lightning", rising(power=2.0))
+
+    assert p.ramp is not None
+    more = f"{round(EXAMPLES * p.ramp.examples_ratio):,}"
+    assert abs(p.ramp.examples_ratio - 1) > 0.05
+    assert f"of that batch size. The same result takes {more}." in notes_of(p)
+    nearly = replace(p.ramp, examples_ratio=1.01).to_copy().notes
+    assert "The same result" not in " ".join(nearly)
