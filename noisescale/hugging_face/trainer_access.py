@@ -237,8 +237,10 @@ def copy_to_time(
     made: Any = copy.copy(trainer)
     args = copy.copy(trainer.args)
     nothing = {f"{what}_strategy": IntervalStrategy.NO for what in ("eval", "logging", "save")}
-    off = ("eval_on_start", "load_best_model_at_end", "logging_first_step", "push_to_hub")
-    off += ("auto_find_batch_size",)  # a size that does not fit would be timed as a smaller one
+    off = [
+        *("eval_on_start", "load_best_model_at_end", "logging_first_step", "push_to_hub"),
+        "auto_find_batch_size",  # a size that does not fit would be timed as a smaller one
+    ]
     on = {"dataloader_drop_last": True}
     for name, value in {**nothing, **dict.fromkeys(off, False), **on, **counts}.items():
         setattr(args, name, value)
