@@ -9,7 +9,9 @@ from __future__ import annotations
 import copy
 import gc
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -235,7 +237,10 @@ def copy_to_time(
     made: Any = copy.copy(trainer)
     args = copy.copy(trainer.args)
     nothing = {f"{what}_strategy": IntervalStrategy.NO for what in ("eval", "logging", "save")}
-    off = ("eval_on_start", "load_best_model_at_end", "logging_first_step", "push_to_hub")
+    off = [
+        *("eval_on_start", "load_best_model_at_end", "logging_first_step", "push_to_hub"),
+        "auto_find_batch_size",  # a size that does not fit would be timed as a smaller one
+    ]
     on = {"dataloader_drop_last": True}
     for name, value in {**nothing, **dict.fromkeys(off, False), **on, **counts}.items():
         setattr(args, name, value)
@@ -244,6 +249,10 @@ def copy_to_time(
     args.accelerator_config = config
     memo: dict[int, Any] = {}
     model = copy.deepcopy(trainer.accelerator.unwrap_model(trainer.model), memo)
+    for name, value in vars(trainer).items():
+        if _is_state(name, value):
+            with suppress(TypeError, RuntimeError):  # what cannot be copied is shared
+                setattr(made, name, copy.deepcopy(value, memo))
     made.args, made.model, made.model_wrapped, made.model_init = args, model, model, None
     made.optimizer = made.lr_scheduler = None
     if trainer.optimizer is not None:
@@ -268,9 +277,20 @@ def copy_to_time(
         count = examples * args.world_size
         return RandomSampler(own.data_source, replacement=True, num_samples=count)
 
+    made.log = lambda *_, **__: None  # the end of a training is logged whatever the strategy
     made._get_train_sampler = sampler_of
     made.get_train_dataloader = lambda: change_loader(type(made).get_train_dataloader(made))
     return cast(Trainer, made)
+
+
+def _is_state(name: str, value: Any) -> bool:
+    """Return whether a training may change what a Trainer has beside its model."""
+    if isinstance(value, nn.Module):  # a model to compare with stays as it is
+        return value.training and name not in ("model", "model_wrapped")
+    if isinstance(value, dict | list | set | deque):
+        inside = value.values() if isinstance(value, dict) else value
+        return not (name.endswith("dataset") or any(isinstance(one, nn.Module) for one in inside))
+    return name == "data_collator" or isinstance(value, Tensor | torch.Generator)
 
 
 def callbacks_beside(callback: TrainerCallback, kind: type[_Found]) -> list[_Found]:

@@ -16,7 +16,7 @@ from noisescale.prediction.position import Verdict
 from noisescale.report.document import Statement
 from noisescale.report.numbers import count, two_digits
 from noisescale.report.records import fields_of
-from noisescale.tradeoff.learning_rate_rules import Advice, Kind, advise
+from noisescale.tradeoff.learning_rate_rules import Advice, Kind, advise, is_below
 
 if TYPE_CHECKING:
     from noisescale.prediction.prediction import Prediction
@@ -61,17 +61,23 @@ def learning_rate_at(p: Prediction, verdict: Verdict, size: int) -> LearningRate
         size = 2 * round(old)
     elif verdict not in ("larger", "smaller"):
         return None
-    kind, scale = kind_in(p.history), p.critical_batch_size_by_noise_scale
-    history = p.history
+    advice = advise(kind_in(p.history), old, size, p.critical_batch_size_by_noise_scale)
+    return LearningRate(size, advice, command_at(p, size))
+
+
+def command_at(p: Prediction, size: int) -> str:
+    """Return the command that says what to set at another batch size than the run's own."""
+    history, scale = p.history, p.critical_batch_size_by_noise_scale
     alone = history.prefix == ROOT and history.optimizers == (0,)
     if history.source is not None and (alone or p.by_optimizer):
         what = f"{shlex.quote(str(history.source))} --batch-size {size}"
     else:  # by the run's name alone another monitor would be read, or nothing
-        what = f"--batch-size {size} --from-batch-size {old:g}"
+        kind = kind_in(history)
+        what = f"--batch-size {size} --from-batch-size {p.position.batch_size:g}"
         what += f" --optimizer {kind}" if kind else ""
         known = math.isfinite(scale.value) and scale.value > 0
         what += f" --noise-scale {scale.value:.4g}" if known else ""
-    return LearningRate(size, advise(kind, old, size, scale), f"noisescale rescale {what}")
+    return f"noisescale rescale {what}"
 
 
 def state_learning_rate(p: Prediction) -> Iterator[Statement]:
@@ -91,5 +97,9 @@ def state_learning_rate(p: Prediction) -> Iterator[Statement]:
         if mix is not None:
             other = mix.kind is OptimizerKind.OTHER
             why = f"no rule was tried with {'this optimizer' if other else mix.kind.title} there"
+            larger = max(p.position.batch_size, found.batch_size)
+            below = is_below(larger, p.critical_batch_size_by_noise_scale)
+            if below is None and kind_in(p.history) is not None:
+                why = "the run does not say if its noise scale is larger"
         said = f"{low} to {high} {at}, first {value} x ({rule}: {why})"
     yield Statement("Learning rate", said, advice.factor, "probably", "assumed")

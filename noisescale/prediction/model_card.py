@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from noisescale._version import __version__
-from noisescale.prediction.run_hardware import devices_of
+from noisescale.prediction.run_hardware import devices_of, usual_batch_sizes
 from noisescale.prediction.statements import critical_batch_size
 from noisescale.report.numbers import count, plural
 
@@ -50,9 +50,9 @@ def _what_was_compared(p: Prediction) -> str:
 def _batch_size(p: Prediction) -> str:
     if p.own_batch_size is not None:
         return f"{count(p.own_batch_size)} {p.unit}"
-    sizes = [size for size, _ in p.position.course]
-    ends = f"{count(min(sizes))} to {count(max(sizes))}"
-    return f"{ends} {p.unit}, last {count(p.position.batch_size)},"
+    sizes = usual_batch_sizes(p.history)
+    ends = f"{count(float(np.nanmin(sizes)))} to {count(float(np.nanmax(sizes)))}"
+    return f"{ends} {p.unit}, last {count(round(p.position.batch_size))},"
 
 
 def _devices(p: Prediction) -> str:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,6 +14,7 @@ from scipy.optimize import brentq
 from noisescale.checks import require_choice, require_count
 from noisescale.history.segments import Array, Segments
 from noisescale.prediction.launchers import LAUNCHERS, Stage, lines_for
+from noisescale.prediction.learning_rate import command_at
 from noisescale.prediction.position import MOST_DOUBLINGS
 from noisescale.refusal import Refusal
 from noisescale.report.document import ToCopy
@@ -68,8 +68,8 @@ class Ramp:
     """The share of the run in which the noise scale was measured."""
     unit: str
     sequence_length: int | None
-    source: str
-    """The run in a command."""
+    learning_rate: str
+    """The command for the learning rate of a batch size that is not the run's."""
 
     def to_copy(self) -> ToCopy:
         """Return what the launcher reads, what of the ramp it cannot express, and the gain."""
@@ -90,16 +90,20 @@ class Ramp:
             f" {two_digits(self.examples_ratio)} x its {self.unit}, to the same result. No run has"
             " confirmed it."
         ]
+        if two_digits(self.examples_ratio) != "1.0":
+            said.append(
+                f"The lines end after the {count(round(self.examples))} {self.unit} of that batch"
+                f" size. The same result takes"
+                f" {count(round(self.examples * self.examples_ratio))}."
+            )
         if self.measured_share < 1:
             said.append(
                 f"The noise scale is known up to {100 * self.measured_share:.0f} % of the run:"
                 " after that the last batch size is kept."
             )
-        first = min(self.stages, key=lambda stage: stage.batch_size).batch_size
         return [
             *said,
-            "Each batch size has a learning rate of its own. For the first one:"
-            f" noisescale rescale {self.source} --batch-size {first}",
+            f"Each batch size has a learning rate of its own. {self.learning_rate}",
         ]
 
 
@@ -144,10 +148,17 @@ def ramp_of(p: Prediction, launcher: str, sequence_length: int | None) -> Ramp:
         float(p.history["examples"][-1]) / examples,
         p.unit,
         sequence_length,
-        "RUN" if p.history.source is None else shlex.quote(str(p.history.source)),
+        _learning_rate(p, stages),
     )
     ramp.to_copy()  # refuses a unit
     return ramp
+
+
+def _learning_rate(p: Prediction, stages: Sequence[Stage]) -> str:
+    first, last = stages[0].batch_size, stages[-1].batch_size
+    if first != p.position.batch_size:
+        return f"For the first one: {command_at(p, first)}"
+    return f"That of the first one is yours. For the last one: {command_at(p, last)}"
 
 
 def _examples_of(p: Prediction) -> float:

@@ -193,8 +193,10 @@ def _time(p: Prediction, shared: SharedBatch) -> Statement:
         return Statement("Time", said, hours, "yes", "timed")
     devices = shared.plan.devices
     run = "RUN" if p.history.source is None else shlex.quote(str(p.history.source))
+    size, own = shared.plan.device_batch_size, shared.own.device_batch_size
+    sizes = "" if own / 2 <= size <= 8 * own else f" --device-batch-sizes {size:g}"
     how = (
-        f"noisescale profile {TARGET} --run {run} --devices {devices}"
+        f"noisescale profile {TARGET} --run {run} --devices {devices}{sizes}"
         if p.history.loop in ("", "lightning")
         else f"train 100 steps there, then noisescale predict {run} --step-times RUN2"
     )

@@ -53,6 +53,15 @@ def test_the_answer_has_the_learning_rate_where_it_names_a_batch_size(
     assert (p.learning_rate is None) == (line is None)
 
 
+def test_rules_that_were_tried_are_not_said_to_be_untried() -> None:
+    p = of(ADAM, noise_scale=math.nan, low=100.0, high=math.inf, devices=1)
+
+    assert line_of(p) == (
+        "1.0 to 2.0 x yours at 128, first 1.4 x (square root: the run does not say if its noise"
+        " scale is larger)"
+    )
+
+
 def test_where_the_place_is_not_known_it_is_the_safe_range() -> None:
     """The upper end of the noise scale is open, and its lower end is below 128."""
     p = of(ADAM, noise_scale=math.nan, low=90.0, high=math.inf, devices=1)

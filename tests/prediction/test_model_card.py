@@ -75,6 +75,8 @@ def test_it_says_which_part_of_the_training_and_by_what_else() -> None:
     grown["batch_size"] = np.repeat([64.0, 128.0], 20)
     grown["examples"] = np.cumsum(50 * grown["batch_size"])
     assert "64 to 128 examples, last 128, on 2 devices" in card(grown)
+    grown["examples"] -= 64.0  # a short batch in the first row is none of its batch sizes
+    assert "64 to 128 examples, last 128, on 2 devices" in card(grown)
 
 
 def test_a_unit_of_several_lines_stays_one_line() -> None:

@@ -3,6 +3,7 @@
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -60,6 +61,19 @@ def test_it_grows_with_the_root_of_the_noise_scale_around_the_recommended_batch_
     assert sizes[-1] / sizes[0] == pytest.approx((0.75 / (1 / 64)) ** 0.5, rel=0.5)
     assert min(sizes) < p.recommended_batch_size <= max(sizes)
     assert p.ramp.examples == EXAMPLES
+
+
+@pytest.mark.parametrize("end", [400.0, 1600.0])
+def test_the_command_for_a_learning_rate_runs_even_if_the_first_batch_size_is_the_runs(
+    end: float,
+) -> None:
+    noise_scale = 20 + end * (np.arange(400) + 0.5) / 400
+    p = of(
+        "lightning", rising(noise_scale=noise_scale, low=0.9 * noise_scale, high=1.1 * noise_scale)
+    )
+
+    assert (sizes_of(p)[0] == 64) == (end == 1600)
+    assert run_program(*shlex.split(notes_of(p).partition(": noisescale ")[2].split(" Both")[0]))
 
 
 def test_its_steps_and_examples_are_those_of_a_walk_over_every_example() -> None:
@@ -260,3 +274,15 @@ def test_several_runs_in_a_folder_are_refused(tmp_path: Path) -> None:
     for words in (("--ramp", "lightning"), ("--same-batch", "--devices", "1")):
         said = refusal_of("predict", tmp_path, *words)
         assert said.startswith(f"`{words[0]}` must be used with one run, got 2 runs")
+
+
+def test_it_says_where_its_lines_end_short_of_the_result_or_beyond() -> None:
+    """The lines have the examples of one batch size, and the ramp needs another number."""
+    p = of("lightning", rising(power=2.0))
+
+    assert p.ramp is not None
+    more = f"{round(EXAMPLES * p.ramp.examples_ratio):,}"
+    assert abs(p.ramp.examples_ratio - 1) > 0.05
+    assert f"of that batch size. The same result takes {more}." in notes_of(p)
+    nearly = replace(p.ramp, examples_ratio=1.01).to_copy().notes
+    assert "The same result" not in " ".join(nearly)

@@ -127,6 +127,10 @@ def test_the_time_is_said_where_such_steps_were_timed_and_else_how_to_time_them(
     untimed = parts_of(on(1, run))["Time"]
     assert untimed.verdict == "unknown"
     assert f"noisescale profile train.py:make --run '{run}' --devices 1" in untimed.sentence
+    # By itself `profile --run` times no device batch below half of the run's.
+    assert untimed.sentence.endswith("--devices 1")
+    few = parts_of(on(32, run))["Time"].sentence
+    assert few.endswith("--devices 32 --device-batch-sizes 2")
 
 
 def test_what_to_set_is_said_in_the_words_of_the_loop() -> None:

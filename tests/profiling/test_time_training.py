@@ -38,7 +38,7 @@ class Trained:
         class Model(hf.Classifier):  # type: ignore[misc]  # it comes from a fixture
             def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
                 if len(x) > largest:
-                    raise torch.OutOfMemoryError("out of memory")
+                    raise torch.OutOfMemoryError("CUDA out of memory.")
                 now[0] += PASS + EXAMPLE * len(x)
                 seen.append(len(x))
                 return super().forward(x, labels)
@@ -126,6 +126,42 @@ def test_the_ladder_ends_where_memory_does(trained: Any) -> None:
 
     assert [timing.device_batch_size for timing in found.timings] == [1, 2, 4]
     assert found.stopped == ("A device batch size of 8 does not fit in memory.",)
+
+
+def test_a_size_that_does_not_fit_is_not_timed_as_a_smaller_one(trained: Any) -> None:
+    one = trained(largest=6)
+    one.trainer.args.auto_find_batch_size = True
+
+    found = noisescale.profile(one.trainer, accumulation=[1], steps=5)
+
+    assert [timing.device_batch_size for timing in found.timings] == [1, 2, 4]
+
+
+def test_what_a_trainer_of_the_users_keeps_beside_the_model_stays(trained: Any, hf: Any) -> None:
+    class Keeps(hf.Trainer):  # type: ignore[misc]  # it comes from a fixture
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.losses: dict[str, list[Tensor]] = {"train": []}
+            self.loss_norm = torch.nn.BatchNorm1d(1)
+            self.logged: list[Any] = []
+
+        def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+            loss = super().compute_loss(*arguments, **options)
+            self.losses["train"].append(loss.detach())
+            self.loss_norm(loss.detach().expand(2, 1))
+            return loss
+
+        def log(self, *arguments: Any, **options: Any) -> None:
+            self.logged.append(arguments)
+            super().log(*arguments, **options)
+
+    one = trained(kind=Keeps).trainer
+
+    noisescale.profile(one, device_batch_sizes=[4], accumulation=[1], steps=5)
+
+    assert one.losses == {"train": []}
+    assert one.loss_norm.num_batches_tracked == 0
+    assert one.logged == []
 
 
 def test_predict_finds_the_times_that_stand_in_the_output_folder(

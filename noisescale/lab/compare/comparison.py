@@ -153,7 +153,7 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         "hyperparameters": {
             name: value
             for name, value in trial.hyperparameters.items()
-            if is_setting(name) or is_seed(name)
+            if is_setting(name, value) or is_seed(name)
         },
         "diverged": trial.diverged,
         "reached": outcome.reached is not None,

@@ -15,24 +15,16 @@ from noisescale.history.metrics import Goal
 from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.steps_to_result import Reached, budget_mask, find_result
 
+_IDS = ("id", "rank", "pid", "version", "timestamp", "date", "port")
+"""Last words of names that tell runs apart, and not trainings."""
+
 _OF_RUNS = (
-    *(
-        "id",
-        "rank",
-        "pid",
-        "version",
-        "timestamp",
-        "date",
-        "port",
-        "time",
-        "user",
-        "host",
-        "device",
-    ),
-    *("dir", "folder", "path", "file", "url", "logdir", "devices", "project", "experiment", "run"),
-    *("tag", "tags", "commit", "note", "notes", "status", "ended"),
+    *("time", "user", "host", "device", "devices", "dir", "folder", "path", "file", "url"),
+    *("logdir", "project", "experiment", "run", "tag", "tags", "commit", "note", "notes"),
+    *("status", "ended"),
 )
-"""Last words of names that say which run it was, where it was trained, or how it ended."""
+"""Last words of names whose texts say where a run was trained, or how it ended. Their numbers are
+settings: a share of dropped paths, the devices, the most time."""
 
 _NAMED = ("run", "experiment", "trial", "job", "project", "group", "logger", "log", "user")
 """Words before "name" that make it the name of a run: others name an optimizer or a schedule."""
@@ -48,16 +40,19 @@ def is_seed(name: str) -> bool:
     return "seed" in _words(name)
 
 
-def is_setting(name: str) -> bool:
+def is_setting(name: str, value: float | str) -> bool:
     """Return whether different values of a hyperparameter make different trainings.
 
     Examples:
-        >>> [is_setting(name) for name in ("schedule", "optim/name", "run_name", "output_dir")]
+        >>> [is_setting(name, "one") for name in ("schedule", "optim/name", "run_name", "path")]
         [True, True, False, False]
+        >>> is_setting("drop_path", 0.1)
+        True
     """
     *before, last = re.split(r"[/._-]", name.lower())
     names_run = last == "name" and (not before or before[-1] in _NAMED)
-    return not (is_seed(name) or names_run or last in _OF_RUNS)
+    of_run = names_run or last in _OF_RUNS
+    return not (is_seed(name) or last in _IDS or (of_run and isinstance(value, str)))
 
 
 def _words(name: str) -> list[str]:
@@ -116,7 +111,7 @@ class Outcome:
         """What was set: repetitions of a training have it in common."""
         trial = self.trial
         numbers = {k: v for k, v in trial.hyperparameters.items() if not isinstance(v, str)}
-        others = sorted((name, str(v)) for name, v in numbers.items() if is_setting(name))
+        others = sorted((name, str(v)) for name, v in numbers.items() if is_setting(name, v))
         # NaN is unequal to itself.
         return (str(trial.batch_size), str(trial.learning_rate), *others, *self.words.items())
 
@@ -126,7 +121,9 @@ class Outcome:
         trial = self.trial
         named = {"optimizer": trial.optimizer} if trial.optimizer else {}
         texts = {name: v for name, v in trial.hyperparameters.items() if isinstance(v, str)}
-        return named | {name: texts[name] for name in sorted(texts) if is_setting(name)}
+        return named | {
+            name: texts[name] for name in sorted(texts) if is_setting(name, texts[name])
+        }
 
 
 @dataclass(frozen=True, eq=False)

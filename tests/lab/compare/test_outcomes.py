@@ -133,3 +133,9 @@ def test_names_places_and_remarks_of_runs_are_no_settings_and_other_words_are() 
     for name in (*PLACES, *WORDS):
         differ = setting(**{name: "one"}) != setting(**{name: "other"})
         assert (name, differ) == (name, name in WORDS)
+
+
+@pytest.mark.parametrize("name", ["drop_path", "devices", "max_time"])
+def test_numbers_by_such_names_are_settings(name: str) -> None:
+    """As repetitions they would count by their middle, and the best would be none."""
+    assert setting(**{name: 0.1}) != setting(**{name: 0.2})
