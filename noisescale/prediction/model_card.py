@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from noisescale._version import __version__
 from noisescale.prediction.run_hardware import devices_of, usual_batch_sizes
 from noisescale.prediction.statements import critical_batch_size
