@@ -117,14 +117,15 @@ def plan_on(own: Plan, devices: int, most: float | None = None, per_node: float 
 def _share(p: Prediction, plan: Plan) -> SharedBatch:
     own, model = p.hardware.own, p.hardware.step_time
     assert own is not None
-    seconds, basis = UNKNOWN, None
+    seconds: Bounded = UNKNOWN
+    basis: Basis | None = None
     if plan == own.plan and own.seconds:
         seconds, basis = Bounded(own.seconds, own.seconds, own.seconds), "timed"
     elif model is not None:
         seconds = model.seconds(*astuple(plan))
         basis = "timed" if model.is_timed(*astuple(plan)) else "assumed"
     hours = seconds * (float(p.run.steps.sum()) / 3600)
-    return SharedBatch(plan, own.plan, seconds, hours, basis)  # type: ignore[arg-type]  # a Basis
+    return SharedBatch(plan, own.plan, seconds, hours, basis)
 
 
 def same_batch(p: Prediction) -> Iterator[Statement]:

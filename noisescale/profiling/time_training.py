@@ -77,7 +77,7 @@ def _train(trainer: Trainer, *how: Any) -> int | None:
     try:
         made = copy_to_time(trainer, *how)
         made.train()
-    except Exception as error:
+    except Exception as error:  # whatever a device raises where memory runs out
         if trainer.args.world_size > 1 or not is_out_of_memory(error):
             raise
         return None
