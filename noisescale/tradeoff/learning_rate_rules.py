@@ -184,7 +184,7 @@ BEST_BELOW: dict[Kind, tuple[str, str]] = {
     ),
     "adam": (
         "square root",
-        "1.1 x off the best rate in 6 pairs to a goal, 1.2 x in 91 of a fixed budget",
+        "1.1 x off the best rate in 6 pairs to a goal, 1.25 x in 109 of a fixed budget",
     ),
     "muon": ("power 2/3", "1.2 x off the best rate in 10 pairs of one workload"),
 }
