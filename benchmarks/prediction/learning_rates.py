@@ -26,6 +26,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks.lib.results import saved_rows, write_results
+from benchmarks.scheduling.fixed_budget import FRESH
 from noisescale.tradeoff.learning_rate_rules import RULES, Change, Kind, Settings
 
 MOST = 16
@@ -75,7 +76,8 @@ def best_rates() -> Iterator[tuple[str, str, dict[int, float]]]:
             steps[row["workload"]][row["batch_size"]][row["lr"]] = statistics.median(found)
     losses: Any = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for row in saved_rows("scheduling/fixed_budget"):
-        if row["policy"] == "kept" and row.get("loss") is not None and "on" not in row:
+        searched = row["policy"] == "kept" and row["seed"] < FRESH
+        if searched and row.get("loss") is not None and "on" not in row:
             losses[row["workload"]][row["start"]][row["lr"]].append(row["loss"])
     for what, of_workloads in (("steps", steps), ("loss", losses)):
         for workload, sizes in of_workloads.items():

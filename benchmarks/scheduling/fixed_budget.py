@@ -13,11 +13,11 @@ and 4 B*, rounded to powers of two, at the learning rate that was the best there
 The loss of a scheduled run is compared with that of the best fixed batch size at the same seed: the
 same initial weights. Its steps are compared with those of B*, and with those of the front at equal
 loss: that is its *regret*. A start is well served within 1 % of the loss and 2.2 times the steps.
-Each run is a single one at the scheduler's default budget for measuring. Results are saved as they
-come, and a later call goes on from there.
+Each run is a single one at the scheduler's default budget for measuring. The best of many learning
+rates owes its place to luck, too, so batch sizes and policies are compared by seeds that chose
+nothing. Results are saved as they come, and a later call goes on from there.
 
-Runs are on one thread, two at a time. The noise scale comes from halves of each batch. Rows of
-"bounded seesaw" are of an earlier default, which grew where the schedule lowers the learning rate.
+Runs are on one thread, two at a time. The noise scale comes from halves of each batch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import sys
 import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
@@ -57,7 +57,7 @@ from benchmarks.lib.workloads import (
 )
 from noisescale import BatchSizeController, NoiseScale, NoiseScaleMeter, Plan
 from noisescale.scheduling import find
-from noisescale.scheduling.find import Find, blind_batch_size
+from noisescale.scheduling.find import FIRST, Find, blind_batch_size
 from noisescale.scheduling.learning_rate import LearningRateScaling
 from noisescale.scheduling.policy import Progress, Wanted
 
@@ -101,6 +101,12 @@ def stable_then_decay(share: float) -> float:
 
 def constant(share: float) -> float:
     return 1.0
+
+
+def restarted(share: float) -> float:
+    """A cosine in the first seventh, another in the next two, and a third in the rest."""
+    begins, ends = next((a / 7, b / 7) for a, b in ((3, 7), (1, 3), (0, 1)) if share >= a / 7)
+    return cosine((share - begins) / (ends - begins))
 
 
 WARM_UP = 0.05
@@ -211,6 +217,10 @@ OWN = {
 }
 
 
+SEARCHED, FRESH = 2, 100
+"""Seeds that a learning rate is searched with, and the first seed that chooses none."""
+
+
 @dataclass(frozen=True)
 class Budgeted:
     """A training of a fixed number of examples."""
@@ -231,6 +241,20 @@ class Budgeted:
     device: str = "cpu"
     taken_for_best: int | None = None
     """A batch size around which others are tried, where the best one was not searched."""
+    scatters: bool = False
+    """Whether losses differ by percents from seed to seed, as those of classes of images do."""
+    first_judge: int = FRESH
+    """The first of the seeds that batch sizes and policies are compared by."""
+
+    @property
+    def judges(self) -> range:
+        """The seeds that batch sizes are compared by, each at its best learning rate."""
+        return range(self.first_judge, self.first_judge + (12 if self.scatters else 5))
+
+    @property
+    def scheduled(self) -> range:
+        """The seeds that policies are compared by."""
+        return self.judges[: 8 if self.scatters else 3]
 
     @property
     def workload(self) -> Workload:
@@ -238,7 +262,16 @@ class Budgeted:
 
 
 _MNIST = Budgeted(
-    "mnist, momentum", "mnist", momentum, cosine, 60_000, 16, 0.02, kept_out=True, seeds=10
+    "mnist, momentum",
+    "mnist",
+    momentum,
+    cosine,
+    60_000,
+    16,
+    0.02,
+    kept_out=True,
+    seeds=10,
+    scatters=True,
 )
 _AUTO = Budgeted("autoencoder, AdamW", "autoencoder", adamw, cosine, 30_000, 16, 0.01)
 _CHARACTERS = Budgeted("characters, AdamW", "characters", adamw, cosine, 60_000, 32, 0.01)
@@ -250,6 +283,7 @@ BUDGETS = {
         replace(_CHARACTERS, name="characters, AdamW, 4 x", examples=240_000),
         replace(_CHARACTERS, name="characters, AdamW, WSD", schedule=stable_then_decay),
         replace(_CHARACTERS, name="characters, AdamW, constant", schedule=constant),
+        replace(_CHARACTERS, name="characters, AdamW, restarts", schedule=restarted, kept_out=True),
         replace(_CHARACTERS, name="characters, Muon", optimizers=muon, kept_out=True),
         _AUTO,
         replace(_AUTO, name="autoencoder, momentum", optimizers=momentum, first_lr=0.5),
@@ -265,21 +299,27 @@ BUDGETS = {
             seeds=3,
             device="cuda",  # on two cores of a CPU it takes 15 hours
             taken_for_best=4,  # 8 is level with it, and 2 was trained at one learning rate
+            first_judge=0,  # it was trained before seeds were kept apart
         ),
         Budgeted("words, AdamW", "words", adamw, cosine, 120_000, 128, 0.006),
         Budgeted("words, momentum", "words", momentum, cosine, 120_000, 64, 0.2),
         replace(_CHARACTERS, name="characters, momentum", optimizers=momentum, first_lr=0.5),
         replace(_CHARACTERS, name="gpt2, AdamW", of="gpt2", kept_out=True),
         replace(_CHARACTERS, name="llama, AdamW", of="llama", examples=120_000, kept_out=True),
-        Budgeted(
-            "convolutions, AdamW", "convolutions", adamw, cosine, 60_000, 16, 0.004, kept_out=True
+        replace(
+            _MNIST,
+            name="convolutions, AdamW",
+            of="convolutions",
+            optimizers=adamw,
+            first_lr=0.004,
+            seeds=5,
         ),
     )
 }
 SMOKE = Budgeted("smoke", "digits", momentum, cosine, 1_200, 8, 0.05, seeds=2, taken_for_best=4)
 
 
-KEPT, BOUNDED = "kept", "bounded seesaw"
+KEPT = "kept"
 
 
 class BySlopeAlone(Find):
@@ -305,9 +345,10 @@ def megatron_ramp(start: int, examples: int) -> str:
 POLICIES: dict[str, tuple[Callable[[int, int], Any], LearningRateScaling]] = {
     KEPT: (lambda start, examples: None, "none"),
     "auto": (lambda start, examples: "auto", "auto"),
-    "by the examples": (
-        lambda start, examples: lambda b, plan, run: blind_batch_size(examples),
-        "auto",
+    "by the examples": (lambda start, examples: {0: round(blind_batch_size(examples))}, "sqrt"),
+    "half of that": (
+        lambda start, examples: {0: round(FIRST * blind_batch_size(examples))},
+        "sqrt",
     ),
     "slope alone": (lambda start, examples: BySlopeAlone(), "auto"),
     "seesaw": (lambda start, examples: "seesaw", "sqrt"),
@@ -401,12 +442,14 @@ class Runs:
             and math.isclose(row["lr"], lr, rel_tol=1e-6)
         ]
 
-    def make(self, name: str, policy: str, start: int, lrs: Sequence[float], seeds: int) -> None:
+    def make(
+        self, name: str, policy: str, start: int, lrs: Sequence[float], seeds: Iterable[int]
+    ) -> None:
         """Train what is missing of these learning rates and seeds."""
         tasks = [
             (name, policy, start, lr, seed)
             for lr in lrs
-            for seed in range(seeds)
+            for seed in seeds
             if seed not in self.losses(name, policy, start, lr)
         ]
         if not tasks:
@@ -420,14 +463,16 @@ class Runs:
         print(f"{name}: {policy} from {start}, lr {lrs[0]:.3g}: {mean:.4f}", flush=True)
 
     def tried(self, name: str, size: int) -> dict[float, float]:
-        """Mean loss of each learning rate of a fixed batch size."""
+        """Mean loss of each learning rate of a fixed batch size, by the seeds that choose."""
         rates = {
             r["lr"]
             for r in self.rows
             if (r["workload"], r["policy"], r["start"]) == (name, KEPT, size)
         }
+        found = {lr: self.losses(name, KEPT, size, lr) for lr in sorted(rates)}
         return {
-            lr: statistics.fmean(self.losses(name, KEPT, size, lr).values()) for lr in sorted(rates)
+            lr: statistics.fmean(loss for seed, loss in losses.items() if seed < FRESH)
+            for lr, losses in found.items()
         }
 
     def best_rate(self, name: str, size: int) -> float | None:
@@ -442,9 +487,19 @@ class Runs:
         """The mean loss of each fixed batch size at its best learning rate, where it is known."""
         sizes = {row["start"] for row in self.rows if row["workload"] == budget.name}
         rates = {size: self.best_rate(budget.name, size) for size in sorted(sizes)}
-        return {
-            size: self.tried(budget.name, size)[lr] for size, lr in rates.items() if lr is not None
+        judged = {
+            size: self.judged(budget, KEPT, size, lr)
+            for size, lr in rates.items()
+            if lr is not None
         }
+        return {
+            size: statistics.fmean(losses.values()) for size, losses in judged.items() if losses
+        }
+
+    def judged(self, budget: Budgeted, policy: str, start: int, lr: float) -> dict[int, float]:
+        """Losses by seed, of the seeds that batch sizes and policies are compared by."""
+        losses = self.losses(budget.name, policy, start, lr)
+        return {seed: loss for seed, loss in losses.items() if seed in budget.judges}
 
 
 def largest_good(front: dict[int, float]) -> float:
@@ -465,9 +520,6 @@ def nearest_power(size: float) -> int:
 
 GOOD = 0.15
 """How much larger than the least one, in percent, the loss of a good batch size may be."""
-
-SEARCHED, SCHEDULED = 2, 3
-"""Seeds of a search of the learning rate, whose best one is trained with all; and of a policy."""
 
 
 def untried(runs: Runs, budget: Budgeted, size: int, first_lr: float) -> Iterator[list[float]]:
@@ -517,18 +569,22 @@ def train(runs: Runs, budget: Budgeted, deadline: float) -> bool:
         for lrs in untried(runs, budget, size, first_lr):
             if time.monotonic() > deadline:
                 return False
-            runs.make(budget.name, KEPT, size, lrs, SEARCHED)
+            runs.make(budget.name, KEPT, size, lrs, range(SEARCHED))
         # Two seeds may have flattered a rate: then another one is the best after all seeds.
         while (lr := runs.best_rate(budget.name, size)) is not None:
-            if len(runs.losses(budget.name, KEPT, size, lr)) >= budget.seeds:
+            if {*range(budget.seeds), *budget.judges} <= {
+                *runs.losses(budget.name, KEPT, size, lr)
+            }:
                 break
-            runs.make(budget.name, KEPT, size, [lr], budget.seeds)
+            runs.make(budget.name, KEPT, size, [lr], range(budget.seeds))
+            if runs.best_rate(budget.name, size) == lr:
+                runs.make(budget.name, KEPT, size, [lr], budget.judges)
     for policy in POLICIES:
         for start in starts_of(runs, budget).values():
             if (lr := runs.best_rate(budget.name, start)) is not None:
                 if time.monotonic() > deadline:
                     return False
-                runs.make(budget.name, policy, start, [lr], SCHEDULED)
+                runs.make(budget.name, policy, start, [lr], budget.scheduled)
     return True
 
 
@@ -561,7 +617,7 @@ def compared(runs: Runs, budget: Budgeted, policy: str, start: int) -> list[Comp
     """Each run of a policy from a start, at the learning rate that is the best there."""
     front, lr = runs.front(budget), runs.best_rate(budget.name, start)
     best = min(front, key=lambda size: front[size])
-    own = runs.losses(budget.name, KEPT, best, runs.best_rate(budget.name, best) or 0.0)
+    own = runs.judged(budget, KEPT, best, runs.best_rate(budget.name, best) or 0.0)
     steps = budget.examples / largest_good(front)
     found = []
     for row in runs.of(budget.name, policy, start, lr or 0.0):
@@ -625,7 +681,9 @@ def summary(together: dict[str, dict[tuple[str, int], list[Compared]]], *, scatt
     table = Table(*names)
     for policy, of_starts in together.items():
         starts = [
-            found for (name, _), found in of_starts.items() if scatters or not of_images(name)
+            found
+            for (name, _), found in of_starts.items()
+            if scatters or not budgeted(name).scatters
         ]
         if not starts:
             continue
@@ -643,11 +701,6 @@ def summary(together: dict[str, dict[tuple[str, int], list[Compared]]], *, scatt
             f"{max(regret):.1f}",
         )
     return table
-
-
-def of_images(name: str) -> bool:
-    """Whether losses of classes of images differ by percents from seed to seed."""
-    return "mnist" in name or "convolutions" in name
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from itertools import islice
 from operator import attrgetter
 from types import MappingProxyType
@@ -92,8 +91,7 @@ class BatchSizeController:
             (noise scale, plan, progress) to the global batch that is wanted. A function is called
             at every step, unless it has the attribute `needs_noise_scale = True`.
         lr_scaling: How the learning rate follows the batch size, see `factors_for`. "auto":
-            "adascale" for SGD if the policy uses the noise scale; else "two_thirds" for `Find`, and
-            "sqrt" for others.
+            "adascale" for SGD if the policy uses the noise scale; else "sqrt".
         min_batch_size: Least global batch, in examples. Default: one micro-batch a device.
         max_batch_size: Largest global batch, in examples. Default: none.
         max_device_batch_size: Largest micro-batch, in rows of the data. Default: micro-batches stay
@@ -236,14 +234,6 @@ steps on
             most_steps=self.clock.most_steps,
             loss_slope=self.losses.slope if self.settings.policy.needs_loss else math.nan,
         )
-
-    @property
-    def _settings_now(self) -> Settings:
-        """The settings, with `"sqrt"` for `"two_thirds"` where the run's end is not known."""
-        known = self.clock.share(self.steps) is not None
-        if known or self.settings.lr_scaling != "two_thirds":
-            return self.settings
-        return replace(self.settings, lr_scaling="sqrt")
 
     @property
     def _examples_of_run(self) -> float | None:
@@ -412,7 +402,7 @@ steps on
         )
         try:
             answer = self._ask_policy(noise_scale, extra)
-            state, move = decision(self._settings_now, before, answer, average, device_batch_size)
+            state, move = decision(self.settings, before, answer, average, device_batch_size)
         except Exception:
             self._agreement.check(0.0)  # the other ranks would wait for this one
             raise

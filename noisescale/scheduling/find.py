@@ -22,21 +22,21 @@ from noisescale.tradeoff.budget import (
     slice_of,
 )
 
-CAP, LOWERED = 0.15, 2.0
-"""The largest batch before the decision, as a share of the critical batch size of the run, and how
-far that may lower it: at an eighth for 13 % of the run it took 0.9 times its steps more."""
+FIRST = 0.5
+"""What a run begins with, as a share of the batch size by its examples.
 
-MEASURED, DECIDES, DECIDED = -8, 5, LAST
-"""The slices from which on the noise scale counts, and with which decisions begin and end.
-
-They begin at 1.0, 13.6 and 36.9 % of the run.
+Until the decision too small a batch costs few steps, and too large a one costs loss that the rest
+of the run does not make good, most of all where training is hardly stable.
 """
 
-WITHIN = 8.0
-"""The largest factor between the batch size that is decided on and the blind one."""
+DECIDES, DECIDED = 5, LAST
+"""The slices with which decisions begin and end, at 13.6 and 36.9 % of the run."""
 
-LEAST_FACTOR, LEAST_CAP = 1.25, 1.5
-"""The least factor of a move by a decision, and by the cap before it."""
+WITHIN = 8.0
+"""The largest factor between the batch size that is decided on and the one by the examples."""
+
+LEAST_FACTOR = 1.25
+"""The least factor of a move by a decision."""
 
 FAR_ABOVE = 4.0
 """A batch so many times too large may train at a learning rate that stability bounds."""
@@ -47,20 +47,20 @@ NO_EXAMPLES = "the examples of the run are not known, as a number of optimizer s
 class Find(Policy):
     """Find the best batch size for the examples of a run, whatever it starts with.
 
-    - From the first step on a thousandth of the run, `blind_batch_size`, at most 8 times the start.
-    - From 1 % of the run half of that, where it is above a share of the critical batch size.
+    - From the first step on half of `blind_batch_size`, a thousandth of the run's examples; at most
+      8 times the start.
     - From 13.6 % to 36.9 % of the run, six times, towards `best_batch_size`: the geometric mean of
-      the estimates so far, within a factor of 8 of the first one.
+      the estimates so far, within a factor of 8 of `blind_batch_size`.
     - Then it stays.
 
-    Without the noise scale, or the slope of a loss that is a cross-entropy, the first of these
-    batch sizes is kept. A run that optimizer steps end keeps its own batch size. In a run without a
+    Without the noise scale, or the slope of a loss that is a cross-entropy, the first batch size is
+    kept. A run that optimizer steps end keeps its own batch size. In a run without a
     known end it is `TradeoffRule` behind a `Gate`: only there may steps be paid for with examples.
 
     Examples:
         >>> start = Progress(0, 0.0, share=0.0, examples_of_run=200_000.0)
         >>> float(Find()(NoiseScale.unknown(), Plan(32, 1), start))
-        200.0
+        100.0
     """
 
     _saved = ("_asked", "_logs", "_examples")
@@ -110,7 +110,7 @@ class Find(Policy):
         )
 
     def due(self, share: float | None) -> bool | None:
-        """Return whether to ask now: at the first step, and as slices of the run begin."""
+        """Return whether to ask now: at the first step, and as slices with a decision begin."""
         return None if share is None else self._asked < min(_slice(share), DECIDED)
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
@@ -123,25 +123,18 @@ class Find(Policy):
         state: dict[str, Any] = {"asked": number, "logs": self._logs, "examples": self._examples}
         if examples is None:
             return Wanted(now, NO_EXAMPLES, state)
-        blind = min(blind_batch_size(examples), WITHIN * (progress.first_batch_size or now))
-        blind = max(blind, least := examples / progress.most_steps)
-        if number < MEASURED:
+        by_examples, least = blind_batch_size(examples), examples / progress.most_steps
+        first = min(FIRST * by_examples, WITHIN * (progress.first_batch_size or now))
+        first = max(first, least)
+        if number < DECIDES:
             decides = f"{100 * BEGINS * math.exp(WIDTH * DECIDES):.0f} %"
             why = f"for now, by the run's {examples:,.0f} examples; it decides at {decides} of them"
-            return Wanted(blind, why, state)
+            return Wanted(first, why, state)
         known = noise_scale.value if noise_scale.resolved else noise_scale.low
-        if number < DECIDES:
-            r = critical_batch_size_at(noise_scale.high, share)
-            most = max(CAP * r, blind / LOWERED, least)
-            if now > LEAST_CAP * most:
-                why = f"less for now: the critical batch size so far is at most {three_digits(r)}"
-                return Wanted(most, why, state)
-            return Wanted(now, "it is decided later", state)
         slope = progress.loss_slope if number <= DECIDED else math.nan
         if slope > 0 and known > 0:
             r = critical_batch_size_at(known, share)
             found = best_batch_size(examples, r, slope)
-            by_examples = blind_batch_size(examples)
             found = min(max(found, by_examples / WITHIN), by_examples * WITHIN)
             found = max(found, least)
             state |= {"logs": (*self._logs, math.log(found)), "examples": examples}
@@ -150,7 +143,7 @@ class Find(Policy):
             return Wanted(now, "no step began in the part of the run where it decides", state)
         if not logs:
             missing = "slope of a cross-entropy" if known > 0 else "noise scale"
-            return Wanted(blind, f"by the run's examples alone: the {missing} is not known", state)
+            return Wanted(first, f"by the run's examples alone: the {missing} is not known", state)
         best = math.exp(sum(logs) / len(logs))
         why = (
             f"best batch for this budget about {three_digits(best)}"
@@ -162,5 +155,5 @@ class Find(Policy):
 
 
 def _slice(share: float) -> float:
-    """Return the slice of a share; all before the noise scale counts are one."""
-    return max(slice_of(share), MEASURED - 1)
+    """Return the slice of a share; all before the decision are one."""
+    return max(slice_of(share), DECIDES - 1)

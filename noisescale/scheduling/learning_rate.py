@@ -16,16 +16,12 @@ _Name = Literal[
     "none",
     "linear",
     "sqrt",
-    "two_thirds",
     "capped_sqrt",
     "malladi",
     "adascale",
     "saturating",
 ]
 NAMES: tuple[str, ...] = get_args(_Name)
-
-MOST_TWO_THIRDS = 8.0
-"""The growth up to which tuned learning rates rise as its power 2/3, as far as it was seen."""
 
 BY_NOISE_SCALE = ("capped_sqrt", "adascale", "saturating")
 """Rules that use the noise scale."""
@@ -64,7 +60,6 @@ def factors_for(
     | `"none"` | 1 | |
     | `"linear"` | k | SGD far below the critical batch size |
     | `"sqrt"` | √k | Adam |
-    | `"two_thirds"` | k^(2/3) for k from 1 to 8, beyond 2·√(k/2), below 1 √k | Adam, up to B* |
     | `"capped_sqrt"` | √k or AdaScale's gain, the nearer to 1 | Adam, up to any batch size |
     | `"malladi"` | √k; 1 - k(1 - β) for both betas, eps/√k | Adam, as an SDE |
     | `"adascale"` | (1 + b/B0)/(1 + b/B) | SGD |
@@ -99,8 +94,6 @@ def factors_for(
         ValueError: If a function does not return a positive, finite number.
 
     Examples:
-        >>> factors_for("two_thirds", batch_size=64, base_batch_size=8).learning_rate
-        4.0
         >>> factors_for("adascale", batch_size=64, base_batch_size=16, noise_scale=64.0)
         Factors(learning_rate=2.5, batch_ratio=None)
 
@@ -113,8 +106,6 @@ def factors_for(
         return NO_FACTORS
     if scaling == "linear":
         return Factors(ratio)
-    if scaling == "two_thirds":
-        return Factors(math.sqrt(ratio) * min(max(ratio, 1.0), MOST_TWO_THIRDS) ** (1 / 6))
     if scaling in ("sqrt", "malladi"):
         return Factors(math.sqrt(ratio), ratio if scaling == "malladi" else None)
     if scaling in BY_NOISE_SCALE:

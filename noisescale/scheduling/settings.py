@@ -164,8 +164,7 @@ def default_cap(examples: float, plan: Plan) -> float | None:
 def scaling_for(optimizers: Iterable[Optimizer], policy: Policy) -> LearningRateScaling:
     """Return what `"auto"` stands for.
 
-    It is `"adascale"` for SGD if the policy needs the noise scale; else `"two_thirds"` for `Find`,
-    which grows no batch beyond the best one for the run's examples; else `"sqrt"`.
+    It is `"adascale"` for SGD if the policy needs the noise scale; else `"sqrt"`.
 
     Examples:
         >>> import torch
@@ -173,11 +172,11 @@ def scaling_for(optimizers: Iterable[Optimizer], policy: Policy) -> LearningRate
         >>> scaling_for([torch.optim.SGD(parameters)], Find())
         'adascale'
         >>> scaling_for([torch.optim.AdamW(parameters)], Find())
-        'two_thirds'
+        'sqrt'
     """
     if policy.needs_noise_scale and all(isinstance(one, SGD) for one in optimizers):
         return "adascale"
-    return "two_thirds" if isinstance(policy, Find) else "sqrt"
+    return "sqrt"
 
 
 def _policy_of(policy: PolicyLike) -> Policy:

@@ -45,7 +45,6 @@ def test_factors_are_the_papers(batch_size: int) -> None:
         "none": 1.0,
         "linear": k,
         "sqrt": math.sqrt(k),
-        "two_thirds": {4: 0.5, 16: 1.0, 64: 4 ** (2 / 3), 1024: 4 * math.sqrt(8)}[batch_size],
         "malladi": math.sqrt(k),
         "adascale": (1 + b / 16) / (1 + b / batch_size),
         "saturating": math.sqrt((1 + b / 16) / (1 + b / batch_size)),

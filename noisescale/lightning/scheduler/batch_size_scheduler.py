@@ -105,10 +105,10 @@ class BatchSizeScheduler(trainer_access.Callback):
         max_batch_size: Largest global batch, in examples. Default: 1/50 of the run's examples, so
             that at least 50 steps would be left; none for a mapping, or if the run's end is not
             known.
-        lr_scaling: "two_thirds", "sqrt" or "capped_sqrt" (for Adam), "adascale" (for SGD),
+        lr_scaling: "sqrt" or "capped_sqrt" (for Adam), "adascale" (for SGD),
             "linear", "malladi", "saturating", "none" or a function, see `factors_for`. "auto":
             "adascale" for SGD if the policy uses the noise scale; for "seesaw", "smith" and
-            "doubling" the published rule; "two_thirds" for `Find`; else "sqrt".
+            "doubling" the published rule; else "sqrt".
         monitor: The monitor that measures. Default: the monitor among the Trainer's callbacks (of
             several, the one without a name, else the first), or a new one.
         max_device_batch_size: Largest batch of the loader, in rows on one device. Default: the
