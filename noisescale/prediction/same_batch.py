@@ -196,11 +196,14 @@ def _time(p: Prediction, shared: SharedBatch) -> Statement:
     run = "RUN" if p.history.source is None else shlex.quote(str(p.history.source))
     size, own = shared.plan.device_batch_size, shared.own.device_batch_size
     sizes = "" if own / 2 <= size <= 8 * own else f" --device-batch-sizes {size:g}"
-    how = (
-        f"noisescale profile {TARGET} --run {run} --devices {devices}{sizes}"
-        if p.history.loop in ("", "lightning")
-        else f"train 100 steps there, then noisescale predict {run} --step-times RUN2"
-    )
+    profile = f"profile {TARGET} --run {run}"
+    if p.history.loop in ("", "lightning"):
+        how = f"noisescale {profile} --devices {devices}{sizes}"
+    elif p.history.loop == "transformers":
+        start = f"torchrun --nproc-per-node {devices} -m " if devices > 1 else ""
+        how = f"{start}noisescale {profile}{sizes}"
+    else:
+        how = f"train 100 steps there, then noisescale predict {run} --step-times RUN2"
     said = f"not known: no such step was timed. To time it: {how}"
     return Statement("Time", said, hours if hours.known else None, "unknown", shared.basis)
 

@@ -144,6 +144,21 @@ def test_what_to_set_is_said_in_the_words_of_the_loop() -> None:
         assert words in parts_of(on(1, run))[""].sentence
 
 
+@pytest.mark.parametrize(
+    ("loop", "devices", "how"),
+    [
+        ("transformers", 1, "it: noisescale profile train.py:make --run RUN"),
+        ("transformers", 4, "torchrun --nproc-per-node 4 -m noisescale profile train.py:make"),
+        ("own", 4, "train 100 steps there"),
+    ],
+)
+def test_how_steps_are_timed_is_a_command_for_the_loop(loop: str, devices: int, how: str) -> None:
+    run = as_history(history())
+    run.loop = loop
+
+    assert how in parts_of(on(devices, run))["Time"].sentence
+
+
 def test_a_batch_of_tokens_says_nothing_of_the_size_of_the_loader() -> None:
     run = as_history(history())
     run.loop = "lightning"
