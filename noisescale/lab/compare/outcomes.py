@@ -15,8 +15,11 @@ from noisescale.history.metrics import Goal
 from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.steps_to_result import Reached, budget_mask, find_result
 
-_IDS = ("id", "rank", "pid", "version", "timestamp", "date", "port")
+_IDS = ("id", "pid", "version", "timestamp", "date", "port")
 """Last words of names that tell runs apart, and not trainings."""
+
+_RANKED = ("local", "global", "node", "process")
+"""Words before "rank" that make it the number of a process: others are of matrices."""
 
 _OF_RUNS = (
     *("time", "user", "host", "device", "devices", "dir", "folder", "path", "file", "url"),
@@ -46,13 +49,14 @@ def is_setting(name: str, value: float | str) -> bool:
     Examples:
         >>> [is_setting(name, "one") for name in ("schedule", "optim/name", "run_name", "path")]
         [True, True, False, False]
-        >>> is_setting("drop_path", 0.1)
-        True
+        >>> is_setting("drop_path", 0.1), is_setting("lora_rank", 8), is_setting("local_rank", 1)
+        (True, True, False)
     """
     *before, last = re.split(r"[/._-]", name.lower())
     names_run = last == "name" and (not before or before[-1] in _NAMED)
     of_run = names_run or last in _OF_RUNS
-    return not (is_seed(name) or last in _IDS or (of_run and isinstance(value, str)))
+    is_id = last in _IDS or (last == "rank" and bool(before) and before[-1] in _RANKED)
+    return not (is_seed(name) or is_id or (of_run and isinstance(value, str)))
 
 
 def _words(name: str) -> list[str]:
