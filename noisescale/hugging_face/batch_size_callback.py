@@ -132,6 +132,13 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
                 f"one that needs {extra.__name__}",
                 "Use `BatchSizeController` in a loop of your own.",
             )
+        if policy == "nanochat":
+            raise Refusal(
+                "policy",
+                "never ask for fewer examples than at first, under transformers' Trainer",
+                repr(policy),
+                'Start with a quarter of the batch, and give the examples: "0:16 3k:32 10k:64".',
+            )
         check_confidence(confidence)
         self._confidence = confidence
         self._monitor: NoiseScaleCallback | None = None
@@ -203,7 +210,6 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
             optimizer,
             self._options.policy,
             lr_scaling=self._options.lr_scaling,
-            min_batch_size=plan.batch_size,
             max_batch_size=most,
             decide_every_n_steps=self._options.decide_every_n_steps,
         )
@@ -219,10 +225,10 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
             hears = _Hears(partial(self._hear, args))
             hook = kwargs["model"].register_forward_hook(hears, with_kwargs=True)
             self._stop_hearing = hook.remove
-        if controller.steps == 0 and (move := controller.begin()):
-            self._tell(state, str(move))
         if choice := controller.choice:
             self._tell(state, choice)
+        if controller.steps == 0 and (move := controller.begin()):
+            self._tell(state, str(move))
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

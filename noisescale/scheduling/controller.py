@@ -32,13 +32,14 @@ from noisescale.scheduling.decision import (
     lower_rows,
     most_rows,
     plan_of,
+    reason_for,
     resume,
     with_batches_of,
     with_noise_scale,
 )
 from noisescale.scheduling.learning_rate import LearningRateScaling
 from noisescale.scheduling.policies import PolicyLike
-from noisescale.scheduling.policy import Progress
+from noisescale.scheduling.policy import Progress, Wanted
 from noisescale.scheduling.scaled_steps import ScaledSteps, check_betas
 from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, SchedulerOptions, Settings
 from noisescale.scheduling.training_loss import TrainingLoss
@@ -216,13 +217,21 @@ steps on
 
     @property
     def reason_to_stay(self) -> str | None:
-        """What to say at the end of a run without a move; None if it had one, or none is due."""
-        if self.moves or self.reason is None:
+        """What to say at the end of a run: why the batch size stayed, if no move was the last word.
+
+        It is None after moves of a policy that goes on moving, and before the first decision.
+        """
+        last = self.moves[-1] if self.moves else None
+        if self.reason is None or (last and not self.settings.policy.done):
+            return None
+        if last and self.reason == last.reason:
             return None
         least = ""
-        if self.wanted < 0.8 * self.plan.batch_size:
-            least = ", and there is no smaller one: give smaller micro-batches"
-        return f"the batch size stayed {self.plan}: {self.reason}{least}"
+        too_large = self.wanted < 0.8 * self.plan.batch_size
+        if too_large and self.wanted >= self.settings.bounds.min_batch_size:
+            least = ", and there is no smaller one: start with fewer or smaller micro-batches"
+        since = f" from step {last.step} on" if last else ""
+        return f"the batch size stayed {self.plan}{since}: {self.reason}{least}"
 
     @property
     def progress(self) -> Progress:
@@ -308,8 +317,7 @@ steps on
 
         All ranks must call it. `windows` does.
         """
-        due = self.settings.policy.due(self.clock.share(self.steps))
-        return self.decide() if due else None
+        return self.decide() if self.due_after(0) else None
 
     def windows(self, batches: Iterable[Batch]) -> Iterator[list[Batch]]:
         """Yield the batches of each step of an epoch, as many as the plan has at that step.
@@ -410,7 +418,7 @@ steps on
         stays = move is None and self.settings.policy.by_reduced_values
         self._agreement.check(state.wanted, in_background=stays)
         self.settings.policy.take(answer)
-        self.reason = getattr(answer, "reason", None)
+        self.reason = reason_for(self.settings, answer) if isinstance(answer, Wanted) else None
         self._go_on(state, move)
         return move
 

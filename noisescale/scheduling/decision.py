@@ -274,14 +274,19 @@ def decision(
             f"{answer!r} at step {state.steps}",
             "Return `plan.batch_size` to stay.",
         )
-    wanted, bounds = float(answer), settings.bounds
-    reason = answer.reason if isinstance(answer, Wanted) else "the policy asks for it"
-    if wanted < bounds.min_batch_size:
-        reason += f", `min_batch_size` is {bounds.min_batch_size:g}"
-    elif wanted > bounds.max_batch_size:
-        reason += f", `max_batch_size` is {bounds.max_batch_size:g}"
+    wanted, reason = float(answer), reason_for(settings, answer)
     plan = plan_of(settings, state, wanted, device_batch_size)
     return adopt_plan(settings, state, plan, reason, average, wanted)
+
+
+def reason_for(settings: Settings, answer: float) -> str:
+    """Return the reason of an answer, with the bound that it meets."""
+    reason = answer.reason if isinstance(answer, Wanted) else "the policy asks for it"
+    if answer < settings.bounds.min_batch_size:
+        return f"{reason}, `min_batch_size` is {settings.bounds.min_batch_size:g}"
+    if answer > settings.bounds.max_batch_size:
+        return f"{reason}, `max_batch_size` is {settings.bounds.max_batch_size:g}"
+    return reason
 
 
 def adopt_plan(

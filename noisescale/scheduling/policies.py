@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
 from noisescale.checks import is_real, require_positive
-from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.estimation.noise_scale import NoiseScale, three_digits
 from noisescale.plan import Plan
 from noisescale.refusal import Refusal
 from noisescale.scheduling.policy import Policy as Policy
@@ -201,6 +201,12 @@ class GivenByShare(Policy):
 
     def __init__(self, shares: Mapping[float, float]) -> None:
         self._begins, self._shares = zip(*sorted(shares.items()), strict=True)
+
+    def note(self, plan: Plan, progress: Progress) -> str | None:
+        """Say where there is no share of the run to go by."""
+        size = three_digits(plan.batch_size)
+        unknown = f"the batch size stays {size}, as the end of the run is not known"
+        return unknown if progress.share is None else None
 
     def __call__(self, noise_scale: object, plan: Plan, progress: Progress) -> Wanted:
         """Return the share of the batch size that has begun last."""

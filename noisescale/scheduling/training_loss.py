@@ -28,8 +28,9 @@ class TrainingLoss(State):
     """Sum up the training loss in slices of a run, on the device, and tell its slope.
 
     Each slice has a fifth in the logarithm of the share of the run that is over. The host waits
-    only where finished slices are read, which is where the policy decides. What a slice has at a
-    checkpoint is not saved: its mean is then over the steps after the checkpoint.
+    only where finished slices are read, which is where the policy is asked, and at checkpoints.
+    Of several processes what the slice under way has is not saved: its mean is then over the
+    steps after the checkpoint.
 
     Examples:
         >>> losses = TrainingLoss()
@@ -40,7 +41,7 @@ class TrainingLoss(State):
         0.1
     """
 
-    _saved = ("_slices", "has_a_floor")
+    _saved = ("_slices", "_under_way", "has_a_floor")
 
     def __init__(self) -> None:
         self.has_a_floor = False
@@ -65,6 +66,7 @@ class TrainingLoss(State):
         if sums is None:
             sums = self._sums[number] = _Sums(loss.device)
             self.has_a_floor |= not is_cross_entropy(loss)
+        sums.loss = sums.loss.to(loss.device)  # a checkpoint's come on the CPU
         sums.loss.add_(loss.detach(), alpha=examples)
         sums.examples += examples
         sums.share += share * examples
@@ -87,6 +89,20 @@ class TrainingLoss(State):
             self.has_a_floor |= floors > 0
             if examples:
                 self._slices = (*self._slices, (number, over / examples, loss / examples))
+
+    @property
+    def _under_way(self) -> tuple[tuple[float, ...], ...]:
+        """What is not read yet, of one process; a state is equal on all ranks."""
+        sums = {} if world_size() > 1 else self._sums
+        return tuple((k, float(one.loss), one.examples, one.share) for k, one in sums.items())
+
+    @_under_way.setter
+    def _under_way(self, saved: tuple[tuple[float, ...], ...]) -> None:
+        self._sums = {}
+        for number, loss, examples, share in saved if world_size() == 1 else ():
+            sums = self._sums[int(number)] = _Sums(torch.device("cpu"))
+            sums.loss += loss
+            sums.examples, sums.share = examples, share
 
     @property
     def slices(self) -> list[Slice]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from noisescale import BatchSizeController
 from noisescale.plan import Plan
-from noisescale.scheduling.policy import Progress
+from noisescale.scheduling.policy import Policy, Progress
 
 ROWS, EXAMPLES, LR = 4, 60, 0.05
 GROWING = {0: 4, 2: 12, 7: 20}
@@ -253,6 +253,8 @@ def test_what_cannot_be_is_refused(hf: Any) -> None:
         hf.BatchSizeCallback(max_batch_size=-1)
     with refused("policy", got="'trade-off'"):
         hf.BatchSizeCallback("trade-off")
+    with refused("policy", got="'nanochat'", remedy="quarter"):
+        hf.BatchSizeCallback("nanochat")
     with refused("auto_find_batch_size"):
         trained(hf, hf.BatchSizeCallback(GROWING), auto_find_batch_size=True)
     with refused("batch_size_fn"):
@@ -267,11 +269,16 @@ def test_what_cannot_be_is_refused(hf: Any) -> None:
 def test_auto_says_where_the_learning_rate_is_no_guide_and_at_the_end_why_the_batch_stayed(
     capsys: pytest.CaptureFixture[str], hf: Any
 ) -> None:
-    hf.fit(hf.NoiseScaleCallback(), hf.BatchSizeCallback())
+    hf.fit(
+        hf.NoiseScaleCallback(),
+        hf.BatchSizeCallback(),
+        per_device_train_batch_size=32,
+        max_steps=70,
+    )
 
     said = capsys.readouterr().out
     assert said.count("so the learning rate is no guide") == 1
-    assert said.count("the batch size stayed 4") == 1
+    assert said.count("the batch size stayed 32") == 1
 
 
 def test_the_loss_of_a_training_reaches_a_policy_that_finds_a_batch(hf: Any) -> None:
@@ -299,12 +306,18 @@ def test_the_loss_of_an_epochs_short_last_step_is_that_of_its_batches(hf: Any) -
     """Transformers divides by the labels of the batches that came, not of the planned ones."""
     from noisescale.hugging_face import BatchSizeCallback
 
+    class Keeps(Policy):
+        needs_loss = True
+
+        def __call__(self, noise_scale: Any, plan: Plan, progress: Progress) -> float:
+            return float(plan.batch_size)
+
     heard: list[float] = []
     with mock.patch.object(
         BatchSizeController, "add_loss", lambda _, loss, __: heard.append(float(loss.detach()))
     ):
         hf.fit(
-            BatchSizeCallback("find", max_batch_size=8),
+            BatchSizeCallback(Keeps(), max_batch_size=8),
             model=hf.language_model,
             examples=lambda: hf.sentences()[:1] * 11,
             max_steps=-1,

@@ -63,7 +63,7 @@ def test_windows_hand_out_every_batch_once_in_the_lengths_that_were_decided(
         return 8.0 * accumulations[progress.steps % len(accumulations)]
 
     controller = BatchSizeController(Plan(8, 2), sgd(), policy)
-    wanted, seen = 2, []
+    wanted, seen = accumulations[0], []
     for length in epochs:
         epoch = []
         for window in controller.windows(range(length)):
@@ -733,9 +733,42 @@ def test_a_resumed_run_is_not_told_again_what_a_new_one_is() -> None:
     assert controller.choice is None
 
 
+def test_the_reason_to_stay_names_the_bound_that_the_answer_met() -> None:
+    controller = made(8, 4, policy=lambda *_: Wanted(2, "because"), min_batch_size=32)
+    controller.update()
+
+    assert str(controller.reason_to_stay).endswith("because, `min_batch_size` is 32")
+
+
+def test_what_find_decided_last_is_said_also_after_a_move() -> None:
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])
+    controller = BatchSizeController(Plan(8, 4), optimizer)
+    controller.clock.end_with(steps_of_epochs=4_000)
+    assert controller.begin() is not None
+    assert controller.reason_to_stay is None
+    while not controller.settings.policy.done:
+        controller.step()
+        controller.clock.advance(controller.plan.batch_size / 32)
+        if controller.due_after(None):
+            controller.decide(KNOWN)
+
+    assert len(controller.moves) == 1
+    said = str(controller.reason_to_stay)
+    assert "stayed 64 = 8 x 8 micro-batches x 1 device from step 0 on: by the run's" in said
+    assert said.endswith("128,000 examples alone: the slope of a cross-entropy is not known")
+
+
+def test_a_schedule_begins_with_its_first_batch_size_in_a_loop_of_ones_own() -> None:
+    controller = made(8, 4, policy="0:16 8k:32")
+    lengths = [len(window) for window in controller.windows(range(6))]
+
+    assert lengths == [2, 2, 2]
+    assert [move.step for move in controller.moves] == [0]
+
+
 def test_a_batch_that_cannot_be_smaller_says_what_helps() -> None:
     controller = made(8, 1, policy=lambda *_: Wanted(2, "it is too large"))
     controller.update()
 
     assert "8 x 1" in str(controller.reason_to_stay)
-    assert str(controller.reason_to_stay).endswith("give smaller micro-batches")
+    assert str(controller.reason_to_stay).endswith("start with fewer or smaller micro-batches")

@@ -51,7 +51,7 @@ def test_it_begins_with_half_a_thousandth_of_the_run_at_most_eight_times_the_sta
 def test_a_run_that_steps_end_as_well_has_no_batch_that_would_lose_examples() -> None:
     found = asked_along(Find(), measured(50), most_steps=500)
 
-    assert set(found.values()) == {400.0}  # 200,000 in 500 steps
+    assert set(found.values()) == {416.0}  # 13 x 32: 12 x 32 would take 521 steps
 
 
 def test_a_run_that_another_policy_had_for_half_of_it_is_done() -> None:
@@ -106,6 +106,25 @@ def test_without_a_falling_loss_the_first_batch_size_is_kept(slope: float) -> No
     assert asked_along(Find(), measured(2_000), slope=slope) == {0.0: 100.0}
 
 
+def test_a_run_that_another_policy_had_until_here_keeps_its_batch_without_a_slope() -> None:
+    late = Progress(200, EXAMPLES / 5, share=0.2, examples_of_run=EXAMPLES)
+
+    assert Find()(measured(2_000), Plan(640, 1), late) == 640
+
+
+def test_a_run_too_short_for_a_thousandth_keeps_its_batch_at_the_monitors_budget() -> None:
+    policy = Find()
+    wanted = policy(measured(50), Plan(8, 1), Progress(0, 0.0, share=0.0, examples_of_run=160))
+    policy.take(wanted)
+
+    assert (wanted, wanted.reason) == (8, "a run of 160 examples is too short to find another")
+    assert policy.done
+
+
+def test_a_start_near_the_first_batch_size_is_kept() -> None:
+    assert asked_along(Find(), NoiseScale.unknown(), start=90) == {}
+
+
 def test_without_a_known_end_it_pays_for_steps_with_examples() -> None:
     policy, run = Find(), Progress(100, 6400.0, critical_batch_size=100.0)
 
@@ -114,14 +133,12 @@ def test_without_a_known_end_it_pays_for_steps_with_examples() -> None:
     assert "tradeoff" in str(policy.note(Plan(32, 1), run))
 
 
-def test_it_says_where_the_learning_rate_is_no_guide_or_steps_end_the_run() -> None:
+def test_it_says_where_the_learning_rate_is_no_guide() -> None:
     policy, run = Find(), Progress(0, 0.0, share=0.0, examples_of_run=EXAMPLES)
 
     assert policy.note(Plan(800, 1), run) is None
     assert "800 is far above 200" in str(policy.note(Plan(801, 1), run)).replace("801", "800")
-    assert "a number of optimizer steps" in str(
-        policy.note(Plan(800, 1), run._replace(examples_of_run=None))
-    )
+    assert policy.note(Plan(801, 1), run._replace(examples_of_run=None)) is None
 
 
 def test_loggers_get_the_estimate_with_its_band() -> None:

@@ -107,14 +107,17 @@ def test_two_slices_have_no_slope_yet() -> None:
     assert math.isnan(losses.slope)
 
 
-def test_a_run_goes_on_from_its_state_without_the_slice_that_was_under_way() -> None:
+def test_a_run_goes_on_from_its_state_with_the_slice_that_was_under_way() -> None:
     losses, resumed = of_a_power(0.1, 2000, until=0.2), TrainingLoss()
     losses.add(torch.tensor(99.0), 1, share=0.21)
 
     resumed.load_state_dict(losses.state_dict())
-    resumed.read(share=0.3)
+    for each in (losses, resumed):
+        each.add(torch.tensor(2.0), 8, share=0.22)
+        each.read(share=0.3)
 
     assert resumed.slices == losses.slices
+    assert resumed.slices[-1].number == slice_of(0.22)
 
 
 def one_rank_alone() -> tuple[list[Slice], float]:

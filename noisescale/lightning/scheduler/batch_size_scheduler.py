@@ -23,6 +23,7 @@ from noisescale.plan import Plan
 from noisescale.printable import arguments
 from noisescale.refusal import Refusal
 from noisescale.scheduling.decision import Move
+from noisescale.scheduling.find import Find
 from noisescale.scheduling.learning_rate import LearningRateScaling
 from noisescale.scheduling.policies import PolicyLike, count_of
 from noisescale.scheduling.settings import (
@@ -118,8 +119,9 @@ class BatchSizeScheduler(trainer_access.Callback):
             with the run. The share is counted in examples if epochs end the run, in optimizer steps
             if `max_steps` does. If the end is not known, "run" is the same as "examples".
             "examples": steps of the first batch size. "steps": optimizer steps, as Lightning
-            counts. "gain": AdaScale's scale-invariant steps, of which a run may have more or fewer
-            than a schedule. A resumed run keeps its clock.
+            counts; `policy="auto"` is then "tradeoff". "gain": AdaScale's scale-invariant steps, of
+            which a run may have more or fewer than a schedule, and by which shares of the run go. A
+            resumed run keeps its clock.
         confidence: Coverage of the noise scale's interval, which allows or holds back a move.
         decide_every_n_steps: Steps between decisions on the noise scale. Each decision waits for
             the device once. Schedules by steps change the batch size at the exact step, whatever
@@ -295,6 +297,7 @@ class BatchSizeScheduler(trainer_access.Callback):
                 self._fit = self._begin(trainer, batch)
                 if choice := self._fit.controller.choice:
                     self._tell(trainer, choice)
+                if isinstance(self._fit.controller.settings.policy, Find):
                     self._warn_of_steps(trainer, self._fit)
                 self._warn_of_schedule(trainer, self._fit)
                 self._add_charts(trainer, self._fit)
@@ -469,12 +472,12 @@ class BatchSizeScheduler(trainer_access.Callback):
         if self._warned_of_steps or fit.controller.progress.ends_by != "steps":
             return
         self._warned_of_steps = True
-        examples = trainer.max_steps * fit.controller.base_batch_size
+        examples = self._max_examples or trainer.max_steps * fit.controller.base_batch_size
+        wanted = f"pass `max_examples={examples:.0f}` to BatchSizeScheduler, and "
         trainer_access.rank_zero_warn(
             f"`max_steps={trainer.max_steps}` ends this run, whatever the size of a step. So a"
             " larger batch takes more examples here, and no fewer steps. For the same examples in"
-            f" fewer steps, pass `max_examples={examples:.0f}` to BatchSizeScheduler, and leave"
-            " `max_steps` out."
+            f" fewer steps, {'' if self._max_examples else wanted}leave `max_steps` out."
         )
 
     def _log(self, trainer: pl.Trainer, fit: ScheduledFit, step: int, *, in_step: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import lightning.pytorch as L
 import numpy as np
 import pytest
-from fits import classifier, loader
+from fits import classifier, fit_here, loader
 from named_batches import Asks, Names, Stops, fitted, names, rates_in_a_plain_loop, windows
 from tiers import slow
 from torch.optim import lr_scheduler
@@ -378,7 +378,7 @@ def test_a_seesaw_says_what_it_makes_of_a_schedule_that_does_not_fall(
 def test_auto_says_once_where_the_learning_rate_is_no_guide(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    of_pairs(BatchSizeScheduler())
+    fit_here(BatchSizeScheduler(), train_loader=loader(64, 2_560), max_steps=-1, max_epochs=1)
 
     assert capsys.readouterr().out.count("so the learning rate is no guide") == 1
 
