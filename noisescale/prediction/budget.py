@@ -35,17 +35,17 @@ def budget_of(p: Prediction) -> Budget:
     """Return what the examples of a run allow, by the formulas that `policy="auto"` decides by."""
     history, seen, losses = p.history, p.history["examples"], p.history[LOSS]
     left = history.planned_steps - float(history["step"][-1])
-    examples = float(seen[-1]) + max(np.nan_to_num(left), 0.0) * p.position.batch_size
+    examples = float(seen[-1] + max(np.nan_to_num(left), 0.0) * p.position.batch_size)
     ends, starts = seen / examples, np.concatenate([[0.0], seen[:-1] / examples])
     here = (starts >= law.BEGINS) & (ends <= _ENDS)
-    heard = here & np.isfinite(losses)
+    heard = here & (recorded := np.isfinite(losses))
     resolved = here & np.isfinite(history["high"]) & (history["noise_scale"] > 0)
     slices = _slices_of(starts[heard], ends[heard], losses[heard])
     slope = law.slope_of(slices)
     reasons = {
         "the end of the run is not known": p.under_way and math.isnan(left),
         f"{100 * _ENDS:.0f} % of the run are not over": ends[-1] < _ENDS,
-        "the training loss is no cross-entropy alone, or was not recorded": not heard.any(),
+        "the training loss is no cross-entropy alone, or was not recorded": not recorded.any(),
         f"too few rows of the log lie {_BETWEEN}": len(slices) < law.LEAST_SLICES,
         f"the training loss does not fall or is not positive {_BETWEEN}": not slope > 0,
         f"there is only a lower bound of the noise scale {_BETWEEN}": not resolved.any(),

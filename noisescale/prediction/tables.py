@@ -137,8 +137,8 @@ def _table(
     *notes: str,
 ) -> Table:
     lines = [
-        Line([cell_of(of(row), whole=name == "steps") for name, of in columns], _marks(p, row))
-        for row in rows
+        Line([cell_of(of(row), whole=name == "steps") for name, of in columns], marks)
+        for row, marks in zip(rows, _marks(p, rows), strict=True)
     ]
     starred = [STARRED] if any(row.extrapolated for row in rows) else []
     return Table(title, [heading for heading, _ in columns], lines, [*notes, *starred], detail=True)
@@ -162,10 +162,19 @@ def _speed_up(p: Prediction) -> Column:
     return "speed-up", lambda row: inverse(p.time_ratio(row))
 
 
-def _marks(p: Prediction, row: PredictedRow) -> list[str]:
-    own = row.batch_size == p.own_batch_size and row.devices == p.own_devices
-    best = row.is_same_choice(p.recommended) and (p.priced or p.fastest_timed is not None)
-    fits = 2**-0.5 < row.batch_size / p.best_batch_size.value <= 2**0.5
-    budget = fits and row.devices == p.own_devices
-    found = [(own, "this run"), (best, "recommended"), (budget, "best for budget")]
-    return [mark for marked, mark in found if marked]
+def _marks(p: Prediction, rows: Sequence[PredictedRow]) -> list[list[str]]:
+    """Return what is said of each row: this run, recommended, the nearest to the best one."""
+    own_devices = [row for row in rows if row.devices == p.own_devices]
+
+    def off(row: PredictedRow) -> float:
+        return abs(math.log2(row.batch_size / p.best_batch_size.value))
+
+    nearest = min(own_devices, key=off) if own_devices and p.best_batch_size.known else None
+    found = []
+    for row in rows:
+        own = row.batch_size == p.own_batch_size and row.devices == p.own_devices
+        best = row.is_same_choice(p.recommended) and (p.priced or p.fastest_timed is not None)
+        budget = row is nearest and off(row) <= 0.5
+        marks = [(own, "this run"), (best, "recommended"), (budget, "best for budget")]
+        found.append([mark for marked, mark in marks if marked])
+    return found
