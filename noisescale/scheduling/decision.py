@@ -302,11 +302,12 @@ def adopt_plan(
     b = _noise_scale_of_the_run(state, average, rising=rising)
     if not (b or rising) and settings.lr_scaling in BY_NOISE_SCALE:
         b = math.inf  # not known yet: as linear scaling, or the run may diverge
+    of_rule = math.inf if rising and settings.policy.far_below_critical else b
     sizes = {"batch_size": plan.batch_size, "base_batch_size": state.base_batch_size}
     changes: dict[str, Any] = {
         "wanted": state.wanted if wanted is None else wanted,
         "gain": gain_of(b, **sizes),
-        "factors": factors_for(settings.lr_scaling, noise_scale=b, **sizes),
+        "factors": factors_for(settings.lr_scaling, noise_scale=of_rule, **sizes),
     }
     if plan == state.plan:
         return state._replace(**changes), None

@@ -64,7 +64,7 @@ class Find(Policy):
     """
 
     _saved = ("_asked", "_logs", "_examples", "_kept")
-    needs_noise_scale = by_reduced_values = True
+    needs_noise_scale = by_reduced_values = far_below_critical = True
     logged = ("best", "best_low", "best_high")
 
     def __init__(self) -> None:

@@ -80,7 +80,8 @@ def factors_for(
     3. Above B0, b is at most the run's critical batch size so far, or, before that is known, the
        low end of the noise scale's interval. AdaScale has no such bound.
     4. b is updated at decisions on the batch size. AdaScale updates its gain in every step.
-    5. All parameter groups have one gain. In fairscale's code each has its own.
+    5. Under `Find` b is infinite above B0, so that the gain is k: B* is far below b.
+    6. All parameter groups have one gain. In fairscale's code each has its own.
 
     Args:
         scaling: A name from the table, or a function. (`"auto"` is not allowed here, as it depends

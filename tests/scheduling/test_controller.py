@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from noisescale import BatchSizeController, GradientMoments, NoiseScale, NoiseScaleMeter, Plan
 from noisescale.scheduling import Gate, Given, Policy, Progress, RatioRule
 from noisescale.scheduling.policy import Wanted
+from noisescale.tradeoff.run_sums import gain_of
 
 KNOWN = NoiseScale(500.0, 400.0, 600.0, grad_sq_norm=1.0, noise_trace=500.0, steps=50.0)
 
@@ -772,3 +773,22 @@ def test_a_batch_that_cannot_be_smaller_says_what_helps() -> None:
 
     assert "8 x 1" in str(controller.reason_to_stay)
     assert str(controller.reason_to_stay).endswith("start with fewer or smaller micro-batches")
+
+
+@pytest.mark.parametrize(("start", "rises"), [(8, True), (512, False)])
+def test_under_sgd_find_raises_the_rate_with_the_batch_and_lowers_it_by_the_gain(
+    start: int, rises: bool
+) -> None:
+    controller = made(start, 1, min_batch_size=1, max_device_batch_size=512)
+    controller.clock.end_with(steps_of_epochs=128_000 / start)
+    controller.begin()
+    controller.step()
+    controller.clock.advance(0.02 * 128_000 / start)
+    controller.decide(KNOWN, average=GradientMoments(1.0, 40.0))
+
+    k = controller.plan.batch_size / start
+    assert (k > 1) == rises
+    b = math.inf if rises else 40.0
+    assert controller.lr_factor == pytest.approx(
+        gain_of(b, batch_size=k * start, base_batch_size=start)
+    )
