@@ -345,16 +345,17 @@ def megatron_ramp(start: int, examples: int) -> str:
 POLICIES: dict[str, tuple[Callable[[int, int], Any], LearningRateScaling]] = {
     KEPT: (lambda start, examples: None, "none"),
     "auto": (lambda start, examples: "auto", "auto"),
-    "by the examples": (lambda start, examples: {0: round(blind_batch_size(examples))}, "sqrt"),
+    "by the examples": (lambda start, examples: {0: round(blind_batch_size(examples))}, "auto"),
     "half of that": (
         lambda start, examples: {0: round(FIRST * blind_batch_size(examples))},
-        "sqrt",
+        "auto",
     ),
     "slope alone": (lambda start, examples: BySlopeAlone(), "auto"),
     "seesaw": (lambda start, examples: "seesaw", "sqrt"),
     "nanochat": (lambda start, examples: "nanochat", "auto"),
     "megatron": (megatron_ramp, "none"),
 }
+BLIND = ("by the examples", "half of that")
 STARTS = {"B*/8": 1 / 8, "B*/4": 1 / 4, "B*": 1.0, "4 B*": 4.0}
 LOST, STEPS = 1.0, 2.2
 """Of a start served well: the loss over the best one, in percent, and the steps over B*'s."""
@@ -374,6 +375,8 @@ def final_loss(task: tuple[str, str, int, float, int]) -> tuple[float, int, list
     model = workload.seeded_model(seed).to(budget.device)
     optimizers = budget.optimizers(model, lr)
     make, lr_scaling = POLICIES[policy]
+    if policy in BLIND and all(isinstance(one, torch.optim.SGD) for one in optimizers):
+        lr_scaling = "linear"  # as under "auto"
     controller, meter = None, None
     if policy != KEPT:
         controller = BatchSizeController(
@@ -566,19 +569,20 @@ def unsearched(runs: Runs, budget: Budgeted) -> Iterator[tuple[int, float]]:
 def train(runs: Runs, budget: Budgeted, deadline: float) -> bool:
     """Train what is missing; return whether all is there."""
     for size, first_lr in unsearched(runs, budget):
-        for lrs in untried(runs, budget, size, first_lr):
-            if time.monotonic() > deadline:
-                return False
-            runs.make(budget.name, KEPT, size, lrs, range(SEARCHED))
-        # Two seeds may have flattered a rate: then another one is the best after all seeds.
-        while (lr := runs.best_rate(budget.name, size)) is not None:
-            if {*range(budget.seeds), *budget.judges} <= {
-                *runs.losses(budget.name, KEPT, size, lr)
-            }:
-                break
-            runs.make(budget.name, KEPT, size, [lr], range(budget.seeds))
-            if runs.best_rate(budget.name, size) == lr:
-                runs.make(budget.name, KEPT, size, [lr], budget.judges)
+        complete = False
+        while not complete:
+            for lrs in untried(runs, budget, size, first_lr):
+                if time.monotonic() > deadline:
+                    return False
+                runs.make(budget.name, KEPT, size, lrs, range(SEARCHED))
+            # Two seeds may have flattered a rate: then another one is the best after all seeds.
+            lr = runs.best_rate(budget.name, size)
+            seeds = {*range(budget.seeds), *budget.judges}
+            complete = lr is None or seeds <= {*runs.losses(budget.name, KEPT, size, lr)}
+            if lr is not None and not complete:
+                runs.make(budget.name, KEPT, size, [lr], range(budget.seeds))
+                if runs.best_rate(budget.name, size) == lr:
+                    runs.make(budget.name, KEPT, size, [lr], budget.judges)
     for policy in POLICIES:
         for start in starts_of(runs, budget).values():
             if (lr := runs.best_rate(budget.name, start)) is not None:
@@ -594,8 +598,8 @@ def starts_of(runs: Runs, budget: Budgeted) -> dict[str, int]:
     if not front:
         return {}
     largest = largest_good(front)
-    found = {name: nearest_power(largest * factor) for name, factor in STARTS.items()}
-    return {name: size for name, size in found.items() if runs.best_rate(budget.name, size)}
+    found = {nearest_power(largest * factor): name for name, factor in STARTS.items()}
+    return {name: size for size, name in found.items() if runs.best_rate(budget.name, size)}
 
 
 class Compared(NamedTuple):

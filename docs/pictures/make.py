@@ -83,7 +83,7 @@ SWEEP = """batch_size,steps
 256,131
 """
 
-SCHEDULE = "python examples/digits_ddp.py --schedule --batch-size 2 | grep BatchSizeScheduler"
+SCHEDULED = [sys.executable, "examples/digits_ddp.py", "--schedule", "--batch-size", "2"]
 
 
 SWEPT = """
@@ -152,8 +152,7 @@ def main() -> None:
         scheduled.mkdir(exist_ok=True)
         if not (scheduled / "examples").exists():
             (scheduled / "examples").symlink_to(ROOT / "examples")
-        # Without colours it draws its progress bar once, not over and over.
-        terminal("schedule", SCHEDULE, scheduled, colours=False)
+        run(SCHEDULED, scheduled)
         with browser(arguments.browser) as page:
             page.goto((folder / "report.html").as_uri())
             page.wait_for_timeout(2000)
@@ -198,13 +197,11 @@ def in_both_themes(page: Page, element: str, name: str, script: str = "") -> Non
     page.emulate_media(color_scheme="light")
 
 
-def terminal(
-    name: str, command: str, folder: Path, *, colours: bool = True, title: str = ""
-) -> None:
+def terminal(name: str, command: str, folder: Path, *, title: str = "") -> None:
     """Save what a command of the shell prints, as a picture of a terminal."""
     environment = os.environ | {"COLUMNS": str(WIDTH), "PYTHONPATH": str(ROOT / "examples")}
     environment |= {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
-    environment |= {"FORCE_COLOR": "1"} if colours else {}
+    environment |= {"FORCE_COLOR": "1"}
     done = subprocess.run(
         command, shell=True, cwd=folder, env=environment, stdout=subprocess.PIPE, check=True
     )
