@@ -166,15 +166,15 @@ def _marks(p: Prediction, rows: Sequence[PredictedRow]) -> list[list[str]]:
     """Return what is said of each row: this run, recommended, the nearest to the best one."""
     own_devices = [row for row in rows if row.devices == p.own_devices]
 
-    def off(row: PredictedRow) -> float:
+    def distance(row: PredictedRow) -> float:
         return abs(math.log2(row.batch_size / p.best_batch_size.value))
 
-    nearest = min(own_devices, key=off) if own_devices and p.best_batch_size.known else None
+    nearest = min(own_devices, key=distance) if own_devices and p.best_batch_size.known else None
     found = []
     for row in rows:
         own = row.batch_size == p.own_batch_size and row.devices == p.own_devices
         best = row.is_same_choice(p.recommended) and (p.priced or p.fastest_timed is not None)
-        budget = row is nearest and off(row) <= 0.5
+        budget = row is nearest and distance(row) <= 0.5
         marks = [(own, "this run"), (best, "recommended"), (budget, "best for budget")]
         found.append([mark for marked, mark in marks if marked])
     return found
