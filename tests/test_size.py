@@ -20,7 +20,7 @@ WHAT_TO_DO = "delete as much elsewhere, or raise the limit in a commit that says
 
 
 def test_the_package_and_its_tests_grow_no_more() -> None:
-    assert lines_of(PACKAGE) <= 65_590, WHAT_TO_DO
+    assert lines_of(PACKAGE) <= 65_600, WHAT_TO_DO
     assert lines_of(ROOT / "tests") <= 61_250, WHAT_TO_DO
 
 

@@ -73,6 +73,8 @@ def report(rows: list[Row], console: Console) -> None:
     ratios: dict[str, list[tuple[float, float]]] = {}
     for name in dict.fromkeys(row["workload"] for row in rows):
         budget = fixed.BUDGETS[name]
+        if not fixed.starts_of(runs, budget):
+            continue
         seconds = {r["batch_size"]: r["seconds"] for r in rows if r["workload"] == name}
         best = fixed.largest_good(runs.front(budget))
         at = [

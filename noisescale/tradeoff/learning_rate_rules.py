@@ -180,13 +180,13 @@ BEST_BELOW: dict[Kind, tuple[str, str]] = {
     "sgd": ("gain", "1.0 x off the best rate in one pair of swept batch sizes"),
     "momentum": (
         "linear",
-        "1.1 x off the best rate in 6 pairs to a goal, 1.1 x in 37 of a fixed budget",
+        "1.1 x off the best rate in 6 pairs to a goal, 1.1 x in 49 of a fixed budget",
     ),
     "adam": (
         "square root",
-        "1.1 x off the best rate in 6 pairs to a goal, 1.25 x in 109 of a fixed budget",
+        "1.1 x off the best rate in 6 pairs to a goal, 1.3 x in 169 of a fixed budget",
     ),
-    "muon": ("power 2/3", "1.2 x off the best rate in 10 pairs of one workload"),
+    "muon": ("power 2/3", "1.2 x off the best rate in 18 pairs of one workload"),
 }
 BEST_ABOVE: dict[Kind, tuple[str, str]] = {
     "sgd": ("gain", "1.1 x off the best rate in 17 pairs of swept batch sizes"),
