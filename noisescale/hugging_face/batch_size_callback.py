@@ -32,7 +32,7 @@ from noisescale.scheduling.accumulation import Accumulation
 from noisescale.scheduling.controller import BatchSizeController
 from noisescale.scheduling.decision import Move
 from noisescale.scheduling.learning_rate import LearningRateScaling
-from noisescale.scheduling.policies import PolicyLike
+from noisescale.scheduling.policies import GivenByShare, PolicyLike
 from noisescale.scheduling.settings import (
     CONFIDENCE,
     DECIDE_EVERY_N_STEPS,
@@ -132,7 +132,7 @@ class BatchSizeCallback(TrainerCallback, ExportableState):
                 f"one that needs {extra.__name__}",
                 "Use `BatchSizeController` in a loop of your own.",
             )
-        if policy == "nanochat":
+        if isinstance(settings.policy, GivenByShare):
             raise Refusal(
                 "policy",
                 "never ask for fewer examples than at first, under transformers' Trainer",

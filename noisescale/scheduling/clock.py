@@ -64,7 +64,7 @@ class Clock(State):
         if not math.isfinite(min(self.steps_of_schedules, by_examples)):
             return None
         steps, time = max(optimizer_steps, 1e-9), max(self.time, 1e-9)  # at first by the limits
-        by_steps = steps / self._of_steps > time / by_examples
+        by_steps = steps / self._of_steps > time / by_examples * (1 + _ROUNDING)
         return "steps" if by_steps or math.isinf(by_examples) else "examples"
 
     @property

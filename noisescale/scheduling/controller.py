@@ -90,7 +90,8 @@ class BatchSizeController:
             "tradeoff", "ratio", "norm_test", "doubling"; "seesaw", "smith"; "nanochat";
             "0:64 500k:128"; a mapping from steps to batch sizes; a `Policy`; or a function from
             (noise scale, plan, progress) to the global batch that is wanted. A function is called
-            at every step, unless it has the attribute `needs_noise_scale = True`.
+            before the first step and at every step, unless it has the attribute
+            `needs_noise_scale = True`.
         lr_scaling: How the learning rate follows the batch size, see `factors_for`. "auto":
             "adascale" for SGD if the policy uses the noise scale; else "sqrt".
         min_batch_size: Least global batch, in examples. Default: one micro-batch a device.
@@ -188,6 +189,7 @@ steps on
         self.ahead: ScheduleForecast | None = None
         """What the run's schedule does until the end, for policies; None if it does not tell."""
         self._handed_out: int | None = None  # batches of the step under way
+        self._has_begun = False
         self._agreement = Agreement(trained[0].device, self.settings.policy.checksum)
         if self.settings.lr_scaling == "malladi":
             check_betas(several, most / self.base_batch_size)
@@ -243,6 +245,11 @@ steps on
             most_steps=self.clock.most_steps,
             loss_slope=self.losses.slope if self.settings.policy.needs_loss else math.nan,
         )
+
+    @property
+    def _far_below_critical(self) -> bool:
+        known_end = self.clock.share(self.steps) is not None
+        return self.settings.policy.far_below_critical and known_end
 
     @property
     def _examples_of_run(self) -> float | None:
@@ -315,8 +322,11 @@ steps on
     def begin(self) -> Move | None:
         """Decide before the first step, for a policy that begins with a batch size of its own.
 
-        All ranks must call it. `windows` does.
+        All ranks must call it; later calls do nothing. `windows` does before the first step.
         """
+        if self.steps or self._has_begun:
+            return None
+        self._has_begun = True
         return self.decide() if self.due_after(0) else None
 
     def windows(self, batches: Iterable[Batch]) -> Iterator[list[Batch]]:
@@ -324,8 +334,7 @@ steps on
 
         The last list has the batches that are left. Divide losses by the length of the list.
         """
-        if self.steps == 0:
-            self.begin()
+        self.begin()
         iterator = iter(batches)
         while window := list(islice(iterator, self.plan.accumulation)):
             self._handed_out = len(window)
@@ -410,7 +419,14 @@ steps on
         )
         try:
             answer = self._ask_policy(noise_scale, extra)
-            state, move = decision(self.settings, before, answer, average, device_batch_size)
+            state, move = decision(
+                self.settings,
+                before,
+                answer,
+                average,
+                device_batch_size,
+                far_below_critical=self._far_below_critical,
+            )
         except Exception:
             self._agreement.check(0.0)  # the other ranks would wait for this one
             raise
@@ -454,7 +470,10 @@ steps on
 
     def adopt(self, plan: Plan, reason: str, average: GradientMoments | None = None) -> Move | None:
         """Adopt a plan; the learning rate follows its batch size. None if nothing changes."""
-        state, move = adopt_plan(self.settings, self._state, plan, reason, average)
+        below = self._far_below_critical
+        state, move = adopt_plan(
+            self.settings, self._state, plan, reason, average, far_below_critical=below
+        )
         self._go_on(state, move)
         return move
 

@@ -253,6 +253,8 @@ def decision(
     answer: Any,
     average: GradientMoments | None = None,
     device_batch_size: float | None = None,
+    *,
+    far_below_critical: bool = False,
 ) -> tuple[ControllerState, Move | None]:
     """Return the state with the plan for the wanted batch size, and the move, if there is one.
 
@@ -263,6 +265,7 @@ def decision(
         average: Moments averaged over the run, for the learning rate.
         device_batch_size: Examples of every micro-batch. Default: see
             `BatchSizeController.plan_for`.
+        far_below_critical: See `Policy.far_below_critical`.
 
     Raises:
         ValueError: If the answer is not a positive, finite number.
@@ -276,7 +279,8 @@ def decision(
         )
     wanted, reason = float(answer), reason_for(settings, answer)
     plan = plan_of(settings, state, wanted, device_batch_size)
-    return adopt_plan(settings, state, plan, reason, average, wanted)
+    below = far_below_critical
+    return adopt_plan(settings, state, plan, reason, average, wanted, far_below_critical=below)
 
 
 def reason_for(settings: Settings, answer: float) -> str:
@@ -296,13 +300,15 @@ def adopt_plan(
     reason: str,
     average: GradientMoments | None = None,
     wanted: float | None = None,
+    *,
+    far_below_critical: bool = False,
 ) -> tuple[ControllerState, Move | None]:
     """Return the state with a plan and its learning rate, and the move; None if nothing changes."""
     rising = plan.batch_size > state.base_batch_size
     b = _noise_scale_of_the_run(state, average, rising=rising)
     if not (b or rising) and settings.lr_scaling in BY_NOISE_SCALE:
         b = math.inf  # not known yet: as linear scaling, or the run may diverge
-    of_rule = math.inf if rising and settings.policy.far_below_critical else b
+    of_rule = math.inf if rising and far_below_critical else b
     sizes = {"batch_size": plan.batch_size, "base_batch_size": state.base_batch_size}
     changes: dict[str, Any] = {
         "wanted": state.wanted if wanted is None else wanted,

@@ -63,7 +63,7 @@ class Find(Policy):
         100.0
     """
 
-    _saved = ("_asked", "_logs", "_examples", "_kept")
+    _saved = ("_asked", "_logs", "_examples")
     needs_noise_scale = by_reduced_values = far_below_critical = True
     logged = ("best", "best_low", "best_high")
 
@@ -75,7 +75,7 @@ class Find(Policy):
         self._examples: float | None = None
         """Examples of the run, since the first estimate."""
         self._kept = False
-        """Whether there is nothing to decide, as it was asked last."""
+        """Whether there is nothing to decide in this run; another one that goes on asks anew."""
         self._without_end = Gate(TradeoffRule())
 
     @property
@@ -111,6 +111,15 @@ class Find(Policy):
             " one: search for one there"
         )
 
+    def take(self, wanted: float) -> None:
+        """Go on from an answer."""
+        super().take(wanted)
+        self._kept = isinstance(wanted, _Kept)
+
+    def state_dict(self) -> Any:
+        """Return what resuming needs: where nothing was to be decided, it is asked anew."""
+        return super().state_dict() | ({"asked": -math.inf} if self._kept else {})
+
     def due(self, share: float | None) -> bool | None:
         """Return whether to ask now: at the first step, and as slices of the run begin."""
         return None if share is None else self._asked < min(_slice(share), DECIDED)
@@ -122,10 +131,9 @@ class Find(Policy):
             return self._without_end(noise_scale, plan, progress)
         examples = self._examples or progress.examples_of_run
         number = _slice(share)
-        state: dict[str, Any] = {"asked": number, "logs": self._logs, "kept": False}
-        state["examples"] = self._examples
+        state: dict[str, Any] = {"asked": number, "logs": self._logs, "examples": self._examples}
         if (why := _reason_to_keep(examples)) or examples is None:
-            return Wanted(now, why or "", state | {"kept": True})
+            return _Kept(now, why or "", state)
         by_examples = blind_batch_size(examples)
         first, most = FIRST * by_examples, WITHIN * (progress.first_batch_size or now)
         least = _least_batch_size(examples, plan, progress)
@@ -165,6 +173,10 @@ class Find(Policy):
         if 1 / LEAST_FACTOR < best / now < LEAST_FACTOR:
             return Wanted(now, why, state)
         return Wanted(best, why, state)
+
+
+class _Kept(Wanted):
+    """An answer in a run in which there is nothing to decide."""
 
 
 def _slice(share: float) -> float:

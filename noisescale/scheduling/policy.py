@@ -111,8 +111,8 @@ class Policy(State):
     Ranks then wait for each other only when the plan changes.
     """
     far_below_critical: bool = False
-    """Whether it grows no batch to where a step is worth less than its examples, so that rules by
-    the noise scale take it for infinite above the first batch size."""
+    """Whether, in a run of a known end, it grows no batch to where a step is worth less than its
+    examples. Rules by the noise scale then take it for infinite above the first batch size."""
     checksum: int | None = None
     """Checksum of a schedule by steps, of at most 32 bits. Ranks compare it once instead of
     comparing batch sizes at every step. None for any other policy."""

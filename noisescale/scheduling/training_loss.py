@@ -66,7 +66,7 @@ class TrainingLoss(State):
         if sums is None:
             sums = self._sums[number] = _Sums(loss.device)
             self.has_a_floor |= not is_cross_entropy(loss)
-        sums.loss = sums.loss.to(loss.device)  # a checkpoint's come on the CPU
+        sums.loss = sums.loss.to(loss.device, wide_dtype(loss.device))  # a checkpoint's: CPU
         sums.loss.add_(loss.detach(), alpha=examples)
         sums.examples += examples
         sums.share += share * examples
@@ -81,7 +81,7 @@ class TrainingLoss(State):
         sums = [self._sums.pop(number, _Sums(device)) for number in finished]
         numbers = [[one.examples, one.share, float(self.has_a_floor)] for one in sums]
         beside = torch.tensor(numbers, dtype=sums[0].loss.dtype, device=device)
-        packed = torch.cat([torch.stack([one.loss for one in sums])[:, None], beside], 1)
+        packed = torch.cat([torch.stack([one.loss.to(device) for one in sums])[:, None], beside], 1)
         if world_size() > 1:
             packed = packed.to(device_for(None, device))
             dist.all_reduce(packed)

@@ -124,3 +124,14 @@ def test_a_last_step_that_takes_more_than_is_left_is_no_step_past_the_end() -> N
 
     assert [clock.advance(3.0, optimizer_steps=k) for k in range(1, 5)] == [240, 240, 240, 80]
     assert (clock.share(4), clock.is_past_end) == (1.0, False)
+
+
+def test_rounding_does_not_tell_what_ends_a_run_that_examples_and_steps_end_together() -> None:
+    clock = Clock()
+    clock.end_with(steps_of_run=100.0, optimizer_steps=1000)
+    found = set()
+    for step in range(1, 1000):
+        clock.advance(0.1)
+        found.add(clock.ends_by(step))
+
+    assert found == {"examples"}

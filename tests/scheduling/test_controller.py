@@ -761,6 +761,8 @@ def test_what_find_decided_last_is_said_also_after_a_move() -> None:
 
 def test_a_schedule_begins_with_its_first_batch_size_in_a_loop_of_ones_own() -> None:
     controller = made(8, 4, policy="0:16 8k:32")
+    assert controller.begin() is not None
+    assert controller.begin() is None
     lengths = [len(window) for window in controller.windows(range(6))]
 
     assert lengths == [2, 2, 2]
@@ -792,3 +794,17 @@ def test_under_sgd_find_raises_the_rate_with_the_batch_and_lowers_it_by_the_gain
     assert controller.lr_factor == pytest.approx(
         gain_of(b, batch_size=k * start, base_batch_size=start)
     )
+
+
+def test_under_sgd_a_run_without_a_known_end_follows_the_gain() -> None:
+    """There the batch grows to where a step is worth less than its examples."""
+    factors = []
+    for policy in ("auto", "tradeoff"):
+        controller = made(8, 1, policy, max_device_batch_size=512)
+        for step in range(1, 40):
+            controller.step()
+            if controller.due_after(step):
+                controller.decide(KNOWN, average=GradientMoments(1.0, 40.0), measured_step=step)
+        factors.append(controller.lr_factor)
+
+    assert factors[0] == factors[1] < controller.plan.batch_size / 8

@@ -119,6 +119,10 @@ def test_a_run_too_short_for_a_thousandth_keeps_its_batch_at_the_monitors_budget
 
     assert (wanted, wanted.reason) == (8, "a run of 160 examples is too short to find another")
     assert policy.done
+    longer = Find()  # the resumed run may have another end
+    longer.load_state_dict(policy.state_dict())
+    assert longer.due(0.5)
+    assert longer.needs_loss
 
 
 def test_a_start_near_the_first_batch_size_is_kept() -> None:

@@ -198,12 +198,11 @@ def test_settings_stay_as_they_were_checked_and_each_run_has_a_policy_of_its_own
 
     with pytest.raises(FrozenInstanceError):
         first.bounds = Bounds()
-    asked = {"asked": 5, "logs": [3.0], "examples": 8.0, "kept": False}
+    asked = {"asked": 5, "logs": [3.0], "examples": 8.0}
     first.policy.load_state_dict(asked)
 
     assert first.bounds == Bounds(max_batch_size=64)
-    fresh = {"asked": -math.inf, "logs": [], "examples": None, "kept": False}
-    assert second.policy.state_dict() == fresh
+    assert second.policy.state_dict() == {"asked": -math.inf, "logs": [], "examples": None}
 
 
 def test_nanochats_ramp_has_the_shares_of_its_pull_request() -> None:

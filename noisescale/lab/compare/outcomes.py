@@ -18,8 +18,11 @@ from noisescale.lab.compare.steps_to_result import Reached, budget_mask, find_re
 _IDS = ("id", "pid", "version", "timestamp", "date", "port")
 """Last words of names that tell runs apart, and not trainings."""
 
-_RANKED = ("local", "global", "node", "process")
-"""Words before "rank" that make it the number of a process: others are of matrices."""
+_RANKED = (
+    *("local", "global", "world", "node", "machine", "process"),
+    *("ddp", "dp", "tp", "pp", "data", "parallel"),
+)
+"""Words before "rank" that make it the number of a process, as if alone: others are of matrices."""
 
 _OF_RUNS = (
     *("time", "user", "host", "device", "devices", "dir", "folder", "path", "file", "url"),
@@ -55,7 +58,7 @@ def is_setting(name: str, value: float | str) -> bool:
     *before, last = re.split(r"[/._-]", name.lower())
     names_run = last == "name" and (not before or before[-1] in _NAMED)
     of_run = names_run or last in _OF_RUNS
-    is_id = last in _IDS or (last == "rank" and bool(before) and before[-1] in _RANKED)
+    is_id = last in _IDS or (last == "rank" and (not before or before[-1] in _RANKED))
     return not (is_seed(name) or is_id or (of_run and isinstance(value, str)))
 
 
