@@ -90,8 +90,7 @@ class BatchSizeController:
             "tradeoff", "ratio", "norm_test", "doubling"; "seesaw", "smith"; "nanochat";
             "0:64 500k:128"; a mapping from steps to batch sizes; a `Policy`; or a function from
             (noise scale, plan, progress) to the global batch that is wanted. A function is called
-            before the first step and at every step, unless it has the attribute
-            `needs_noise_scale = True`.
+            at every step, unless it has the attribute `needs_noise_scale = True`.
         lr_scaling: How the learning rate follows the batch size, see `factors_for`. "auto":
             "adascale" for SGD if the policy uses the noise scale; else "sqrt".
         min_batch_size: Least global batch, in examples. Default: one micro-batch a device.
@@ -322,12 +321,15 @@ steps on
     def begin(self) -> Move | None:
         """Decide before the first step, for a policy that begins with a batch size of its own.
 
-        All ranks must call it; later calls do nothing. `windows` does before the first step.
+        All ranks must call it; later calls do nothing. `windows` does before the first step. It
+        asks no policy that may go by the learning rate, as a loop may set that with its first step.
         """
         if self.steps or self._has_begun:
             return None
         self._has_begun = True
-        return self.decide() if self.due_after(0) else None
+        policy = self.settings.policy
+        is_schedule = policy.at_every_step or policy.checksum is not None
+        return self.decide() if policy.due(self.clock.share(0)) or is_schedule else None
 
     def windows(self, batches: Iterable[Batch]) -> Iterator[list[Batch]]:
         """Yield the batches of each step of an epoch, as many as the plan has at that step.

@@ -64,7 +64,7 @@ def test_windows_hand_out_every_batch_once_in_the_lengths_that_were_decided(
         return 8.0 * accumulations[progress.steps % len(accumulations)]
 
     controller = BatchSizeController(Plan(8, 2), sgd(), policy)
-    wanted, seen = accumulations[0], []
+    wanted, seen = 2, []
     for length in epochs:
         epoch = []
         for window in controller.windows(range(length)):
@@ -767,6 +767,17 @@ def test_a_schedule_begins_with_its_first_batch_size_in_a_loop_of_ones_own() -> 
 
     assert lengths == [2, 2, 2]
     assert [move.step for move in controller.moves] == [0]
+
+
+def test_a_policy_by_the_learning_rate_is_not_asked_before_a_loop_has_set_it() -> None:
+    optimizer = sgd()
+    controller = BatchSizeController(Plan(8, 4), optimizer, "seesaw")
+    assert controller.begin() is None
+    for rate in (0.01, 0.05, 0.1):  # a warm-up by hand
+        optimizer.param_groups[0]["lr"] = rate
+        controller.update()
+
+    assert not controller.moves
 
 
 def test_a_batch_that_cannot_be_smaller_says_what_helps() -> None:
