@@ -92,7 +92,7 @@ def draw(figure: go.Figure, runs: Runs, budget: Budgeted, row: int, column: int)
         row=row,
         col=column,
     )
-    highest = 4.0
+    lowest, highest = -0.5, 4.0
     for policy in policies_of(runs, budget):
         for label, start in starts_of(runs, budget).items():
             lr = runs.best_rate(budget.name, start)
@@ -102,7 +102,7 @@ def draw(figure: go.Figure, runs: Runs, budget: Budgeted, row: int, column: int)
             name = f"{policy} from {label}"
             height = over(statistics.fmean(one["loss"] or float("nan") for one in found))
             if policy == "auto":
-                highest = max(highest, height)  # what the default costs is never cut off
+                lowest, highest = min(lowest, height), max(highest, height)  # never cut off
             figure.add_scatter(
                 x=[statistics.fmean(one["steps"] for one in found)],
                 y=[height],
@@ -113,7 +113,7 @@ def draw(figure: go.Figure, runs: Runs, budget: Budgeted, row: int, column: int)
                 row=row,
                 col=column,
             )
-    figure.update_yaxes(range=[-0.6, 1.1 * highest], row=row, col=column)
+    figure.update_yaxes(range=[1.2 * lowest, 1.1 * highest], row=row, col=column)
 
 
 if __name__ == "__main__":
