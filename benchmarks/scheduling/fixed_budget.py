@@ -269,7 +269,6 @@ _MNIST = Budgeted(
     60_000,
     16,
     0.02,
-    kept_out=True,
     seeds=10,
     scatters=True,
 )
@@ -304,7 +303,7 @@ BUDGETS = {
         Budgeted("words, AdamW", "words", adamw, cosine, 120_000, 128, 0.006),
         Budgeted("words, momentum", "words", momentum, cosine, 120_000, 64, 0.2),
         replace(_CHARACTERS, name="characters, momentum", optimizers=momentum, first_lr=0.5),
-        replace(_CHARACTERS, name="gpt2, AdamW", of="gpt2", kept_out=True),
+        replace(_CHARACTERS, name="gpt2, AdamW", of="gpt2"),
         replace(_CHARACTERS, name="llama, AdamW", of="llama", examples=120_000, kept_out=True),
         replace(
             _MNIST,
@@ -313,6 +312,7 @@ BUDGETS = {
             optimizers=adamw,
             first_lr=0.004,
             seeds=5,
+            kept_out=True,
         ),
     )
 }
