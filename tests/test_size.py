@@ -21,7 +21,7 @@ WHAT_TO_DO = "delete as much elsewhere, or raise the limit in a commit that says
 
 def test_the_package_and_its_tests_grow_no_more() -> None:
     assert lines_of(PACKAGE) <= 65_660, WHAT_TO_DO
-    assert lines_of(ROOT / "tests") <= 61_300, WHAT_TO_DO
+    assert lines_of(ROOT / "tests") <= 61_380, WHAT_TO_DO
 
 
 def test_what_most_people_use_loads_no_more() -> None:

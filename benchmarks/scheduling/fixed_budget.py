@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import permutations
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -663,7 +664,7 @@ def report(runs: Runs, names: Sequence[str], console: Console) -> None:
             )
         if not front:
             continue
-        console.print(f"  B* {largest_good(front):.3g}")
+        console.print(f"  B* {largest_good(front):.3g}; {of_the_best(runs, budget)}")
         table = Table("start", "policy", "runs", "loss, %", "steps, of B*'s", "regret")
         tried = dict.fromkeys(row["policy"] for row in runs.rows if row["workload"] == name)
         for label, start in starts_of(runs, budget).items():
@@ -674,20 +675,38 @@ def report(runs: Runs, names: Sequence[str], console: Console) -> None:
                     cells = f"{len(found)}", f"{lost:+.2f}", f"{steps:.2f}", f"{regret:.2f}"
                     table.add_row(f"{label}, {start}", policy, *cells)
         console.print(table)
-    for kind, scatters in (("All starts", True), ("Without images, whose losses scatter", False)):
+    for kind, of in {
+        "All starts": (True, False),
+        "Without images, whose losses scatter": (False,),
+        "Images": (True,),
+    }.items():
         console.print(f"\n{kind}: each start weighs the same")
-        console.print(summary(together, scatters=scatters))
+        console.print(summary(together, of))
 
 
-def summary(together: dict[str, dict[tuple[str, int], list[Compared]]], *, scatters: bool) -> Table:
-    """All starts of each policy in a row."""
+def of_the_best(runs: Runs, budget: Budgeted) -> str:
+    """Say how much of the best fixed batch size's loss is luck."""
+    front = runs.front(budget)
+    size = min(front, key=lambda size: front[size])
+    rate = runs.best_rate(budget.name, size) or 0.0
+    found = [*runs.judged(budget, KEPT, size, rate).values()]
+    near = [a <= b * (1 + LOST / 100) for a, b in permutations(found, 2)]
+    return (
+        f"the best, {size}, had {runs.tried(budget.name, size)[rate]:.4f} by the seeds that chose"
+        f" its rate; of two trainings one ends at most {LOST:g} % above the other in"
+        f" {statistics.fmean(near):.0%} of the pairs"
+    )
+
+
+def summary(
+    together: dict[str, dict[tuple[str, int], list[Compared]]], scatters: Sequence[bool]
+) -> Table:
+    """All starts of each policy in a row, of workloads whose losses scatter or do not."""
     names = "policy", "starts", "served well", "loss, %", "worst", "steps", "regret", "worst"
     table = Table(*names)
     for policy, of_starts in together.items():
         starts = [
-            found
-            for (name, _), found in of_starts.items()
-            if scatters or not budgeted(name).scatters
+            found for (name, _), found in of_starts.items() if budgeted(name).scatters in scatters
         ]
         if not starts:
             continue

@@ -56,6 +56,13 @@ def test_it_stands_beside_the_critical_batch_size_and_in_the_table() -> None:
     assert p.decision.headline == predict(run(training_loss=math.nan)).decision.headline
 
 
+def test_of_two_batch_sizes_near_the_best_one_the_nearest_is_marked() -> None:
+    p = predict(run(), batch_sizes=[240, 320])
+
+    lines = p.document().tables[0].lines
+    assert [x.cells[0].text for x in lines if "best for budget" in x.marks] == ["320"]
+
+
 def test_a_run_that_goes_on_has_the_examples_that_were_planned() -> None:
     half = run().until(1000)
     half.planned_steps, half.under_way = 2000.0, True
@@ -74,6 +81,7 @@ FALLING = run()["training_loss"]
         ({"training_loss": FALLING[::-1]}, "does not fall"),
         ({"training_loss": FALLING - 4}, "is not positive"),
         ({"training_loss": np.where(SHARES % 0.2, math.nan, FALLING)}, "too few rows of the log"),
+        ({"training_loss": np.where(SHARES > 0.5, FALLING, math.nan)}, "too few rows of the log"),
         ({"high": math.inf}, "there is only a lower bound of the noise scale"),
     ],
 )

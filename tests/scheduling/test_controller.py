@@ -769,6 +769,38 @@ def test_a_schedule_begins_with_its_first_batch_size_in_a_loop_of_ones_own() -> 
     assert [move.step for move in controller.moves] == [0]
 
 
+def test_it_begins_once_and_not_in_a_run_that_is_under_way() -> None:
+    asked = []
+
+    class Counted(Given):
+        def __call__(self, noise_scale: object, plan: Plan, progress: Progress) -> Wanted:
+            asked.append(progress.steps)
+            return super().__call__(noise_scale, plan, progress)
+
+    fresh, under_way = (made(8, 4, policy=Counted({0: 16}, by="examples")) for _ in range(2))
+    for _ in range(2):
+        fresh.begin()
+    under_way.step()
+
+    assert asked == [0]
+    assert under_way.begin() is None
+    assert under_way.plan.batch_size == 32
+
+
+def test_a_last_decision_that_moved_the_batch_is_not_said_again() -> None:
+    class Decides(Policy):
+        done = True
+
+        def __call__(self, noise_scale: object, plan: Plan, progress: Progress) -> Wanted:
+            return Wanted(64, "it is better")
+
+    controller = made(8, 4, policy=Decides())
+    controller.update()
+
+    assert controller.moves[0].reason == "it is better"
+    assert controller.reason_to_stay is None
+
+
 def test_a_policy_by_the_learning_rate_is_not_asked_before_a_loop_has_set_it() -> None:
     optimizer = sgd()
     controller = BatchSizeController(Plan(8, 4), optimizer, "seesaw")

@@ -106,6 +106,36 @@ def test_without_a_falling_loss_the_first_batch_size_is_kept(slope: float) -> No
     assert asked_along(Find(), measured(2_000), slope=slope) == {0.0: 100.0}
 
 
+def test_it_is_asked_from_1_percent_on_for_a_learning_rate_by_the_noise_scale() -> None:
+    policy = Find()
+    policy.take(
+        policy(
+            NoiseScale.unknown(),
+            Plan(100, 1),
+            Progress(0, 0.0, share=0.0, examples_of_run=EXAMPLES),
+        )
+    )
+
+    assert not policy.due(0.009)
+    assert policy.due(0.02)
+
+
+@pytest.mark.parametrize(
+    ("noise_scale", "slope", "missing"),
+    [
+        (measured(2_000), -0.1, "the training loss does not fall"),
+        (measured(2_000), math.nan, "the slope of a cross-entropy is not known"),
+        (NoiseScale.unknown(), 0.1, "the noise scale is not known"),
+    ],
+)
+def test_what_is_missing_for_a_decision_is_named(
+    noise_scale: NoiseScale, slope: float, missing: str
+) -> None:
+    at = Progress(0, 0.0, share=0.14, examples_of_run=EXAMPLES, loss_slope=slope)
+
+    assert Find()(noise_scale, Plan(100, 1), at).reason.endswith(missing)
+
+
 def test_a_run_that_another_policy_had_until_here_keeps_its_batch_without_a_slope() -> None:
     late = Progress(200, EXAMPLES / 5, share=0.2, examples_of_run=EXAMPLES)
 
@@ -114,14 +144,14 @@ def test_a_run_that_another_policy_had_until_here_keeps_its_batch_without_a_slop
 
 def test_a_run_too_short_for_a_thousandth_keeps_its_batch_at_the_monitors_budget() -> None:
     policy = Find()
-    wanted = policy(measured(50), Plan(8, 1), Progress(0, 0.0, share=0.0, examples_of_run=160))
+    wanted = policy(measured(50), Plan(8, 1), Progress(0, 0.0, share=0.2, examples_of_run=160))
     policy.take(wanted)
 
     assert (wanted, wanted.reason) == (8, "a run of 160 examples is too short to find another")
     assert policy.done
     longer = Find()  # the resumed run may have another end
     longer.load_state_dict(policy.state_dict())
-    assert longer.due(0.5)
+    assert longer.due(0.02)
     assert longer.needs_loss
 
 

@@ -208,6 +208,8 @@ def test_settings_stay_as_they_were_checked_and_each_run_has_a_policy_of_its_own
 def test_nanochats_ramp_has_the_shares_of_its_pull_request() -> None:
     policy = Settings.from_options(SchedulerOptions(policy="nanochat")).policy
     now = Progress(3, 3 * 512.0, base_batch_size=512)
+    assert "stays 64, as the end" in str(policy.note(Plan(64, 1), now))
+    assert policy.note(Plan(64, 1), now._replace(share=0.0)) is None
 
     sizes = [
         policy(None, Plan(64, 1), now._replace(share=share))  # whatever the batch is now

@@ -22,7 +22,7 @@ _RANKED = (
     *("local", "global", "world", "node", "machine", "process"),
     *("ddp", "dp", "tp", "pp", "data", "parallel"),
 )
-"""Words before "rank" that make it the number of a process, as if alone: others are of matrices."""
+"""Words before "rank" that make it the number of a process; with no word before it, it is one."""
 
 _OF_RUNS = (
     *("time", "user", "host", "device", "devices", "dir", "folder", "path", "file", "url"),

@@ -66,8 +66,16 @@ def test_a_loss_that_has_a_floor_leaves_the_batch_at_half_a_thousandth() -> None
     assert [move.after.batch_size for move in scheduler.moves] == [FIRST]
 
 
-def test_where_steps_end_the_run_the_batch_stays() -> None:
-    scheduler = BatchSizeScheduler("find")
-    fit_here(scheduler, train_loader=loader(BATCH, EXAMPLES), max_steps=400)
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ({}, "pass `max_examples=800`"),
+        ({"max_examples": 9e3}, "fewer steps, leave `max_steps` out"),
+    ],
+)
+def test_where_steps_end_the_run_the_batch_stays(given: Any, remedy: str) -> None:
+    scheduler = BatchSizeScheduler("find", **given)
+    with pytest.warns(UserWarning, match=remedy):
+        fit_here(scheduler, train_loader=loader(BATCH, EXAMPLES), max_steps=400)
 
     assert scheduler.moves == []
